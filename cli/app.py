@@ -135,7 +135,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
         flush_stdout()
     except BaseException as error:
         code = exit_code(error, debug=debug)
-        if ends_process and isinstance(error, (InterruptedRun, DistributedError)):
+        if ends_process and isinstance(error, (InterruptedRun, DistributedError, KeyboardInterrupt)):
             # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer,
             # and for a GPU that waits for a rank which is gone.
             settle_stdout()

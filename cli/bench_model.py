@@ -5,22 +5,21 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from genesis.errors import UsageError, escape
 from genesis_cli.bench_generation import Given, bench_generation
-from genesis_cli.measured import device_name, limits_row, raise_first, show, show_progress, sizes
+from genesis_cli.bench_ranks import Measured, Request, asked_ranks, is_rank, launched, measured_by, together
+from genesis_cli.measured import STDOUT, device_name, limits_row, raise_first, show, show_progress, sizes
 from genesis_cli.model_shapes import shape_named
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.bench.limits import Limits
-    from genesis.profile.schema import Failure
-    from genesis_cli.session.bench.measuring import Settings
-    from genesis_cli.session.bench.schema import PeerStep, Report, Row
+    from genesis.train.ranks import Ranks
+    from genesis_cli.session.bench.schema import Report
     from genesis_models.config import ModelConfig
 
 __all__ = ["bench_model"]
@@ -73,12 +72,22 @@ Fast = Annotated[bool, typer.Option("--fast", help="Take little time for each ca
 Vs = Annotated[
     str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, each recipe in a fresh process.")
 ]
+NProc = Annotated[
+    str | None,
+    typer.Option(
+        "--nproc",
+        metavar="N|all",
+        help="Take steps in N processes of this host, ranks, each with a batch of its own, and in one alone; all: one"
+        " for each GPU, or for each CPU core.",
+    ),
+]
 Recipes = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--recipes",
         metavar="NAME,…",
-        help="eager: Hugging Face's model; compile: compiled; lean: one made for speed.",
+        help="eager: Hugging Face's model; compile: compiled; lean: one made for speed. Of ranks ddp and fsdp2, around"
+        " lean's.  [default: all of them]",
     ),
 ]
 
@@ -94,8 +103,9 @@ def bench_model(
     new_tokens: NewTokens = None,
     temperature: Temperature = None,
     fast: Fast = False,
+    nproc: NProc = None,
     vs: Vs = None,
-    recipes: Recipes = "eager,compile,lean",
+    recipes: Recipes = None,
     torch_python: TorchPython = None,
     json: JsonFile = None,
 ) -> None:
@@ -104,10 +114,10 @@ def bench_model(
     Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
     share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
-    what was measured.
+    what was measured. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """
     if generate:
-        others = {"--checkpointing": checkpointing != "none", "--vs": vs is not None}
+        others = {"--checkpointing": checkpointing != "none", "--vs": vs is not None, "--nproc": nproc is not None}
         asked_for = Given(size, batch_size, seq_len, device, dtype, new_tokens, temperature, fast)
         bench_generation(asked_for, json, others=others)
         return
@@ -115,8 +125,6 @@ def bench_model(
         option = "--new-tokens" if new_tokens is not None else "--temperature"
         raise UsageError(f"{option} is for generation", where=option, next="add --generate")
     batch_size = BATCHES if batch_size is None else batch_size
-    from genesis.bench.limits import limits_of
-    from genesis.dtypes import as_dtype
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.cases import check_lengths
     from genesis_cli.session.bench.report import render_lines
@@ -129,17 +137,28 @@ def bench_model(
     _check_checkpointing(config, how)
     lengths = _lengths(seq_len, config.packed_length)
     check_lengths(config, lengths)
-    where = resolve_device(device)
-    kind = weight_type(asked, where, config.stored_dtype, trains=True).name
-    settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
-    peers = _peers(vs, recipes, torch_python, where)
-    limits, cases = limits_of(where, as_dtype(kind)), list(itertools.product(batches, lengths))
-    measured = _measured(config, cases, limits, settings, peers, torch_python)
     given = {"--size": size, "--batch-size": batch_size, "--seq-len": ",".join(map(str, lengths)), "--device": device}
     given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
-    given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
-    words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
-    report = _report(" ".join([*words, "--fast"] if fast else words), size, config, limits, settings, measured)
+    count = 1 if nproc is None else asked_ranks(nproc, device)
+    chosen = _recipes(vs, recipes, torch_python, is_shared=count > 1 or is_rank())
+    given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(chosen)}
+    if count > 1:
+        passed_on = {} if torch_python is None else {"--torch-python": torch_python}
+        passed_on |= {} if json is None else {"--json": json}
+        raise typer.Exit(launched({**given, **passed_on}, fast, count))
+    with together(device, given, is_quiet=json == STDOUT) as ranks:
+        where = resolve_device(device, ranks)
+        kind = weight_type(asked, where, config.stored_dtype, trains=True).name
+        settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
+        if vs is not None and ranks.is_main:
+            _check_peer(vs, torch_python, where)
+        request = Request(config, list(itertools.product(batches, lengths)), where, settings, chosen, torch_python)
+        measured = (_measured if ranks.size == 1 else measured_by)(request, ranks)
+        if measured is None:  # rank 0 has it
+            return
+        given |= {} if ranks.size == 1 else {"--nproc": str(ranks.size)}
+        words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
+        report = _report(" ".join([*words, "--fast"] if fast else words), size, request, measured, ranks.size)
     show(report, render_lines(report), json)
     if measured.interrupted:
         raise KeyboardInterrupt
@@ -161,57 +180,32 @@ def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
     return tuple(n for n in LENGTHS if n <= most) or (most,)
 
 
-class _Measured(NamedTuple):
-    """What was measured, also of a run that was interrupted."""
-
-    rows: list[Row]
-    failures: list[Failure]
-    peers: list[PeerStep]
-    interrupted: bool
-
-
-def _measured(
-    config: ModelConfig,
-    cases: list[tuple[int, int]],
-    limits: Limits,
-    settings: Settings,
-    peers: tuple[str, ...],
-    python: str | None,
-) -> _Measured:
+def _measured(request: Request, ranks: Ranks) -> Measured:
     """Every case, and then each recipe of torch; on a terminal stderr shows how far it is."""
-    from genesis.profile.schema import Failure
+    from genesis.bench.limits import limits_of
+    from genesis.dtypes import as_dtype
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.versus import versus_torch
 
-    rows: list[Row] = []
-    failures: list[Failure] = []
-    steps: list[PeerStep] = []
+    config, cases, settings, recipes = request.config, request.cases, request.settings, request.recipes
+    limits = limits_of(request.device, as_dtype(settings.dtype))
+    measured = Measured(limits)
     try:
         for found in measuring.bench_model(config, cases, limits, settings, show_progress):
-            if isinstance(found, Failure):
-                failures.append(found)
-            else:
-                rows.append(found)
-        if peers:
-            for step in versus_torch(config, cases, limits, settings, peers, python, show_progress):
-                steps.append(step)
+            measured.add(found)
+        if recipes:
+            for step in versus_torch(config, cases, limits, settings, recipes, request.python, show_progress):
+                measured.peers.append(step)
     except KeyboardInterrupt:
-        if not rows:
+        if not measured.rows:
             raise
-        return _Measured(rows, failures, steps, True)
+        measured.interrupted = True
     finally:
         show_progress("")
-    return _Measured(rows, failures, steps, False)
+    return measured
 
 
-def _report(
-    command: str,
-    size: str,
-    config: ModelConfig,
-    limits: Limits,
-    settings: Settings,
-    measured: _Measured,
-) -> Report:
+def _report(command: str, size: str, request: Request, measured: Measured, ranks: int) -> Report:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
     from genesis_cli.environment import facts
@@ -221,6 +215,7 @@ def _report(
     from genesis_cli.session.bench.schema import ModelFacts, Report, SettingsRow
     from genesis_models.registry import parameter_count
 
+    config, settings, limits = request.config, request.settings, measured.limits
     machine, dtype, device = facts(), settings.dtype, limits.device
     return Report(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -240,7 +235,9 @@ def _report(
             is_fast=settings.plan is measuring.FAST,
         ),
         formula=FORMULA,
+        ranks=ranks,
         rows=measured.rows,
+        shared=measured.shared,
         scaling=measuring.scaling_of(measured.rows),
         doublings=doublings(config, measured.rows, settings.checkpointing, dtype, device, room_of(device)),
         peers=measured.peers,
@@ -248,18 +245,25 @@ def _report(
     )
 
 
-def _peers(vs: str | None, recipes: str, python: str | None, device: Device) -> tuple[str, ...]:
-    """The recipes to compare with; none without --vs. A missing peer ends it before anything is measured."""
-    from genesis.profile.peer import started
+def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared: bool) -> tuple[str, ...]:
+    """The recipes to compare with; none without --vs."""
+    from genesis.profile.peers.torch_steps import RANK_RECIPES, RECIPES
     from genesis_cli.session.bench.versus import check_recipes
 
     if vs is None:
         if python is not None:
             raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
         return ()
-    chosen = check_recipes(recipes)
+    known = RANK_RECIPES if is_shared else RECIPES
+    return check_recipes(",".join(known) if asked is None else asked, known)
+
+
+def _check_peer(vs: str, python: str | None, device: Device) -> None:
+    """Start the peer once: a missing one ends it before anything is measured."""
+    from genesis.profile.peer import started
+
     with started("steps", device, vs, python):
-        return chosen
+        pass
 
 
 def _choice(word: str | None, known: Mapping[str, str], option: str) -> str | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from genesis.profile.schema import Failure, LimitsRow
 
 __all__ = [
+    "STDOUT",
     "device_name",
     "dtype_of",
     "integers",

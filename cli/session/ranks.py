@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from genesis import __version__
@@ -22,7 +23,7 @@ from genesis.train.ranks import ALONE, SAVING_S, Ranks, check_divides
 from genesis.train.signals import Interrupts
 from genesis_cli.session.preparation import resolve_device
 
-__all__ = ["check_same_data", "joined", "same_settings"]
+__all__ = ["check_same_data", "joined", "met", "same_settings"]
 
 JOIN_S = 120.0  # how long ranks may take to come: hosts of a cluster do not start at the same moment
 
@@ -37,6 +38,32 @@ def joined(
         UsageError: the variables of a launcher contradict each other. ConfigError: ranks differ, or their number does
             not divide a step. DistributedError: a rank does not come.
     """
+    facts = {"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()}
+    check = functools.partial(check_divides, accumulation_steps=config.train.accumulation_steps)
+    with met(facts, config.train.device, console, interrupts, environ, check) as ranks:
+        yield ranks
+
+
+@contextmanager
+def met(
+    facts: Mapping[str, str],
+    device: str,
+    console: Output,
+    interrupts: Interrupts,
+    environ: Mapping[str, str] = os.environ,
+    check: Callable[[int], None] = lambda size: None,
+) -> Iterator[Ranks]:
+    """This rank and the others, which end together.
+
+    Args:
+        facts: what must be the same on all ranks.
+        device: as it was asked for, of each rank.
+        check: raises where so many ranks cannot work together.
+
+    Raises:
+        UsageError: the variables of a launcher contradict each other. ConfigError: ranks differ. DistributedError: a
+            rank does not come.
+    """
     is_launched, have_met = LAUNCHER in environ, False
     try:
         world = read_world(environ)
@@ -47,12 +74,12 @@ def joined(
             have_met = True
             ranks = Ranks(peers, StagedGroup(PeersGroup(peers)), world.local_rank, world.local_size)
             with ranks.during("start", JOIN_S):
-                ranks.compare({"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()})
-                check_divides(ranks.size, config.train.accumulation_steps)
+                ranks.compare(facts)
+                check(ranks.size)
             interrupts.is_quiet = not ranks.is_main
             said = console if ranks.is_main else Output(None)
             said.line(str(world))
-            with Watch(peers, interrupts.interrupt) as watch, _collectives(ranks, peers, config, watch, said):
+            with Watch(peers, interrupts.interrupt) as watch, _collectives(ranks, peers, device, watch, said):
                 yield ranks
             with ranks.during("the end", SAVING_S):
                 ranks.leave()
@@ -65,9 +92,9 @@ def joined(
 
 
 @contextmanager
-def _collectives(ranks: Ranks, peers: Peers, config: Config, watch: Watch, said: Output) -> Iterator[None]:
+def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, said: Output) -> Iterator[None]:
     """The ranks' collectives on their GPUs, if they have some; given up where the block ends by an error."""
-    device = resolve_device(config.train.device, ranks)
+    device = resolve_device(asked, ranks)
     ranks.compare({"their kind of device": device.type})
     if device == CPU:
         yield

@@ -40,7 +40,7 @@ def train(config, *, resume, resume_from, console):
     console.line(json.dumps([config.train.steps, config.optim.lr, resume, resume_from]))
 def validate(config, *, console):
     console.line(json.dumps({"data": config.data.train}))
-def generate(folder, prompt, **options):
+def generate(folder, prompt, *, tell, **options):
     yield from (json.dumps({"folder": folder, "prompt": prompt, **options}), "\\n", "\\x1b[31mred\\ttab")
 def evaluate(folder, sources, **options):
     return {"eval/loss": 2.5, "eval/num_tokens": 100, "called": json.dumps([folder, sources, options])}

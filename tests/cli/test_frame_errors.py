@@ -138,17 +138,25 @@ def test_a_control_character_on_the_command_line_is_escaped() -> None:
         assert "\x1b" not in done.stderr
 
 
-def test_an_interruption_is_exit_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "work",
+    [
+        "time.sleep(30)",
+        "threading.Thread(target=time.sleep, args=(30,)).start(), time.sleep(30)",
+    ],
+    ids=["code", "threads"],
+)
+def test_an_interruption_is_exit_130(work: str, tmp_path: Path) -> None:
     # A shell may have started the tests with SIGINT ignored, which children inherit.
-    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    wait = f"import time\ndef train(config, **kw):\n open({str(tmp_path / 'on')!r}, 'w').close()\n time.sleep(30)"
-    source = heard + wait
+    heard = "import signal, threading, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    source = f"{heard}def train(config, **kw):\n open({str(tmp_path / 'on')!r}, 'w').close()\n {work}"
     command = [sys.executable, "-c", FAKE_SESSION.format(source=source), "train", "quickstart"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         while not (tmp_path / "on").exists() and process.poll() is None:
             time.sleep(0.02)
+        time.sleep(0.05)  # from the file to the work
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=20)
     assert (process.returncode, told) == (130, "interrupted\n")
 
 

@@ -13,7 +13,7 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.bench.limits import Limits, wait_for
 from genesis.bench.timing import Plan, Timing, measure, of_wall
-from genesis.errors import GenesisError, OutOfMemoryError
+from genesis.errors import DistributedError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.profile.call_memory import peak_bytes
 from genesis.profile.schema import Failure, Time
 from genesis.train.config import OptimConfig
@@ -30,7 +30,18 @@ from genesis_models.config import ModelConfig
 from genesis_models.engine.device_rows import release
 from genesis_models.registry import build
 
-__all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "failure_of", "forget", "measured_row", "scaling_of"]
+__all__ = [
+    "FAST",
+    "OPTIMIZER",
+    "Settings",
+    "bench_model",
+    "failure_of",
+    "forget",
+    "host_memory",
+    "lasting",
+    "measured_row",
+    "scaling_of",
+]
 
 FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
 
@@ -74,6 +85,8 @@ def bench_model(
         found: Row | Failure
         try:
             found = measured_row(model, batch, length, limits, settings, (batch, length) == largest)
+        except (InterruptedRun, DistributedError):  # of the job, not of the case
+            raise
         except (GenesisError, MemoryError) as error:
             found = failure_of("step", f"{batch}x{length}", error)
         forget(model, limits.device)  # not while the error is there, whose frames hold the case's memory
@@ -112,7 +125,7 @@ def measured_row(
     state = new_state(model, batch, length)
     if device == CPU:
         phases = host_phases(state, settings.plan)
-        step, is_captured, memory = phases.step, False, _host_memory(state)
+        step, is_captured, memory = phases.step, False, host_memory(state)
     else:
         captured, phases, peak, is_captured = _captured(state, device, settings.plan, notes)
         step = Time.of(captured)
@@ -125,7 +138,7 @@ def measured_row(
             dtype=settings.dtype,
             optim=OptimConfig(name=OPTIMIZER, lr=LR),
         )
-        memory = Memory(**_lasting(state), peak=peak, planned=plan.parts)
+        memory = Memory(**lasting(state), peak=peak, planned=plan.parts)
     flops, peak_rate = step_flops(config, batch, length), limits.flops_per_second
     return Row(
         batch=batch,
@@ -164,16 +177,16 @@ def _captured(state: TrainState, device: Device, plan: Plan, notes: list[str]) -
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def _lasting(state: TrainState) -> dict[str, int]:
+def lasting(state: TrainState) -> dict[str, int]:
     """Bytes of what is there from step to step."""
     return {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
 
 
-def _host_memory(state: TrainState) -> Memory:
+def host_memory(state: TrainState) -> Memory:
     """What lasts, and the most that one more step takes beyond it."""
-    batch, lasting = state.loader.batch(0, 0), _lasting(state)
-    beyond = peak_bytes(lambda: take_step(state, [batch], LR, MAX_NORM, CPU), CPU)
-    return Memory(**lasting, peak=sum(lasting.values()) + beyond, planned=None)
+    batches, kept = [state.loader.batch(0, 0)] * state.ranks.size, lasting(state)
+    beyond = peak_bytes(lambda: take_step(state, batches, LR, MAX_NORM, CPU), CPU)
+    return Memory(**kept, peak=sum(kept.values()) + beyond, planned=None)
 
 
 # --- What follows -----------------------------------------------------------------------------------------------------

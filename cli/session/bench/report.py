@@ -8,7 +8,18 @@ from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
-from genesis_cli.session.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
+from genesis_cli.session.bench.schema import (
+    Breakdown,
+    CollectiveRow,
+    Doubling,
+    Memory,
+    OpShare,
+    PeerStep,
+    Report,
+    Row,
+    Scaling,
+    SharedStep,
+)
 
 __all__ = ["render_breakdown", "render_lines", "titled"]
 
@@ -30,8 +41,10 @@ def render_lines(report: Report) -> Iterator[str]:
         for row in report.rows:
             if row.breakdown is not None:
                 yield from render_breakdown(row.label, row.breakdown)
+    if report.shared:
+        yield from _shared(report)
     if report.peers:
-        yield from _against(report.peers)
+        yield from _against(report.peers, "interleaved" if report.ranks == 1 else f"{report.ranks} ranks each")
     for failure in report.failures:
         yield from titled("failed", f"{failure.label}: {escape(failure.error)}")
 
@@ -203,13 +216,77 @@ def _priority(each: OpShare, found: Breakdown) -> str:
     )
 
 
+# --- Ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _shared(report: Report) -> Iterator[str]:
+    """One line for each batch and length, and the largest case's memory."""
+    yield ""
+    yield f"{report.ranks} ranks, each with a batch of its own; the table above is of one rank alone"
+    yield from aligned([_shared_cells(row, report.ranks) for row in report.shared], LEFT)
+    how = (
+        "step: of the slowest rank; scaling: tokens/s of a rank, as a share of one rank's alone; exposed: in which a"
+        " step waits for collectives; MFU, memory: of a rank"
+    )
+    yield from textwrap.wrap(how, WIDTH)
+    largest = max(report.shared, key=lambda row: (row.batch * row.length, row.length))
+    for rank, (memory, seconds) in enumerate(zip(largest.memory, largest.rank_seconds, strict=True)):
+        text = f"{largest.label}: {format_seconds(seconds)} a step; {_memory(memory)}"
+        yield from titled(f"rank {rank}", text)
+    for note in dict.fromkeys(note for row in report.shared for note in row.notes):
+        yield from titled("note", escape(note))
+    if largest.collectives:
+        yield from _collectives(largest, report.rows)
+
+
+def _shared_cells(row: SharedStep, ranks: int) -> dict[str, str]:
+    half_width = row.step.half_width
+    sure = "?" if half_width is None else _percent(half_width)
+    return {
+        "case": row.label,
+        "step ±": f"{format_seconds(row.step.seconds)} {sure:>5}",
+        "tokens/s": f"{row.tokens_per_second:,.0f}",
+        "a rank": f"{row.tokens_per_second / ranks:,.0f}",
+        "scaling": "" if row.scaling is None else f"{row.scaling:.1%}",
+        "FLOP/s": format_rate(row.flops_per_second, "").strip(),
+        "MFU": "" if row.mfu is None else _percent(row.mfu),
+        "exposed": format_seconds(row.exposed) if row.collectives else "",
+        "memory": format_bytes(max(each.peak for each in row.memory)),
+        "note": "noisy" if row.step.is_noisy else "",
+    }
+
+
+def _collectives(row: SharedStep, alone: Sequence[Row]) -> Iterator[str]:
+    """What ranks send each other in a step, and what the step's own work takes meanwhile."""
+    yield ""
+    yield f"collectives of a step, {row.label}: the median of steps, the mean of ranks"
+    yield from aligned([_collective_cells(each) for each in row.collectives], ("collective",))
+    before = [one.phases.forward.seconds + one.phases.backward.seconds for one in alone if one.label == row.label]
+    if row.computing is not None and before:
+        share = f"{row.computing / before[0] - 1:+.1%}"
+        times = f"{format_seconds(row.computing)} in ranks, {format_seconds(before[0])} alone ({share})"
+        yield from titled("compute", f"forward and backward: {times}")
+
+
+def _collective_cells(row: CollectiveRow) -> dict[str, str]:
+    return {
+        "collective": row.name,
+        "calls": f"{row.calls:,}",
+        "bytes": format_bytes(row.nbytes),
+        "time": format_seconds(row.seconds),
+        "bus": format_rate(row.bus_rate, "B/s"),
+        "hidden": format_seconds(row.hidden) if row.hidden else "none",
+        "exposed": format_seconds(row.exposed) if row.exposed else "none",
+    }
+
+
 # --- Peers ------------------------------------------------------------------------------------------------------------
 
 
-def _against(peers: Sequence[PeerStep]) -> Iterator[str]:
+def _against(peers: Sequence[PeerStep], how: str) -> Iterator[str]:
     """One line for each recipe, batch and length."""
     yield ""
-    yield f"against torch {peers[0].version}, interleaved; ratio above 1: Genesis is faster"
+    yield f"against torch {peers[0].version}, {how}; ratio above 1: Genesis is faster"
     done = [each for each in peers if each.ratio is not None]
     if done:
         yield from aligned([_peer_cells(each) for each in done], ("recipe", "case", "note"))

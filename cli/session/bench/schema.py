@@ -14,6 +14,7 @@ from genesis.profile.schema import Failure, LimitsRow, Measured, Ratio, StrictMo
 
 __all__ = [
     "Breakdown",
+    "CollectiveRow",
     "Doubling",
     "Memory",
     "ModelFacts",
@@ -24,6 +25,7 @@ __all__ = [
     "Row",
     "Scaling",
     "SettingsRow",
+    "SharedStep",
 ]
 
 
@@ -171,7 +173,8 @@ class PeerStep(StrictModel):
     """A step against torch's."""
 
     recipe: str
-    """eager: Hugging Face's model; compile: the same compiled; lean: one written for speed, compiled."""
+    """eager: Hugging Face's model; compile: the same compiled; lean: one written for speed, compiled; of
+    several ranks ddp and fsdp2: lean's, whose steps were not interleaved with ours."""
     version: str
     """Of torch."""
     batch: int
@@ -186,6 +189,64 @@ class PeerStep(StrictModel):
     """Seconds of the recipe's first steps, which compile."""
     note: str = ""
     """Why there is no ratio."""
+
+    @property
+    def label(self) -> str:
+        """Batch and length for people."""
+        return f"{self.batch}x{self.length}"
+
+
+class CollectiveRow(StrictModel):
+    """The calls of one collective in a step: each time is the median over steps, and of these the mean over ranks."""
+
+    name: str
+    """What is called, and for what."""
+    calls: int
+    nbytes: int
+    """Of the whole buffers: what a reduce-scatter reads, an all-gather writes, an all-reduce reads."""
+    seconds: float
+    """From when a rank could begin until it was done, with the wait for ranks that come later."""
+    hidden: float
+    """Of these, seconds behind the step's own work."""
+    exposed: float
+    """Of these, seconds in which the step waited."""
+    bus_rate: float
+    """Bytes a second that links need, as nccl-tests define it: `nbytes` / `seconds` · (W - 1)/W of W ranks, and twice
+    that for an all-reduce."""
+
+
+class SharedStep(StrictModel):
+    """Steps that ranks take together, each on a batch of its own: data parallel, with ZeRO-1."""
+
+    batch: int
+    """Rows of each rank's batch."""
+    length: int
+    step: Time
+    """Wall time of a step, which all ranks begin at once; of each step the slowest rank's."""
+    rank_seconds: list[float]
+    """Of each rank, the median of its own steps."""
+    is_captured: bool
+    """The step, with what ranks exchange, was replayed as CUDA graphs."""
+    tokens_per_second: float
+    """Over all ranks."""
+    flops_per_second: float
+    """Over all ranks, by `Report.formula`."""
+    mfu: float | None
+    """Of each rank: the share of a large matmul's rate there."""
+    scaling: float | None = None
+    """Tokens a second of a rank, as a share of those of one rank alone in `Report.rows`; null where that failed."""
+    memory: list[Memory]
+    """Of each rank."""
+    collectives: list[CollectiveRow] = Field(default_factory=list)
+    """From further steps that were timed, which does not cost those above anything."""
+    computing: float | None = None
+    """Of those steps: seconds until a rank first waited for others, with forward and backward done."""
+    notes: list[str]
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of a step in which a rank waits for collectives."""
+        return sum(each.exposed for each in self.collectives)
 
     @property
     def label(self) -> str:
@@ -228,7 +289,11 @@ class Report(Measured):
     settings: SettingsRow
     formula: str
     """Of `Row.flops`: N parameters, L layers, h the width of all heads, S the length."""
+    ranks: int = 1
+    """Processes that took the steps in `shared`; those in `rows` rank 0 took alone."""
     rows: list[Row]
+    shared: list[SharedStep] = Field(default_factory=list)
+    """Empty with one rank."""
     scaling: list[Scaling]
     doublings: list[Doubling] = Field(default_factory=list)
     peers: list[PeerStep] = Field(default_factory=list)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.train.config import OptimConfig
-from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
+from genesis.train.rank_steps import steps_of
+from genesis.train.ranks import ALONE, Ranks
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_cli.session.bench.cases import RandomTokens
@@ -22,11 +24,12 @@ EVERY = 64  # steps between two readings of their figures
 UNTIL_CAPTURED = 4  # two as they are, one captured, one replayed
 
 
-def new_state(model: CausalLM, batch: int, length: int) -> TrainState:
-    """A run of `model` at its first step, with an optimizer of its own."""
+def new_state(model: CausalLM, batch: int, length: int, ranks: Ranks = ALONE) -> TrainState:
+    """A run of `model` at its first step, with an optimizer of its own; of several ranks each has a batch of a step."""
     loader: Any = RandomTokens(batch, length, model.config.vocab_size)
     optim = OptimConfig(name=OPTIMIZER, lr=LR)
-    return TrainState(model, build_optimizer(optim, model.named_parameters(), 0), loader)
+    optimizer = build_optimizer(optim, model.named_parameters(), 0, ranks.size, ranks.group)
+    return TrainState(model, optimizer, loader, ranks=ranks)
 
 
 class GraphSteps:
@@ -34,11 +37,11 @@ class GraphSteps:
 
     def __init__(self, state: TrainState, device: Device, notes: list[str]) -> None:
         self._state, self._batches = state, cast(Any, state.loader).batches()
-        self._steps = DeviceSteps(state, device, MAX_NORM, EVERY, notes.append)
+        self._steps = steps_of(state)(state, device, MAX_NORM, EVERY, notes.append)
         state.step = 0
 
     def __call__(self) -> None:
-        self._steps.take([next(self._batches)], LR)
+        self._steps.take(list(itertools.islice(self._batches, self._state.ranks.size)), LR)
         if self._state.step % EVERY == 0:
             self.finish()
 
@@ -53,10 +56,10 @@ def taking(state: TrainState, device: Device, notes: list[str]) -> Callable[[], 
         batches = cast(Any, state.loader).batches()
 
         def take() -> None:
-            take_step(state, [next(batches)], LR, MAX_NORM, device)
+            take_step(state, list(itertools.islice(batches, state.ranks.size)), LR, MAX_NORM, device)
 
         return take
     steps = GraphSteps(state, device, notes)
-    for _ in range(UNTIL_CAPTURED):
+    for _ in range(UNTIL_CAPTURED + (state.ranks.size > 1)):  # ranks exchange after the first step's backward
         steps()
     return steps

@@ -29,7 +29,7 @@ HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
 SHARE = 1 / 6  # of the plan's time for each round of each side
 
 
-def check_recipes(text: str) -> tuple[str, ...]:
+def check_recipes(text: str, known: Sequence[str] = RECIPES) -> tuple[str, ...]:
     """`eager,lean` as recipes.
 
     Raises:
@@ -37,8 +37,8 @@ def check_recipes(text: str) -> tuple[str, ...]:
     """
     chosen = tuple(dict.fromkeys(text.split(",")))
     for name in chosen:
-        if name not in RECIPES:
-            raise UsageError(f"{name!r} is no recipe", where="--recipes", next=f"use some of {', '.join(RECIPES)}")
+        if name not in known:
+            raise UsageError(f"{name!r} is no recipe", where="--recipes", next=f"use some of {', '.join(known)}")
     return chosen
 
 

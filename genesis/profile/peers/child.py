@@ -3,7 +3,8 @@
     python child.py '{"work": "ops", "device": "cuda:0", "threads": null}'
 
 It says who it is, or what is missing. Then for each line on stdin it prints one: `open` builds a job, `measure` times
-it for a while, `close` forgets it. A job that fails is answered with its error, and the next one is served.
+it for a while (`seconds`) or so many times (`count`), `close` forgets it. A job that fails is answered with its error,
+and the next one is served.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _serve(torch: Any, device: str, opened: Callable[..., Any], answers: TextIO)
                 job = opened(torch, device, **request)
                 _say(answers, job.facts)
             elif what == "measure":
-                _say(answers, {"samples": sampled(job.sampler(request["what"]), request["seconds"]), **job.noted()})
+                sample, count = job.sampler(request["what"]), request.get("count")
+                found = [sample() for _ in range(count)] if count else sampled(sample, request["seconds"])
+                _say(answers, {"samples": found, **job.noted()})
             else:
                 job = None
                 _say(answers, {})

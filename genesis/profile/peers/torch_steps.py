@@ -1,23 +1,28 @@
 """Training steps in torch, as a peer takes them: a recipe's model, AdamW, clipping. Run by `child.py`.
 
 Recipes: `eager` is Hugging Face's model as it is, `compile` the same under torch.compile, `lean` a model written for
-speed under torch.compile. In bf16 weights stay float32 and compute runs under autocast.
+speed under torch.compile. In bf16 weights stay float32 and compute runs under autocast. Of several processes: `ddp` is
+the lean model, compiled layer by layer, in DistributedDataParallel; `fsdp2` the same, sharded layer by layer.
 """
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import itertools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["RECIPES", "Job", "lean_model", "opened"]
+__all__ = ["RANK_RECIPES", "RECIPES", "Job", "SharedJob", "lean_model", "opened"]
 
 RECIPES = ("eager", "compile", "lean")
+RANK_RECIPES = ("ddp", "fsdp2")  # of several processes, around the lean model
 WARM_UP = 5  # steps: of them the first compile
 DRAWN = 4  # batches that differ; steps take them in turn
 LR, MAX_NORM = 1e-5, 1.0
+LIMIT_S, BUCKET_MB = 300.0, 64  # how long a process waits for another; of a bucket of gradients
 
 # --- Models -----------------------------------------------------------------------------------------------------------
 
@@ -117,13 +122,13 @@ class Job:
         torch.manual_seed(0)
         loss: Callable[..., Any] | None = None
         with torch.device(device):  # where random weights are made: a processor takes long
-            if recipe == "lean":
+            if recipe in ("lean", *RANK_RECIPES):
                 self.model = lean_model(torch, config, length)
             else:
                 self.model, loss = _hugging_face(config)
         self.model = self.model.to(device).train()
         self.loss = loss
-        self.run = self.model if recipe == "eager" else torch.compile(self.model)
+        self.run = self.spread()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, fused=True)
         drawn = torch.randint(0, config["vocab_size"], (DRAWN, batch, length + 1), device=device)
         self.batches = itertools.cycle(drawn)
@@ -135,14 +140,22 @@ class Job:
             torch.cuda.reset_peak_memory_stats()
         self.facts = {"parameters": sum(p.numel() for p in self.model.parameters()), "warm_up": warm}
 
+    def spread(self) -> Any:
+        """What a step calls: the model, compiled or not."""
+        return self.model if self.recipe == "eager" else self.torch.compile(self.model)
+
+    def meet(self) -> None:
+        """Wait for the other processes, if there are some."""
+
     def step(self) -> float:
         """Seconds of one step."""
         torch, ids = self.torch, next(self.batches)
+        self.meet()
         self._wait()
         begun = time.perf_counter()
         x, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
         kind = "cpu" if self.device == "cpu" else "cuda"
-        with torch.autocast(kind, torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+        with torch.autocast(kind, torch.bfloat16, enabled=self.dtype is torch.bfloat16 and self.recipe != "fsdp2"):
             loss = self.run(x, labels, self.dtype) if self.loss is None else self.loss(self.run, x)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM, foreach=True)
@@ -164,6 +177,52 @@ class Job:
         return {"peak": None if self.device == "cpu" else self.torch.cuda.max_memory_allocated()}
 
 
+class SharedJob(Job):
+    """The same on several processes, each of which has batches of its own.
+
+    Args:
+        ranks: which this is (`rank`), of how many (`size`), and a file in which they find each other (`place`).
+    """
+
+    def __init__(self, torch: Any, device: str, ranks: dict[str, Any], **job: Any) -> None:
+        self.group, self.size = importlib.import_module("torch.distributed"), ranks["size"]
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
+        if self.group.is_initialized():  # of the case before
+            self.group.destroy_process_group()
+        self.group.init_process_group(
+            "gloo" if device == "cpu" else "nccl",
+            init_method=f"file://{ranks['place']}",
+            rank=ranks["rank"],
+            world_size=ranks["size"],
+            timeout=datetime.timedelta(seconds=LIMIT_S),
+        )
+        super().__init__(torch, device, **job)
+
+    def spread(self) -> Any:
+        """The model around which processes exchange; its layers are compiled, so that gradients arrive one by one."""
+        torch, kind = self.torch, "cpu" if self.device == "cpu" else "cuda"
+        if kind == "cuda":  # gloo's CPUs compare what is not compiled
+            for layer in self.model.layers:
+                layer.compile(dynamic=False)
+        if self.recipe == "ddp":
+            wrapped = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+            where = {} if kind == "cpu" else {"device_ids": [torch.cuda.current_device()]}
+            return wrapped(
+                self.model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=BUCKET_MB, **where
+            )
+        fsdp = importlib.import_module("torch.distributed.fsdp")
+        mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh(kind, (self.size,))
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        for each in (*self.model.layers, self.model):
+            fsdp.fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        return self.model
+
+    def meet(self) -> None:
+        """Wait for all."""
+        self.group.barrier()
+
+
 def opened(torch: Any, device: str, **job: Any) -> Job:
     """The job of a request."""
-    return Job(torch, device, **job)
+    return (SharedJob if "ranks" in job else Job)(torch, device, **job)

@@ -1,0 +1,148 @@
+"""`genesis bench-model --nproc N`: starts the ranks, brings them together, and has them measure one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from genesis_cli.measured import show_progress
+
+if TYPE_CHECKING:
+    from genesis.backend import Device
+    from genesis.bench.limits import Limits
+    from genesis.profile.schema import Failure
+    from genesis.train.ranks import Ranks
+    from genesis_cli.session.bench.measuring import Settings
+    from genesis_cli.session.bench.schema import PeerStep, Row, SharedStep
+    from genesis_models.config import ModelConfig
+
+__all__ = ["Measured", "Request", "asked_ranks", "is_rank", "launched", "measured_by", "together"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        cases: (batch, length).
+        recipes: of torch, to compare with; none without --vs.
+        python: the interpreter that has torch; None means this one.
+    """
+
+    config: ModelConfig
+    cases: list[tuple[int, int]]
+    device: Device
+    settings: Settings
+    recipes: tuple[str, ...]
+    python: str | None
+
+
+@dataclass
+class Measured:
+    """What was measured, also of a run that was interrupted."""
+
+    limits: Limits
+    rows: list[Row] = field(default_factory=list)
+    shared: list[SharedStep] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    peers: list[PeerStep] = field(default_factory=list)
+    interrupted: bool = False
+
+    def add(self, found: Row | Failure) -> None:
+        """One more case, measured or failed."""
+        from genesis.profile.schema import Failure
+
+        if isinstance(found, Failure):
+            self.failures.append(found)
+        else:
+            self.rows.append(found)
+
+
+def asked_ranks(nproc: str, device: str) -> int:
+    """How many ranks `--nproc` asks for. Raises: UsageError, also in a process that is a rank."""
+    from genesis import cuda
+    from genesis.backend.cpu import threads
+    from genesis.distributed.environment import rank_count, refuse_ranks
+    from genesis_cli.session.preparation import resolve_device
+
+    refuse_ranks(os.environ)
+    if nproc != "all":
+        return rank_count(nproc, 0)
+    return threads() if resolve_device(device).type == "cpu" else cuda.device_count()
+
+
+def is_rank() -> bool:
+    """Whether a launcher started this process together with others."""
+    from genesis.distributed.environment import read_world
+
+    return read_world(os.environ).size > 1
+
+
+def launched(options: Mapping[str, str], fast: bool, count: int) -> int:
+    """Run the command as so many ranks; their exit code."""
+    from genesis.distributed.launch import launch
+
+    # -P: what is in the current folder is no part of Genesis
+    command = [sys.executable, "-P", "-m", "genesis_cli", *(["--debug"] if "--debug" in sys.argv else [])]
+    words = [f"{name}={value}" for name, value in options.items()]
+    return launch([*command, "bench-model", *words, *(["--fast"] if fast else [])], count)
+
+
+@contextmanager
+def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iterator[Ranks]:
+    """The ranks that measure, which end together; this process alone where nothing started others.
+
+    Args:
+        options: of the command, which must be the same on all ranks.
+        is_quiet: print nothing about ranks.
+    """
+    from genesis.backend.cpu import threads
+    from genesis.train.output import Output
+    from genesis.train.ranks import ALONE, PREPARING_S
+    from genesis.train.signals import Interrupts
+    from genesis_cli.session.ranks import met
+    from genesis_cli.session.training import cpu_threads
+
+    if not is_rank():
+        yield ALONE
+        return
+    facts = {"the options of bench-model": " ".join(f"{name}={value}" for name, value in options.items())}
+    console = Output(None if is_quiet else sys.stdout)
+    with (
+        Interrupts(saves=False) as interrupts,
+        met(facts, device, console, interrupts) as ranks,
+        cpu_threads(max(1, threads() // (ranks.local_size or 1))),
+        ranks.during("measuring", PREPARING_S),
+    ):
+        yield ranks
+
+
+def measured_by(request: Request, ranks: Ranks) -> Measured | None:
+    """What all ranks do together, then (on rank 0, alone) what one does; None on the others."""
+    from genesis.bench.limits import limits_of
+    from genesis.dtypes import as_dtype
+    from genesis_cli.session.bench import measuring
+    from genesis_cli.session.bench.shared import shared_steps, with_scaling
+    from genesis_cli.session.bench.versus_ranks import versus_ranks
+
+    config, cases, device, settings = request.config, request.cases, request.device, request.settings
+    measured = Measured(limits_of(device, as_dtype(settings.dtype))) if ranks.is_main else None
+    ranks.barrier("limits")
+    rate = None if measured is None else measured.limits.flops_per_second
+    tell = show_progress if ranks.is_main else (lambda text: None)
+    try:
+        shared = list(shared_steps(config, cases, device, rate, settings, ranks, tell))
+        against = versus_ranks(config, cases, shared, device, settings, request.recipes, ranks, request.python, tell)
+        peers = list(against)
+        if measured is not None:
+            for found in measuring.bench_model(config, cases, measured.limits, settings, tell):
+                measured.add(found)
+            measured.shared, measured.peers = with_scaling(shared, measured.rows, ranks.size), peers
+    finally:
+        tell("")
+    ranks.barrier("one rank's steps")
+    return measured
