@@ -50,8 +50,11 @@ class EntryLock:
         self._what, self._tell = what, tell
         self._descriptor: int | None = None
 
-    def acquire(self) -> bool:
+    def acquire(self, most: int | None = None) -> bool:
         """Take the lock, waiting for who holds it; whether this thread did not hold it before.
+
+        Args:
+            most: pauses after which it goes on without the lock.
 
         Raises:
             OSError: the lock's file cannot be made.
@@ -60,6 +63,8 @@ class EntryLock:
             return False
         pauses = 0  # counted, so that no clock is asked
         while (holder := self._taken()) is not None:
+            if pauses == most:
+                break
             if pauses == PATIENCE:
                 self._tell(f"waiting for {holder} that makes {self._what}")
             time.sleep(POLL_S)

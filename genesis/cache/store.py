@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -30,6 +30,7 @@ __all__ = ["USER", "Cache", "Cached", "State", "user_folder"]
 State = Literal["found", "made", "rebuilt"]
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"
+_MOST = 2400  # pauses of a lock: 2 minutes
 _NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # say nothing of the file that could not be opened
 
 
@@ -57,6 +58,9 @@ class Cached:
 
     entry: Entry
     state: State
+
+
+def _nothing(text: str) -> None: ...
 
 
 def _warn(text: str) -> None:
@@ -120,6 +124,21 @@ class Cache:
         except OSError as error:
             if not self._optional:
                 raise error if isinstance(error, DiskError) else disk_error(error, "write", self.folder) from error
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Inside the block no other process or thread makes the entry `name`, as far as that can be had: look for the
+        entry again. Where the folder cannot be locked, or who makes it takes two minutes, the block runs beside it.
+        """
+        lock = None
+        with suppress(OSError):
+            lock = EntryLock(self._open(), name, name, _nothing)
+            lock.acquire(most=_MOST)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
 
     def get(self, kind: str, key: Mapping[str, Any], make: Callable[[EntryWriter], object]) -> Cached:
         """The entry of `kind` for `key` (JSON values that name everything the content depends on).

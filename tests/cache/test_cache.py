@@ -547,6 +547,25 @@ def test_a_file_system_without_locks_keeps_nobody_waiting(
     assert Cache(tmp_path).get("tokens", KEY, Builder()).state == "found"
 
 
+def test_who_has_waited_long_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock stays with who took it first."""
+    monkeypatch.setattr("genesis.cache.store._MOST", 2)
+    cache, pauses = Cache(tmp_path), list[float]()
+    monkeypatch.setattr("genesis.cache.lock.time.sleep", pauses.append)
+
+    def other() -> None:
+        with cache.alone("kernel"):
+            pauses.append(-1.0)
+
+    with cache.alone("kernel"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(30)
+        assert pauses == [0.05, 0.05, -1.0]
+        assert [path.name for path in tmp_path.iterdir()] == [".lock-kernel"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_of_several_processes_one_makes_the_entry(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(

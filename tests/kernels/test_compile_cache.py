@@ -8,7 +8,10 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,27 +34,50 @@ constants = dict(BLOCK=1024, F=_add, INT64=False, SCALARS=0, WORK=tl.float32)
 signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
 compiled = []
 original = compile.compile_kernel
-compile.compile_kernel = lambda *args: compiled.append(1) or original(*args)
+compile.compile_kernel = lambda *args: compiled.append(1) or time.sleep(float(sys.argv[1])) or original(*args)
 seen = []
+print(flush=True)
+sys.stdin.readline()
 with compile.progress(lambda done, asked: seen.append((done, asked))):
     made = compile.compiling(binary_kernel, signature, (9, 0)).result()
 print(json.dumps(dict(compiled=len(compiled), size=len(made.image), seen=seen, name=made.name, warps=made.warps)))
 """
 
 
-def run(cache: Path) -> dict[str, object]:
-    """Compile in a process of its own, which has neither a GPU nor the interpreter."""
+def run_at_once(cache: Path, processes: int, delay: float = 0.0) -> list[dict[str, object]]:
+    """Compile in processes of their own, which have neither a GPU nor the interpreter and begin at once.
+
+    Args:
+        delay: seconds that a compilation takes longer.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"XDG_CACHE_HOME": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", SCRIPT, str(delay)]
+    started = [subprocess.Popen(command, env=environment, text=True, **pipes) for _ in range(processes)]
+    for each in started:
+        assert each.stdout
+        each.stdout.readline()
+    for each in started:
+        assert each.stdin
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    ended = [(*each.communicate(), each.returncode) for each in started]
+    assert [code for *_, code in ended] == [0] * processes, ended
+    return [json.loads(out) for out, _, _ in ended]
+
+
+def run(cache: Path) -> dict[str, object]:
+    """Compile in one."""
+    return run_at_once(cache, 1)[0]
 
 
 def test_a_kernel_is_compiled_once_and_survives_corruption(tmp_path: Path) -> None:
-    first = run(tmp_path)
-    assert first["compiled"] == 1 and first["seen"] == [[0, 1], [1, 1]]
+    both = run_at_once(tmp_path, 2, delay=0.3)
+    assert sorted(str(each["compiled"]) for each in both) == ["0", "1"]  # the other one waited
+    assert all(each["seen"] == [[0, 1], [1, 1]] for each in both)
+    first = both[0]
+    assert both[1] == {**first, "compiled": both[1]["compiled"]}
     (file,) = (tmp_path / "genesis" / "kernels").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -119,3 +145,45 @@ def test_a_file_of_an_older_version_is_replaced(tmp_path: Path) -> None:
     assert compile._found(cache, "k") is None
     compile._keep(cache, "k", MADE)
     assert compile._found(cache, "k") == MADE
+
+
+def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 and 3.12 may fail where two do."""
+    active, most = [], 0
+
+    def parse(*what: Any) -> str:
+        nonlocal most
+        active.append(1)
+        most = max(most, len(active))
+        time.sleep(0.005)
+        active.pop()
+        return ""
+
+    class Source:
+        def __init__(self, *of: Any) -> None: ...
+
+        make_ir = hash = parse
+
+    class Kernel:
+        __name__ = "kernel"
+        arg_names: tuple[str, ...] = ()
+        cache_key = property(parse)
+        fn = test_one_thread_at_a_time_parses
+
+        def is_gluon(self) -> bool:
+            return False
+
+    signature = compile.Signature((), (), ())
+
+    def work() -> None:
+        compile._key(Kernel(), signature, (9, 0))
+        compile.compiled(Kernel(), signature, (9, 0))
+
+    monkeypatch.setattr("triton.compiler.ASTSource", Source)
+    monkeypatch.setattr("triton.compile", lambda source, **how: source.make_ir())
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert most == 1

@@ -139,7 +139,6 @@ def _cache(folder: Path) -> Cache:
 
 
 Progress = Callable[[int, int], None]
-Keep = Callable[[Binary], None]
 
 
 class _Work:
@@ -157,15 +156,14 @@ class _Work:
     def threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="genesis-compile")
 
-    def start(self, kernel: Any, signature: Signature, capability: tuple[int, int], keep: Keep) -> Future[Binary]:
+    def start(self, make: Callable[[], Binary]) -> Future[Binary]:
         with self.lock:
             self.asked += 1
         self._tell()
-        return self.threads.submit(self._run, kernel, signature, capability, keep)
+        return self.threads.submit(self._run, make)
 
-    def _run(self, kernel: Any, signature: Signature, capability: tuple[int, int], keep: Keep) -> Binary:
-        made = compile_kernel(kernel, signature, capability)
-        keep(made)
+    def _run(self, make: Callable[[], Binary]) -> Binary:
+        made = make()
         with self.lock:
             self.done += 1
         self._tell()
@@ -194,23 +192,35 @@ def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) ->
     cache, name = _cache(cache_folder()), f"{_key(kernel, signature, capability)}.kernel"
     found = _found(cache, name)
     if found is None:
-        return _work.start(kernel, signature, capability, functools.partial(_keep, cache, name))
+        return _work.start(functools.partial(_made_once, cache, name, kernel, signature, capability))
     ready: Future[Binary] = Future()
     ready.set_result(found)
     return ready
+
+
+def _made_once(cache: Cache, name: str, kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
+    """Compile where no other process does: ranks of one host ask for the same kernels at the same time."""
+    with cache.alone(name):
+        found = _found(cache, name)
+        if found is None:
+            found = compile_kernel(kernel, signature, capability)
+            _keep(cache, name, found)
+    return found
 
 
 def _key(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
     """A name for everything that the machine code depends on."""
     import triton
 
-    constants = [(name, getattr(value, "cache_key", repr(value))) for name, value in signature.constants]
+    with _parsing:
+        constants = [(name, getattr(value, "cache_key", repr(value))) for name, value in signature.constants]
+        source = kernel.cache_key
     parts = (
         _HAND,
         triton.__version__,
         capability,
         kernel.fn.__qualname__,
-        kernel.cache_key,
+        source,
         signature.types,
         constants,
         signature.options,
@@ -286,6 +296,10 @@ class _OwnSettings:
 
 
 _own_settings = _OwnSettings()
+
+# Held where Triton parses Python. Before 3.13 Python counts the depth of syntax trees for all threads together: where a
+# garbage collection in the midst lets another thread parse, one of them ends with "recursion depth mismatch".
+_parsing = threading.Lock()
 
 
 def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
@@ -365,8 +379,17 @@ def compiled(kernel: Any, signature: Signature, capability: tuple[int, int]) -> 
     else:
         from triton.compiler import ASTSource
     source = ASTSource(kernel, types, constants, attributes)
+    make_ir = source.make_ir
+
+    def make_ir_alone(*args: Any, **settings: Any) -> Any:
+        with _parsing:
+            return make_ir(*args, **settings)
+
+    source.make_ir = make_ir_alone
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     options = {"enable_fp_fusion": True, **dict(signature.options)}  # 3.9 warns where it is left open
+    with _parsing:
+        source.hash()  # it has the kernel's cache_key, which stays
     with _own_settings():
         return triton.compile(source, target=target, options=options)
 
