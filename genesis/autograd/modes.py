@@ -19,6 +19,7 @@ from genesis.keywords import refuse_unknown
 __all__ = [
     "detect_anomaly",
     "enable_grad",
+    "fixed_weights",
     "inference_mode",
     "is_anomaly_enabled",
     "is_grad_enabled",
@@ -198,3 +199,11 @@ class detect_anomaly(Bare):  # noqa: N801
 
     def __init__(self, mode: bool = True) -> None:
         super().__init__(_truth("detect_anomaly", mode))
+
+
+class fixed_weights(Switch):  # noqa: N801
+    """With True, a promise of the caller: nothing that is captured in one graph inside the block writes a weight, or a
+    norm's, that a linear layer reads in it. Kernels of few rows then load them before the kernel ahead is done.
+    """
+
+    field = "fixed_weights"

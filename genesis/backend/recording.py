@@ -17,10 +17,12 @@ class Mode(threading.local):
     Attributes:
         grad: ops record what backward needs.
         anomaly: backward checks every gradient for NaN.
+        fixed_weights: see `genesis.autograd.modes.fixed_weights`.
     """
 
     grad = True
     anomaly = False
+    fixed_weights = False
 
 
 mode = Mode()

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable
 
 import genesis
-from genesis import Tensor, cuda
+from genesis import Tensor, cuda, nn
+from genesis.autograd.modes import fixed_weights
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, float8_e4m3fn
 from genesis.errors import DeviceError, OutOfMemoryError
@@ -17,7 +18,18 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache
 from genesis_models.engine.device_state import DeviceState
 
-__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "captured", "has_room", "keep", "release", "take"]
+__all__ = [
+    "ADVICE",
+    "DeviceRows",
+    "Step",
+    "bucket",
+    "captured",
+    "has_fixed_weights",
+    "has_room",
+    "keep",
+    "release",
+    "take",
+]
 
 GRAIN = 256  # capacities are multiples
 FEWEST_KEYS = 512  # of a graph
@@ -44,7 +56,7 @@ class Step:
         def step() -> None:
             model = model_of()
             assert model is not None
-            with genesis.no_grad():
+            with genesis.no_grad(), fixed_weights(has_fixed_weights(model)):
                 tokens = state.tokens.narrow(0, 0, rows).view(rows, 1)
                 hidden = model.next_hidden_states(tokens, cache.step(rows, keys))[:, -1]  # [B, H]
                 logits = model.logits(hidden)  # [B, V]
@@ -136,6 +148,14 @@ class DeviceRows:
 def _weight(model: CausalLM) -> Tensor:
     """One in the type of hidden states, which weights in 8 bits are not."""
     return model.model.embed_tokens.weight
+
+
+def has_fixed_weights(model: CausalLM) -> bool:
+    """Whether layers read nothing but parameters, where these lie: a step computes no weight and copies none."""
+    plain = (nn.Linear, nn.RMSNorm, nn.Embedding)
+    own = [each for each in model.modules() if [*each.parameters(recurse=False), *each.buffers(recurse=False)]]
+    lie_whole = all(each.is_contiguous() for each in model.parameters())
+    return model.is_fused and lie_whole and all(type(each) in plain for each in own)
 
 
 def _read(model: CausalLM) -> tuple[object, ...]:

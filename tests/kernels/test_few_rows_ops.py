@@ -10,7 +10,7 @@ import pytest
 import genesis
 from genesis import nn
 from genesis.array import Array, empty
-from genesis.autograd.modes import no_grad
+from genesis.autograd.modes import fixed_weights, no_grad
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, float32
@@ -110,3 +110,27 @@ def test_the_layers_of_a_step_take_the_norm_with_them() -> None:
     assert {*launched} == {"few_rows_fma_kernel"}
     for a, b in zip(want, got, strict=True):
         np.testing.assert_allclose(a.detach().numpy(), b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", calls(1))
+def test_weights_that_nothing_writes_are_loaded_early(name: str) -> None:
+    """Where the caller says so: a call before, of the same inputs, does not decide it. The bits stay."""
+    op, inputs, attrs, _ = calls(3)[name]
+    arrays, early = [None if v is None else on_gpu(v, float32) for v in inputs], list[bool]()
+
+    def note(made: KernelLaunch, stream: int) -> None:
+        if made.name == "few_rows_fma_kernel":
+            early.append(made.constants["EARLY"])
+        made.run(stream)
+
+    def results(is_fixed: bool) -> list[np.ndarray]:
+        early.clear()
+        with no_grad(), fixed_weights(is_fixed), watching_launches(note):
+            found = op(*arrays, **attrs)
+            made = [wide(each) for each in (found if isinstance(found, tuple) else (found,))]
+        assert {*early} == {is_fixed}
+        return made
+
+    first, second, third = (results(is_fixed) for is_fixed in (False, True, False))
+    for a, b, c in zip(first, second, third, strict=True):
+        assert np.array_equal(a, b) and np.array_equal(a, c)

@@ -4,7 +4,8 @@ Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; norm_linear.p
 
 y = x·Wᵀ, with RMSNorm of x before it, and a scale for each row of W, bias, residual or SwiGLU after it. Such a matmul
 takes as long as its weight takes from memory, a microsecond or two, so that latency counts: every launch is alone, and
-overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, and waits.
+overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, and waits. Where the
+caller says that nothing ahead writes weights (`mode.fixed_weights`), the first of them are loaded before it waits.
 
 Every program has all of K for BN rows of W: nothing is left to combine. Two to 32 rows of 2-byte floats are multiplied
 on the tensor cores (few_rows_mma.py); one row, float32, and rows that 16 bytes do not divide on the CUDA cores
@@ -61,8 +62,7 @@ class FewRowsTile(NamedTuple):
         bk: elements along K; MMA_K on the tensor cores, of each warp.
         warps: of a program.
         steps: tiles along K whose loads are issued together.
-        early: the first of W, and the norm's weight, are loaded before the wait: for graphs in which nothing writes
-            them.
+        early: load the first of W, and the norm's weight, before the wait, as under `mode.fixed_weights`.
     """
 
     bn: int
@@ -202,7 +202,8 @@ def _launch(
     scale, eps, rstd = norm or (None, 0.0, None)
     rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
     sizes = m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps)
-    how: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": t.early, "BN": t.bn, "STEPS": t.steps}
+    is_early = t.early or mode.fixed_weights
+    how: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": is_early, "BN": t.bn, "STEPS": t.steps}
     how |= {"K": k, "num_warps": t.warps}
     grid = triton.cdiv(n, t.bn)
     if on_mma and t.bk == MMA_K:

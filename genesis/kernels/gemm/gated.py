@@ -146,7 +146,7 @@ def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: Sw
 
     tiles = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn)
     launch(
-        gemm_swiglu, min(tiles, properties.sm_count * t.ctas_per_sm), tma_tiles(x, t.bm, t.bk),
+        gemm_swiglu, min(tiles, backend_of(x.device).persistent_programs(t.ctas_per_sm)), tma_tiles(x, t.bm, t.bk),
         tma_tiles(w, 2, t.bn, t.bk), *(tma_tiles(a, t.bm, t.bn // t.slices) for a in (*parts, h)), m, n, k,
         TYPE=TRITON[x.dtype.name], DOT=TRITON[(float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype).name],
         BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SLICES=t.slices, num_warps=t.warps, num_stages=t.stages,
