@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from genesis.backend import CPU, Device, as_device
+from genesis.data.corpus import FileCounts
 from genesis.data.documents import TokenSet
 from genesis.data.pipeline import Prepared, prepare
 from genesis.data.tokenize import SpecialText
@@ -161,6 +162,9 @@ def file_lines(data: Prepared) -> Iterator[str]:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
     if data.held_out is not None and data.held_out.files.read:
         yield f"held out: {data.held_out.files}"
+    yield from _like_records(data.report.files)
+    if data.held_out is not None:
+        yield from _like_records(data.held_out.files)
     found = [("", data.report.notes)] + ([("held out: ", data.held_out.notes)] if data.held_out is not None else [])
     for which, notes in found:
         for note in notes:
@@ -170,6 +174,16 @@ def file_lines(data: Prepared) -> Iterator[str]:
     for special in (data.report.special, data.held_out.special if data.held_out is not None else SpecialText()):
         if special.documents:
             yield f"{special_text_warning(special)}{advice}"
+
+
+def _like_records(files: FileCounts) -> Iterator[str]:
+    """The warning about files that may be records under the name of a text."""
+    if names := files.like_records:
+        which = "1 file that begins" if len(names) == 1 else f"{len(names):,} files that begin"
+        yield (
+            f"warning: {which} like JSON or CSV, such as {escape(names[0])}, read as text; "
+            "records are read from .jsonl, .json and .csv"
+        )
 
 
 def sample_counts(tokens: TokenSet) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 __all__ = ["Affixes", "post_processor_affixes", "start_template"]
 
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
+MAX_IDS = 1024  # around a text: a template names lists of ids as often as it likes
 
 
 def post_processor_affixes(post_processor: Any) -> Affixes:
@@ -50,6 +51,7 @@ def _of_template(template: Mapping[str, Any]) -> Affixes:
     if not isinstance(pieces, list) or not isinstance(named, dict):
         raise ValueError("its template has no `single` or no `special_tokens`")
     sides: list[tuple[int, ...]] = [()]
+    left = MAX_IDS
     for piece in pieces:
         if isinstance(piece, dict) and isinstance(piece.get("Sequence"), dict):
             sides.append(())
@@ -57,8 +59,10 @@ def _of_template(template: Mapping[str, Any]) -> Affixes:
         special = piece.get("SpecialToken") if isinstance(piece, dict) else None
         entry = named.get(special.get("id")) if isinstance(special, dict) and _is_name(special.get("id")) else None
         ids = entry.get("ids") if isinstance(entry, dict) else None
-        if not isinstance(ids, list) or not all(type(number) is int for number in ids):
+        if not isinstance(ids, list) or not all(type(number) is int for number in ids[:MAX_IDS]):
             raise ValueError("its template names a special token without ids")
+        if (left := left - len(ids)) < 0:
+            raise ValueError(f"its template adds more than {MAX_IDS:,} ids")
         sides[-1] += tuple(ids)
     if len(sides) != 2:
         raise ValueError(f"its template for one text holds {len(sides) - 1} texts")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from genesis.data.formats import SUPPORTED, kind_by_content
+from genesis.data.formats import SUPPORTED, kind_by_content, looks_like_records
 from genesis.data.readers.csv_table import csv_rows
 from genesis.data.readers.json_array import json_array_rows
 from genesis.data.readers.jsonl import jsonl_rows
@@ -33,10 +33,12 @@ class FileCounts:
 
     Attributes:
         read: `text`, `jsonl.gz`, `parquet`, … -> files. not_read: `png`, `json`, … -> files.
+        like_records: the names of files that were read as text and begin like JSON or CSV, in their order.
     """
 
     read: dict[str, int] = field(default_factory=dict)
     not_read: dict[str, int] = field(default_factory=dict)
+    like_records: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Such as `read: 24 text, 1 jsonl.gz; not read: 2 png, 1 archive`."""
@@ -83,6 +85,7 @@ class Corpus:
         self.weights = {file.name: file.weight for file in self.files}
         self._labels = {file.name: file.label for file in found if file.kind is not None}
         self._read_files: set[str] = set()
+        self._like_records: dict[str, None] = {}
         self._tail: float | None = None
         if not self.files:
             what = f"the sources hold no text; {self.counts()}"
@@ -96,7 +99,7 @@ class Corpus:
     def counts(self) -> FileCounts:
         """The files by what they are; complete once the documents have been read."""
         read = Counter(self._labels[name] for name in self._read_files)
-        return FileCounts(dict(read), dict(Counter(self._labels.values()) - read))
+        return FileCounts(dict(read), dict(Counter(self._labels.values()) - read), tuple(self._like_records))
 
     @property
     def formats(self) -> dict[str, int]:
@@ -164,6 +167,8 @@ class Corpus:
                     return
                 self._read_files.add(file.name)
                 if file.format == "text":
+                    if looks_like_records(file.name, head, self._format.names):
+                        self._like_records[file.name] = None
                     yield text_document(file, stream)
                 else:
                     yield from self._records(file, stream, head)

@@ -7,10 +7,19 @@ under any name. Formats that differ from text by their bytes alone are refused b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
-__all__ = ["HEAD_BYTES", "SUPPORTED", "FileFormat", "format_by_name", "kind_by_content", "kind_by_name", "way_out"]
+__all__ = [
+    "HEAD_BYTES",
+    "SUPPORTED",
+    "FileFormat",
+    "format_by_name",
+    "kind_by_content",
+    "kind_by_name",
+    "looks_like_records",
+    "way_out",
+]
 
 FileFormat = Literal["text", "jsonl", "json", "csv", "parquet"]
 
@@ -89,6 +98,10 @@ _BY_CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
     )
 )
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+# Names that say no more than text. Others, as .ipynb, are known to hold JSON, and are meant.
+_PLAIN = ("", "txt", "text", "dat", "data")
+_OBJECT = re.compile(rb"(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*\"[^\"\r\n]*\"\s*:")
+_HEADER = re.compile(rb"(\xef\xbb\xbf)?\s*\"?[A-Za-z_]\w*\"?(,\"?[A-Za-z_]\w*\"?)+\r?\n")
 # Escape colours logs, and form feeds part pages.
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
@@ -135,6 +148,17 @@ def kind_by_content(head: bytes) -> str | None:
     if b"\0" in head or controls > _MAX_CONTROL_SHARE * len(head):
         return "binary"
     return None
+
+
+def looks_like_records(name: str, head: bytes, fields: Collection[str]) -> bool:
+    """Whether a file that is read as text begins like JSON or CSV: with an object, or with a line of names, no spaces
+    between them, of which two are in `fields`. Such a file may have lost its name's ending.
+    """
+    if _ending(name) not in _PLAIN:
+        return False
+    header = _HEADER.match(head)
+    names = re.findall(r"\w+", header.group().decode("utf-8-sig")) if header else []
+    return len(set(names) & set(fields)) > 1 or _OBJECT.match(head) is not None
 
 
 def way_out(kind: str) -> str:

@@ -96,6 +96,11 @@ class RecordFormat:
         make = {"messages": self._messages, "alpaca": self._alpaca, "sharegpt": self._sharegpt}[format]
         return format, make(found, position)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that fields have in the data."""
+        return frozenset(self._name(field) for field in FIELDS)
+
     def _name(self, field: str) -> str:
         names: Mapping[Any, str] = self.fields or {}
         return names.get(field, field)

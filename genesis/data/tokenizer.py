@@ -31,6 +31,7 @@ from genesis.data.tokenizer_files import (
     ROLES,
     TOKENIZER_NAME,
     TokenizerFiles,
+    checked_content,
     read_tokenizer,
 )
 from genesis.data.worker_thread import call_in_thread, feed_in_thread
@@ -77,22 +78,22 @@ class Tokenizer:
 
     def __init__(self, source: TokenizerFiles) -> None:
         """Checks that the library runs what `source` holds. Raises: ModelError."""
-        self._source = source
-        self.vocab_size = source.vocab_size
+        self._source, checked = source, source.checked
+        self._parts = checked.parts  # tokenizer.json without vocabulary and merges
+        self.vocab_size = checked.vocab_size
         self._cut_rules: dict[bool, CutRule] = {}
         with _guard(source.where):
-            runnable, library = json.dumps(source.runnable()), _library()
+            runnable, library = checked.runnable, _library()
             home = Path(str(library.__file__)).parents[1]
             check_bounded(
-                source.content, runnable, source.where, library=home, version=library.__version__, patterns=(PATTERN,)
+                self._parts, runnable, source.where, library=home, version=library.__version__, patterns=(PATTERN,)
             )
             self._library = library.Tokenizer.from_str(runnable)
             # Otherwise the text of a special token inside a document would become that token.
             self._library.encode_special_tokens = True
             self._check()
-        added = source.content.get("added_tokens") or []
-        self.special_ids = frozenset(token["id"] for token in added if token.get("special"))
-        ids = {role: None if (token := source.specials[role]) is None else source.ids[token] for role in ROLES}
+        self.special_ids = frozenset(token["id"] for token in self.added_tokens if token.get("special"))
+        ids = {role: None if (token := checked.specials[role]) is None else self.token_id(token) for role in ROLES}
         assert ids["eos"] is not None
         self.eos_id: int = ids["eos"]
         self.bos_id = ids["bos"]
@@ -112,10 +113,10 @@ class Tokenizer:
     def _set_affixes(self) -> None:
         """Raises: ModelError for a post-processor that is malformed, unknown, or adds ids beyond the vocabulary."""
         try:
-            self.start_ids, after = post_processor_affixes(self._source.content.get("post_processor"))
+            self.start_ids, after = post_processor_affixes(self._parts.get("post_processor"))
         except ValueError as error:
             raise _refused(f"the post_processor cannot be used: {escape(error)}", self._source.where) from None
-        if not set(self.start_ids + after) <= set(self._source.ids.values()):
+        if any(self.token(number) is None for number in self.start_ids + after):
             raise _refused("the post_processor adds an id that is not in the vocabulary", self._source.where)
         self.document_end_ids = after if after[-1:] == (self.eos_id,) else (*after, self.eos_id)
         while after[-1:] == (self.eos_id,):
@@ -139,7 +140,7 @@ class Tokenizer:
 
     def _check(self) -> None:
         """Refuse a tokenizer whose ids the library reads otherwise than we do, or that cannot encode or decode."""
-        for token in self._source.content.get("added_tokens") or []:
+        for token in self.added_tokens:
             if self._library.token_to_id(token["content"]) != token["id"]:
                 raise _refused(f"the added token {escape(token['content'])!r} does not get its id", self._source.where)
         ids = self._library.encode(_PROBE, add_special_tokens=False).ids
@@ -211,28 +212,27 @@ class Tokenizer:
     @cached_property
     def puts_prefix(self) -> bool:
         """Whether something is put before each text, such as SentencePiece's space."""
-        return puts_prefix(self._source.content)
+        return puts_prefix(self._parts)
 
     @property
     def normalizes(self) -> bool:
         """Whether texts are normalized before they are encoded."""
-        return self._source.content.get("normalizer") is not None
+        return self._parts.get("normalizer") is not None
 
     @property
     def added_tokens(self) -> Sequence[Mapping[str, Any]]:
         """The added tokens as tokenizer.json has them: `content`, `id`, `special` and how they are matched."""
-        return self._source.content.get("added_tokens") or []
+        return self._parts.get("added_tokens") or []
 
     @cached_property
     def _continuing(self) -> Any:
         """The library's tokenizer for pieces that follow another."""
         with _guard(self._source.where):
-            return _library().Tokenizer.from_str(json.dumps(without_prefix(self._source.runnable())))
+            return _library().Tokenizer.from_str(json.dumps(without_prefix(json.loads(self._source.checked.runnable))))
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        added = self._source.content.get("added_tokens") or []
-        texts = sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
+        texts = sorted((token["content"] for token in self.added_tokens if token.get("special")), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -243,7 +243,8 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of the token whose text is exactly `token`."""
-        return self._source.ids.get(token)
+        number: int | None = self._library.token_to_id(token) if _is_encodable(token) else None
+        return number
 
     def token(self, token_id: int) -> str | None:
         """The token's text as the vocabulary holds it (for byte-level tokenizers in their byte alphabet)."""
@@ -263,12 +264,12 @@ class Tokenizer:
 
     @cached_property
     def _added_texts(self) -> frozenset[str]:
-        return frozenset(token["content"] for token in self._source.content.get("added_tokens") or [])
+        return frozenset(token["content"] for token in self.added_tokens)
 
     @property
     def is_byte_level(self) -> bool:
         """Whether every token stands for bytes that are simply joined."""
-        decoder = self._source.content.get("decoder")
+        decoder = self._parts.get("decoder")
         return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
     def files(self) -> dict[str, bytes]:
@@ -280,7 +281,7 @@ class Tokenizer:
         old = self._config()
         config = {**(old or _FRESH_CONFIG)}
         for role in ROLES:
-            config.setdefault(f"{role}_token", self._source.specials[role])
+            config.setdefault(f"{role}_token", self._source.checked.specials[role])
         if config != old:
             files[TOKENIZER_CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
         return files
@@ -342,8 +343,8 @@ def trained_files(raw: bytes) -> TokenizerFiles:
     # Documents and prompts alike begin with the end of the text before them: a model can start from nothing.
     content["post_processor"] = start_template(END_OF_TEXT, content["model"]["vocab"][END_OF_TEXT])
     raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
-    specials = {"bos": None, "eos": END_OF_TEXT, "pad": END_OF_TEXT}
-    return TokenizerFiles(content, specials, {TOKENIZER_NAME: raw}, where, content["model"]["vocab"])
+    specials, ids = {"bos": None, "eos": END_OF_TEXT, "pad": END_OF_TEXT}, content["model"]["vocab"]
+    return TokenizerFiles(checked_content(content, specials, max(ids.values())), {TOKENIZER_NAME: raw}, where)
 
 
 def _not_none(texts: Iterable[str]) -> Iterator[str]:

@@ -8,7 +8,6 @@ is remembered by the content's hash, so that a start pays for it once.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from genesis.cache import USER, Cache, user_folder
+from genesis.data.tokenizer_cache import user_cache
 from genesis.errors import ModelError
 
 __all__ = ["check_bounded", "is_bounded"]
@@ -58,7 +57,7 @@ def check_bounded(
     if is_bounded(content, patterns):
         return
     name = f"{hashlib.sha256(f'1 {version} {runnable}'.encode()).hexdigest()}.tried"
-    cache = _verdicts()
+    cache = user_cache()
     if cache.find(name, limit=4096) is not None:
         return
     if reason := _tried(runnable, library):
@@ -103,11 +102,6 @@ def _leaves(part: Any) -> Iterator[dict[str, Any]]:
                 yield from _leaves(member)
             return
     yield part
-
-
-@functools.cache
-def _verdicts() -> Cache:
-    return Cache(user_folder("tokenizers"), **USER)
 
 
 # Runs without site and environment. Texts are tried that repeat what the parts replace, and runs of common characters.

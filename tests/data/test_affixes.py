@@ -123,6 +123,7 @@ MALFORMED: list[tuple[Any, str]] = [
     (template("<nowhere>", "A"), "without ids"),
     ({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": []}}], "special_tokens": {}}, "without ids"),
     ({"type": "TemplateProcessing", "single": [3], "special_tokens": {}}, "without ids"),
+    (template(*["<|im_end|>"] * 1025, "A"), "more than 1,024 ids"),
     ({"type": "BertProcessing", "sep": ["x"], "cls": ["x", 1]}, "no pair of a token and its id"),
     (start_template("<|im_end|>", 999), "an id that is not in the vocabulary"),
     ({"type": "Sequence", "processors": [{"type": "Mystery"}]}, "of the type 'Mystery'"),

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from genesis.data.corpus import Corpus
-from genesis.data.formats import HEAD_BYTES, SUPPORTED, kind_by_content, kind_by_name
+from genesis.data.formats import HEAD_BYTES, SUPPORTED, kind_by_content, kind_by_name, looks_like_records
+from genesis.data.record_formats import FieldNames, RecordFormat
 from genesis.data.records import Defects
 from genesis.errors import DataError
 
@@ -204,3 +205,40 @@ def test_a_defect_in_a_text_of_a_folder_is_still_an_error(tmp_path: Path) -> Non
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(DataError, match="save it as UTF-8"):
         list(Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024).documents())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"messages": [{"role": "user"', True),
+        ('\ufeff\n{\n  "id" : 3, "text": "a"}', True),
+        ('[ {"prompt": "a"', True),
+        ("prompt,completion\na,b\n", True),
+        ('"instruction","input","output"\r\n', True),
+        ("[1, 2] are numbers", False),
+        ("{x: 1} is a set", False),
+        ("text\nand more", False),
+        ("Apples,pears\nare fruit", False),
+        ("prompt, completion\n", False),
+        ("prompt,completion", False),  # no line yet
+        ("", False),
+    ],
+)
+def test_records_that_are_named_as_text_are_told(text: str, found: bool) -> None:
+    names = RecordFormat().names
+    for name in ("data/chats.txt", "chats", "chats.TXT.gz"):
+        assert looks_like_records(name, text.encode(), names) == found
+    for name in ("a.ipynb", "a.py", "a.jsonl"):
+        assert not looks_like_records(name, text.encode(), names)
+
+
+def test_files_that_look_like_records_are_counted_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("plain text")
+    (tmp_path / "b.txt").write_text('{"body": "one"}\n')
+    with gzip.open(tmp_path / "c.txt.gz", "wb") as file:
+        file.write(b"question,answer\n1,2\n")
+    fields: FieldNames = {"prompt": "question", "completion": "answer"}
+    corpus = Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024, fields=fields)
+    for _ in range(2):
+        assert len(list(corpus.documents())) == 3
+    assert [Path(name).name for name in corpus.counts().like_records] == ["b.txt", "c.txt.gz"]

@@ -11,6 +11,7 @@ import pytest
 
 from genesis.data import tokenizer_check
 from genesis.data.tokenizer import PATTERN, Tokenizer, train_bpe
+from genesis.data.tokenizer_cache import user_cache
 from genesis.data.tokenizer_check import is_bounded
 from genesis.errors import ModelError
 
@@ -25,9 +26,9 @@ END |= {"lstrip": False, "rstrip": False, "normalized": False}
 def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(tokenizer_check, "CPU_SECONDS", 1)
-    tokenizer_check._verdicts.cache_clear()
+    user_cache.cache_clear()
     yield tmp_path / "xdg/genesis/tokenizers"
-    tokenizer_check._verdicts.cache_clear()
+    user_cache.cache_clear()
 
 
 def split(pattern: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from genesis.data.chat.text_ids import TextIds, TextParts
 from genesis.data.chat.turns import TurnError
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import DataError, escape
+from genesis.errors import DataError, GenesisError, escape
 
 __all__ = ["ChatPrompts"]
 
@@ -65,6 +65,8 @@ class ChatPrompts:
         except (TurnError, MarksError) as error:
             next = error.next if isinstance(error, TurnError) else "take the special token out of the text"
             raise DataError(escape(error), where=where, next=next) from error
+        except GenesisError:  # some are ValueErrors
+            raise
         except UnicodeEncodeError:
             what = "the text holds half a surrogate pair, which is no character"
             raise DataError(what, where=where, next="decode the text with errors='replace'") from None

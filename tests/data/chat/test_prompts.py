@@ -56,3 +56,16 @@ def test_what_cannot_be_rendered_says_where(qwen: Tokenizer) -> None:
         assert prompts.encode([{"role": "user", "content": "a"}])
     with pytest.raises(ModelError, match="the chat template cannot be used"):
         ChatPrompts(qwen, ChatTemplate.from_text("{% for %}"))
+
+
+def test_a_process_that_cannot_start_is_no_error_of_the_data(qwen: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChatPrompts(qwen, of("chatml", qwen)) as prompts:
+        failed = ModelError("starting Python for chat templates failed: Too many open files")
+
+        def refuse(*given: object) -> None:
+            raise failed
+
+        monkeypatch.setattr(prompts._renderer, "render", refuse)
+        with pytest.raises(ModelError) as caught:
+            prompts.encode([{"role": "user", "content": "Why?"}])
+        assert caught.value is failed
