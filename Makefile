@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills ranks-faults generations serving gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed ranks-faults generations serving gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -68,6 +68,12 @@ ranks-faults: install-dev ## runs in ranks: state hashes, resumed ones, a fault 
 kills: install-dev ## runs killed at 20 random instants (of adapters, on chats) and in 20 saves in the background, and resumed, in minutes
 	$(BIN)/python -m tests.soak.kills --kills 20 --terms 0 --lora
 	$(BIN)/python -m tests.soak.kills --kills 0 --terms 0 --saves 20
+
+signals: install-dev ## every command ended by SIGINT, SIGTERM and SIGHUP at random instants, in about 20 minutes
+	$(BIN)/python -m tests.soak.signals
+
+malformed: install-dev ## malformed files of every kind, read by the commands that read them, under limits, in about half an hour
+	$(BIN)/python -m tests.soak.malformed
 
 generations: install-dev ## 10,000 generations of mixed lengths, after which nothing may have grown, in minutes
 	$(BIN)/python -m tests.soak.generations

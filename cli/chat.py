@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
-from genesis.io.boundary import fitting
+from genesis.io.boundary import boundary, fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 from genesis_cli.sampling_options import KvCache, MinP, Penalty, Seed, System, Temperature, TopK, TopP, kv_cache_type
 
@@ -230,8 +230,13 @@ def _piped() -> Iterator[str]:
     """Messages from a pipe or a file, a line each.
 
     Raises:
-        UsageError: a line is not UTF-8.
+        UsageError: a line is not UTF-8. DataError: it cannot be read.
     """
+    with boundary(DataError, "reading stdin", "stdin"):
+        yield from _lines()
+
+
+def _lines() -> Iterator[str]:
     for number, data in enumerate(sys.stdin.buffer, 1):
         try:
             yield data.decode("utf-8").removesuffix("\n").removesuffix("\r")

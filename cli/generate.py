@@ -71,7 +71,9 @@ def generate(
     What is left out has the default that `genesis schema` shows for the eval section.
     """
     from genesis.train.config import EvalConfig, TrainConfig
+    from genesis.train.output import Output
 
+    lines: list[str] = []  # about the whole
     drawing = settings(
         EvalConfig,
         sample_tokens=("--max-tokens", max_tokens),
@@ -104,11 +106,14 @@ def generate(
             chat=chat,
             system=system,
             stop=stop or [],
+            tell=lines.append,
         )
         if out is not None:
             _write(pieces, out)
         else:
             _print(pieces, is_text=prompts is None, streams=not no_stream)
+        for line in lines:  # on a terminal below the text's last line
+            Output(sys.stderr).line(line)
 
 
 def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:

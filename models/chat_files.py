@@ -46,7 +46,7 @@ def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer:
     found: set[int] = set()
     for folder in listed:
         for name in (GENERATION_CONFIG, "config.json"):
-            if os.path.lexists(folder / name):
+            if _has(folder, name):
                 where = escape(folder / name)
                 found.update(end_ids(read_json(safe_join(folder, name, where=where)), where))
     return frozenset(found) or frozenset(() if tokenizer is None else {tokenizer.eos_id})

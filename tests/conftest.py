@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--few") or not config.getoption("--gpu"):
         os.environ["OP_SUITE"] = "few"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is left open
+    gc.disable()  # until all is collected, of which hardly anything is garbage: 10 s of each worker
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,10 +71,12 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: garbage collections need not look through all of it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
     """Libraries that look for what is left at the end find nothing."""
+    gc.enable()
     gc.unfreeze()
 
 

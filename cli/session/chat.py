@@ -13,7 +13,10 @@ from genesis.data.chat import ChatEncoder, ChatTemplate
 from genesis.data.chat.template import CHATML
 from genesis.data.documents import TokenSet
 from genesis.data.tokenizer import Tokenizer
+from genesis.errors import ModelError
+from genesis.io.boundary import boundary
 from genesis.io.hf import read_chat_templates
+from genesis.io.paths import is_folder
 from genesis.train.config import Config, DataConfig
 
 __all__ = ["TEXTS", "ChatFormat", "EncoderFactory", "unused_settings"]
@@ -98,8 +101,11 @@ def unused_settings(config: Config, tokens: TokenSet) -> str | None:
 
 
 def _folder(path: str | os.PathLike[str] | None) -> Path | None:
-    """The folder of a tokenizer that is named by its folder or its file."""
-    return None if path is None else Path(path) if os.path.isdir(path) else Path(path).parent
+    """The folder of a tokenizer that is named by its folder or its file. Raises: ModelError where it cannot be seen."""
+    if path is None:
+        return None
+    with boundary(ModelError, "looking for the tokenizer", path):
+        return Path(path) if is_folder(path) else Path(path).parent
 
 
 def _targets(tokens: TokenSet) -> frozenset[int]:

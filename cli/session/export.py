@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import escape
+from genesis.errors import ModelError, escape
+from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.io.hf import CHECKPOINT
 from genesis.io.hub_cache import name_of
+from genesis.io.paths import exists
 from genesis.train.output import Output
 from genesis_cli.session.masters import take_masters
 from genesis_cli.session.phrases import phrased_for
@@ -62,7 +64,9 @@ def export(
     """
     with phrased_for(EXPORT, memory=MEMORY):
         saved = saved_model(folder)
-        if CHECKPOINT.fullmatch(saved.name) and os.path.lexists(saved / MANIFEST_NAME):
+        with boundary(ModelError, "reading the model's folder", saved):
+            is_checkpoint = CHECKPOINT.fullmatch(saved.name) is not None and exists(saved / MANIFEST_NAME)
+        if is_checkpoint:
             verify_manifest(saved)  # of the other folders people change files
         source = find_source(saved, base)
         console.line(str(source))
@@ -126,7 +130,9 @@ def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:
     """Ids that the model is asked about: of `TEXTS`, or where there is no tokenizer drawn ones."""
     longest = min(LONGEST, model.config.packed_length)
     folder = source.holding("tokenizer.json")
-    if not os.path.lexists(folder / "tokenizer.json"):
+    with boundary(ModelError, "reading the tokenizer", folder):
+        has_tokenizer = exists(folder / "tokenizer.json")
+    if not has_tokenizer:
         return [np.random.default_rng(0).integers(0, model.config.vocab_size, longest) for _ in TEXTS]
     tokenizer = Tokenizer.load(folder)
     check_ids(tokenizer, model.config, escape(folder))

@@ -87,6 +87,7 @@ def generate(
     stop: Sequence[str] = (),
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[str]:
     """The continuation of `prompt` by the model in `folder`, piece by piece.
 
@@ -101,6 +102,7 @@ def generate(
         system: a chat's first message, where it has none of this role.
         stop: strings that end a text, and are no part of it.
         min_p, repetition_penalty: as of `Sampling`.
+        tell: takes the lines about the whole, when the last piece is there; None writes them to stderr.
     """
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
@@ -118,7 +120,7 @@ def generate(
             _check(model, request, each.where)
         engine = engine_for(model, requests, cache=kv_cache)
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
-        pieces = _timed(found, Output(sys.stderr))
+        pieces = _timed(found, tell or Output(sys.stderr).line)
     return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
 
 
@@ -160,8 +162,8 @@ def _phrased(pieces: Iterator[str]) -> Iterator[str]:
         yield from pieces
 
 
-def _timed(pieces: Iterator[Piece], console: Output) -> Iterator[Piece]:
-    """`pieces`, and in the end a line with tokens a second and one about texts that the context cut."""
+def _timed(pieces: Iterator[Piece], tell: Callable[[str], None]) -> Iterator[Piece]:
+    """`pieces`, and in the end to `tell` a line with tokens a second and one about texts that the context cut."""
     tokens: dict[int, int] = {}
     cut, start, first = 0, time.monotonic(), 0.0
     for piece in pieces:
@@ -172,7 +174,7 @@ def _timed(pieces: Iterator[Piece], console: Output) -> Iterator[Piece]:
     count, seconds = sum(tokens.values()), time.monotonic() - start
     if cut:
         texts = "the text ends" if len(tokens) == 1 else f"{cut} texts end"
-        console.line(f"{texts} where the model's context does")
+        tell(f"{texts} where the model's context does")
     if count:
         rate = f", then {(count - 1) / max(seconds - first, 1e-9):,.1f} tokens/s" if count > 1 else ""
-        console.line(f"{count:,} tokens in {seconds:.2f} s: the first after {first:.2f} s{rate}")
+        tell(f"{count:,} tokens in {seconds:.2f} s: the first after {first:.2f} s{rate}")

@@ -12,7 +12,9 @@ from typing import Any
 from genesis.backend import CPU
 from genesis.data.sources import expand
 from genesis.errors import ConfigError, OutOfMemoryError, UsageError, escape
+from genesis.io.boundary import boundary
 from genesis.io.hub_cache import local_path
+from genesis.io.paths import exists
 from genesis.profile.format import format_bytes
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
@@ -258,6 +260,8 @@ def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
 
 def check_new(path: Path, *, force: bool) -> None:
     """Refuse to write over a file. Raises: ConfigError."""
-    if path.exists() and not force:
+    with boundary(ConfigError, "writing the configuration", path):
+        is_there = exists(path)
+    if is_there and not force:
         what = f"there is a file {escape(path)} already"
         raise ConfigError(what, where="command line", next="name another one, or write over it: --force")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.errors import ConfigError
+from genesis.io.boundary import boundary
+from genesis.io.paths import exists
 from genesis.io.strict_json import read_limited
 from genesis.ops import fp8 as fp8_ops
 from genesis.train.config import Config
@@ -34,8 +36,10 @@ def settled(config: Config, device: Device, record: Path | None = None) -> tuple
             contradict the adapter.
     """
     recorded: Config | None = None
-    if record is not None and os.path.lexists(record):
-        recorded = parse_config(read_limited(record, MAX_BYTES), str(record))
+    if record is not None:
+        with boundary(ConfigError, "reading the run's record", record):
+            is_there = exists(record)
+        recorded = parse_config(read_limited(record, MAX_BYTES), str(record)) if is_there else None
     found: WeightType | None = None
     if config.model.dtype == AUTO and recorded is not None:
         before = recorded.model.dtype

@@ -11,8 +11,10 @@ from typing import Literal
 
 from genesis.data.messages import read_messages
 from genesis.data.records import Conversation, Message, Position
-from genesis.errors import DataError, ModelError, UsageError, escape
+from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
+from genesis.io.boundary import boundary
 from genesis.io.files import write_file
+from genesis.io.paths import exists
 from genesis.io.strict_json import parse_object, read_limited
 from genesis.train.output import Output
 from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
@@ -115,7 +117,9 @@ class Talk:
         """
         if not self.messages:
             raise UsageError("there are no messages to save", next="write one")
-        if os.path.lexists(path) and os.path.abspath(path) != self._own_file:
+        with boundary(DiskError, "saving the chat", path):
+            is_there = exists(path)
+        if is_there and os.path.abspath(path) != self._own_file:
             raise UsageError(f"{escape(path)} exists", next="give another name")
         write_file(path, (json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n").encode())
         self._own_file = os.path.abspath(path)

@@ -189,8 +189,6 @@ class WeightFolder:
         where = escape(self.folder / INDEX_NAME)
         weight_map = read_weight_map(safe_join(self.folder, INDEX_NAME, where=where), where)
         shards = sorted(set(weight_map.values()))
-        if len(shards) > MAX_SHARDS:
-            raise ModelError(f"the index names {len(shards):,} files, over {MAX_SHARDS}", where=where, next=_NEXT)
         for shard in shards:
             self._open(shard, where)
         held = Counter(tensor for file in self._files.values() for tensor in file.names)
@@ -358,13 +356,19 @@ def _read_template(folder: str | os.PathLike[str], name: str) -> str:
 
 
 def read_weight_map(path: Path, where: str) -> dict[str, str]:
-    """An index's map from tensor to file name; every file name is a safe one and ends in .safetensors."""
+    """An index's map from tensor to file name: at most `MAX_SHARDS` safe ones, which end in .safetensors."""
     weight_map = parse_object(read_limited(path, MAX_INDEX_BYTES), where=where).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError("the index has no weight_map from tensors to files", where=where, next=_NEXT)
+    shards: set[str] = set()
     for shard in weight_map.values():
+        if isinstance(shard, str) and shard in shards:
+            continue
         if not check_name(shard, where=where).endswith(".safetensors"):
             raise ModelError(f"the index names {quote(shard)}, no safetensors file", where=where, next=_NEXT)
+        shards.add(shard)
+        if len(shards) > MAX_SHARDS:
+            raise ModelError(f"the index names over {MAX_SHARDS} files", where=where, next=_NEXT)
     return weight_map
 
 

@@ -24,7 +24,7 @@ from genesis.io.filesystem import DEFAULT, check_room
 from genesis.io.hf import INDEX_NAME, MAX_JSON_BYTES, WEIGHTS_NAME, file_limit, read_json, read_weight_map
 from genesis.io.hub_cache import ADAPTER_CONFIG, COMMIT, CONFIG, MAIN, HubName, cache_folder
 from genesis.io.lock import FolderLock
-from genesis.io.paths import check_name, open_regular, quote
+from genesis.io.paths import check_name, exists, open_regular, quote
 from genesis.io.strict_json import parse_object
 
 __all__ = ["HubFile", "Pulled", "pull"]
@@ -414,8 +414,6 @@ def _is_hash(text: object) -> bool:
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a regular file, None where there is none."""
-    try:
-        return path.stat().st_size if path.is_file() else None
-    except OSError:
-        return None
+    """Bytes of a regular file, None where there is none. Raises: ModelError where that cannot be seen."""
+    with boundary(ModelError, "looking into the cache of huggingface_hub", path):
+        return path.stat().st_size if exists(path) and path.is_file() else None

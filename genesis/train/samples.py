@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from genesis.errors import DataError, escape
+from genesis.errors import DataError, DiskError, escape
+from genesis.io.boundary import boundary
 from genesis.io.files import write_file
 from genesis.io.filesystem import DEFAULT, Writer
+from genesis.io.paths import exists
 from genesis.io.strict_json import read_limited
 
 __all__ = ["SAMPLES_NAME", "Sample", "append_samples", "keep_samples", "read_samples"]
@@ -41,7 +43,9 @@ def keep_samples(folder: Path, step: int | None) -> None:
         DataError: the file holds something else. DiskError: it cannot be written.
     """
     path = folder / SAMPLES_NAME
-    if not os.path.lexists(path):
+    with boundary(DiskError, "reading the samples", path):
+        is_there = exists(path)
+    if not is_there:
         return
     if step is None:
         DEFAULT.unlink(path)
@@ -57,7 +61,9 @@ def read_samples(folder: Path) -> Iterator[Sample]:
         DataError: a line that is no sample, with its number.
     """
     path = folder / SAMPLES_NAME
-    if not os.path.lexists(path):
+    with boundary(DiskError, "reading the samples", path):
+        is_there = exists(path)
+    if not is_there:
         return
     for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n")[:-1], 1):
         try:

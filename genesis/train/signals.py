@@ -26,10 +26,14 @@ TOLD = "finishing this step, then saving (again: stop now)"
 
 _AGAIN_SECONDS = 0.001
 _SAME_SECONDS = 0.25
+_LOST_SECONDS = 0.25
 
 
 class Interrupts:
     """Catches the signals while it is entered.
+
+    Args:
+        saves: whether there are checkpoints, of which errors speak.
 
     Attributes:
         received: the number of the first signal, or None.
@@ -39,8 +43,9 @@ class Interrupts:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self) -> None:
+    def __init__(self, *, saves: bool = True) -> None:
         self.received: int | None = None
+        self._saves = saves
         self.deferred = self.is_quiet = False
         self._since = 0.0
         self._before: dict[int, Any] = {}
@@ -78,21 +83,33 @@ class Interrupts:
         self.received = number
         what = "stopped at the second signal, without saving" if again else "stopped while there was nothing to save"
         next = "start it again with the same command, with --resume where a checkpoint was saved"
+        if not self._saves:
+            what, next = "stopped", "start it again with the same command"
         self._stop = InterruptedRun(what, signal=number, next=next)
+        # Libraries catch what they do not know (matplotlib, where it lists fonts): look whether it is lost.
+        signal.setitimer(signal.ITIMER_REAL, _LOST_SECONDS, _LOST_SECONDS)
         raise self._stop
 
     def _on_unraisable(self, lost: Any) -> None:
         """An exception in a finalizer (of a tensor's memory, say) goes nowhere: raise it again a moment later."""
         if isinstance(lost.exc_value, InterruptedRun):
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _LOST_SECONDS)
         else:
             self._hook_before(lost)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         call, self._call = self._call, None
-        if call is None:
+        if call is not None:
+            call()
+        elif not self._is_on_its_way():
             raise self._stop
-        call()
+
+    def _is_on_its_way(self) -> bool:
+        """Whether the interrupted code cleans up because of the stop."""
+        handled = sys.exc_info()[1]
+        while handled is not None and handled is not self._stop:
+            handled = handled.__context__
+        return handled is not None
 
     def interrupt(self, call: Callable[[], None]) -> None:
         """From another thread: have the main thread, whatever it does, call what may raise."""

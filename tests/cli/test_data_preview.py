@@ -53,6 +53,14 @@ def test_sources_are_shown_with_a_models_tokenizer(model: Path, tmp_path: Path) 
     assert not list(Path(tmp_path).glob("none*")), "there is no run"
 
 
+def test_records_named_as_text_are_warned_of(model: Path, tmp_path: Path) -> None:
+    path = texts(tmp_path, "some words").rename(tmp_path / "a.txt")
+    code, out, told = run(path, "--model", model, "--seq-len", 32, "--samples", 0)
+    assert code == 0, told
+    read = f"such as {path}, read as text; records are read from .jsonl, .json and .csv"
+    assert f"warning: 1 file that begins like JSON or CSV, {read}" in out.splitlines()
+
+
 def test_a_configuration_is_shown_as_a_run_would_see_it(model: Path, tmp_path: Path) -> None:
     texts(tmp_path, *(f"text {n}" for n in range(20)), *(f"{n} words to learn" * 9 for n in range(5)))
     config = tmp_path / "config.yaml"

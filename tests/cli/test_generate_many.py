@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import DataError, OutOfMemoryError, UsageError
 from genesis.train.output import printable
 from genesis_cli import app
+from genesis_cli.main import main
 from genesis_cli.session import generate, generation
 from genesis_models import Sampling
 from genesis_models.engine import Engine, Piece, Request, Token, continue_texts
@@ -82,6 +85,15 @@ def test_stop_text_holds_back_what_may_be_a_stop() -> None:
     assert text.push("xE") == ("x", False)
     assert text.finish() == "E"
     assert StopText([]).push("all") == ("all", False)
+
+
+def test_lines_about_a_text_begin_below_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where both streams go to one terminal or file, and where the text comes at once."""
+    for words in ([], ["--no-stream"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stderr", sys.stdout)
+            assert main(["generate", str(folder), "--prompt", "words", "--max-tokens", "5", *words]) == 0
+        assert re.fullmatch(r"[^\n]*\n5 tokens in [^\n]+\n", capsys.readouterr().out)
 
 
 def test_the_contexts_end_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

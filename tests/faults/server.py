@@ -1,7 +1,8 @@
 """A warm process that runs commands in forked children in which one system call fails: see `shim.c`.
 
 Reads one JSON request a line from stdin and answers each with a line: the exit code (None: it did not end in time) and
-how long it took. The shim must be preloaded. The client is `tests.faults.sweep`.
+how long it took; where the request names a client, also what that was answered. The shim must be preloaded. The
+client is `tests.faults.sweep`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import pkgutil
 import resource
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.figure
@@ -27,11 +33,14 @@ import typer
 
 import genesis.bench.limits
 import genesis.bench.timing
+import genesis.io.hub
 import genesis.train.plot
 import genesis_cli.environment
 from genesis.bench.timing import Timing, summarize
 from genesis_cli.app import app
 from genesis_cli.main import main
+from genesis_cli.session.serving import http_process, process
+from tests.faults.clients import ask
 
 # What a command imports on its way, every child would import again; and imports are no files of the user's.
 PACKAGES = ("genesis", "genesis_cli", "genesis_configs", "genesis_models")
@@ -42,7 +51,18 @@ LEFT_OUT = (
     "genesis.demos.kernels",
     "genesis_cli.cuda_probe",
 )
-LIBRARIES = ("matplotlib.backends.backend_agg", "matplotlib.figure", "threadpoolctl", "tokenizers", "jinja2.sandbox")
+LIBRARIES = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "threadpoolctl",
+    "tokenizers",
+    "jinja2.sandbox",
+    "uvicorn.protocols.http.h11_impl",
+    "uvicorn.loops.auto",
+    "httpx",
+)
+CLOSE_RANGE = 436  # the system call's number, on every architecture
+LOG_DESCRIPTOR = 900  # of the shim
 
 
 def warm_up() -> None:
@@ -67,6 +87,8 @@ def warm_up() -> None:
     matplotlib.figure.Figure.savefig = lambda self, file, **options: file.write(b"picture")
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
+    process.subprocess = ForkedHttp
+    genesis.io.hub.PAUSE_S = 0.0
     nothing = {"device_nodes": [], "devices": [], "problem": "not asked"}
     genesis_cli.environment._probe_cuda = lambda: nothing
 
@@ -76,7 +98,11 @@ def child(request: dict[str, Any]) -> int:
     os.setsid()
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # of jobs in the background it is ignored
     tempfile.tempdir = None
+    descriptor = os.open(request["stdin"], os.O_RDONLY)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
     for number, path in enumerate(request["streams"], start=1):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(descriptor, number)
@@ -89,6 +115,39 @@ def child(request: dict[str, Any]) -> int:
         return main(request["words"])
     finally:
         shim.faults_disarm()
+
+
+class ForkedHttp:
+    """The process of HTTP of `genesis serve` as a fork, which has imported everything, and in which calls fail too."""
+
+    DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
+
+    @staticmethod
+    def Popen(words: Sequence[str], *, pass_fds: Sequence[int], **options: Any) -> Any:  # noqa: N802 - as subprocess
+        """Start it; what it raises is shown as by an interpreter of its own."""
+        pid = os.fork()
+        if pid:
+            return SimpleNamespace(
+                wait=lambda patience=60.0: wait(pid, patience), kill=lambda: os.kill(pid, signal.SIGKILL)
+            )
+        os.setsid()
+        sys.stderr.flush()
+        kept, libc = [2, *sorted(pass_fds), LOG_DESCRIPTOR], ctypes.CDLL(None)
+        for first, last in zip([0, *(each + 1 for each in kept)], [*(each - 1 for each in kept), 1 << 20], strict=True):
+            if first <= last:  # as an exec does: with no call of the C library, which would be counted
+                libc.syscall(CLOSE_RANGE, first, last, 0)
+        for _ in range(2):
+            os.open(os.devnull, os.O_RDWR)
+        code = 1
+        try:
+            http_process.main(*(int(word) for word in words[3:]))
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
 
 
 def wait(pid: int, patience: float) -> int | None:
@@ -115,6 +174,8 @@ def serve() -> None:
     for line in requests:
         request = json.loads(line)
         start = time.monotonic()
+        for path in request["streams"]:
+            Path(path).unlink(missing_ok=True)  # a client looks into them for an address
         pid = os.fork()
         if pid == 0:
             requests.close()
@@ -127,8 +188,13 @@ def serve() -> None:
                 os.write(2, f"Traceback (out of main): {error!r}\n".encode())
             finally:
                 os._exit(code)
+        answered = []
+        if request["client"]:
+            folder, told = Path(request["folder"]), request["streams"]
+            answered = ask(request["client"], pid, folder, told, request["patience"])
         code = wait(pid, request["patience"])
-        print(json.dumps({"code": code, "seconds": time.monotonic() - start}), file=answers, flush=True)
+        told = {"code": code, "seconds": time.monotonic() - start, "answers": answered}
+        print(json.dumps(told), file=answers, flush=True)
 
 
 if __name__ == "__main__":

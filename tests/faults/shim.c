@@ -3,7 +3,7 @@
    faults_arm(roots, nth, code, log) starts: calls on paths below one of the roots (parted by ':') are counted from 1;
    call `nth` fails with errno `code` and is not made (a close is made and reports the error). With nth 0 none fails.
    Each call (nth 0) or the one that failed is a line in `log`: number, call, path. faults_disarm() ends it and returns
-   how many calls there were. */
+   how many calls there were. A fork counts on with its parent. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -28,7 +28,7 @@
 
 static char roots[MAX_ROOTS][PATH_MAX];
 static int root_count;
-static atomic_long calls;
+static atomic_long *calls;
 static long failing;
 static int failing_code;
 static int log_descriptor = -1;
@@ -45,7 +45,7 @@ void faults_arm(const char *paths, long nth, int code, const char *log)
         }
         paths += length + (paths[length] == ':');
     }
-    calls = 0;
+    calls = (atomic_long *)syscall(SYS_mmap, NULL, sizeof *calls, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     failing = nth;
     failing_code = code;
     int opened = syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -58,7 +58,7 @@ void faults_arm(const char *paths, long nth, int code, const char *log)
 long faults_disarm(void)
 {
     armed = 0;
-    return calls;
+    return *calls;
 }
 
 static void of_descriptor(int descriptor, char *path)
@@ -101,7 +101,7 @@ static int fault(const char *call, int folder, const char *path)
     errno = before;
     if (!is_below_root(full))
         return 0;
-    long number = atomic_fetch_add(&calls, 1) + 1;
+    long number = atomic_fetch_add(calls, 1) + 1;
     if (failing && number != failing)
         return 0;
     char line[2 * PATH_MAX + 64];

@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.faults.clients import Answer
+from tests.hub import Hub, served
 from tests.train.chats import make_chats
 
 __all__ = ["CASES", "ERRORS", "Case", "Fault", "Finding", "Shim", "Tally", "Worker", "World", "sweep"]
@@ -67,6 +69,8 @@ QUESTIONS = """\
 {"messages": [{"role": "user", "content": "beta?"}]}
 """
 TASK = '{"prompt": "alpha", "choices": [" b", " c"], "answer": 0}\n{"prompt": "beta", "answer": "gamma"}\n'
+SAID = "alpha\n/save talk.jsonl\n/reset\n/load talk.jsonl\n/tokens\nbeta\n"
+PULLED = "team/base"  # the name of a model on the hub
 MODEL_FILES = ("config.json", "model.safetensors", "generation_config.json", "tokenizer.json")
 
 
@@ -79,6 +83,9 @@ class Case:
         trains: it makes a run, which can be resumed.
         is_exact: its stdout is the same each time.
         made: files that it must have made when it ends with 0.
+        stdin: the file that it reads as stdin; empty: nothing.
+        client: of `tests.faults.clients`, whose requests it serves until SIGINT; empty: it serves nothing.
+        pulls: it fetches the model `base` of a hub on loopback.
     """
 
     name: str
@@ -87,6 +94,14 @@ class Case:
     trains: bool = False
     is_exact: bool = False
     made: tuple[str, ...] = ()
+    stdin: str = ""
+    client: str = ""
+    pulls: bool = False
+
+    @property
+    def code(self) -> int:
+        """The exit code without a fault."""
+        return 130 if self.client else 0
 
 
 _CPU = ("--device", "cpu")
@@ -122,6 +137,7 @@ CASES = (
     Case("data preview chats", ("data", "preview", *_CHATS), is_exact=True),
     Case("report", ("report", "run", "--out", "page.html"), is_exact=True, made=("page.html",)),
     Case("eval --task", ("eval", "run", "--task", "task.jsonl", "--max-tokens", "2", *_CPU), is_exact=True),
+    Case("chat", ("chat", "base", "--temperature", "0", "--max-tokens", "2", *_CPU), stdin="said.txt"),
     Case("init", ("init", "new.yaml", "--model", "model", "--data", "docs", "--goal", "full"), made=("new.yaml",)),
     Case("recipes", ("recipes",), is_exact=True),
     Case("estimate", ("estimate", "config.yaml", "--gpu-memory", "24")),
@@ -160,6 +176,9 @@ CASES = (
         ("bench-ops", "--op", "add", "--fast", "--size", "small", *_CPU, "--out", "bench", "--json", "ops.json"),
         made=("ops.json",),
     ),
+    Case("serve", ("serve", "base", "--port", "0", *_CPU), client="serve"),
+    Case("watch", ("watch", "run", "--port", "0"), client="watch"),
+    Case("pull", ("pull", f"{PULLED}@v1.0"), "fresh", pulls=True),
 )
 
 
@@ -227,8 +246,9 @@ class Shim:
 class World:
     """The folders that commands start from, made once; `fill` copies one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hub: Hub) -> None:
         self.folder = folder
+        self._hub = hub
         self.hashes: dict[str, str] = {}
 
     def make(self, worker: Worker) -> None:
@@ -242,9 +262,11 @@ class World:
             (start / "docs" / f"{number}.txt").write_text(text + ".\n")
         (start / "questions.jsonl").write_text(QUESTIONS)
         (start / "task.jsonl").write_text(TASK)
+        (start / "said.txt").write_text(SAID)
         recipe = make_chats(start)
         (start / "chats.yaml").write_text(recipe.read_text().replace(str(start), "."))
         (start / "config.yaml").write_text(CONFIG)
+        self._hub.models[PULLED] = start / "base"
         done = self.folder / "done"
         shutil.copytree(start, done)
         train, tuned, adapter = (
@@ -276,14 +298,16 @@ class World:
 class Worker:
     """A server of forks and the folder that its commands run in; a context manager."""
 
-    def __init__(self, shim: Path, folder: Path, patience: float = PATIENCE_SECONDS) -> None:
-        self.folder, self._shim, self._patience = folder, shim, patience
+    def __init__(self, shim: Path, folder: Path, endpoint: str, patience: float = PATIENCE_SECONDS) -> None:
+        self.folder, self.endpoint, self._shim, self._patience = folder, endpoint, shim, patience
         folder.mkdir()
         (folder / "home").mkdir()
         self._log, self._told = folder / "log", folder / "stderr"
+        self.answers: list[Answer] = []  # to the requests of the last command's client
 
     def __enter__(self) -> Self:
         environment = {**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(self._shim), "HOME": str(self.folder / "home")}
+        environment |= {"HF_ENDPOINT": self.endpoint, "HF_HUB_CACHE": "hub", "HF_TOKEN_PATH": os.devnull}
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.server"],
             cwd=ROOT,
@@ -300,7 +324,15 @@ class Worker:
     ) -> None:
         self._server.communicate(timeout=60)
 
-    def run(self, folder: Path, words: Sequence[str], number: int = 0, error: str = "EIO") -> int | None:
+    def run(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        number: int = 0,
+        error: str = "EIO",
+        stdin: str = "",
+        client: str = "",
+    ) -> int | None:
         """Run a command in `folder`, whose call `number` fails (0: none); returns its exit code."""
         request = {
             "folder": str(folder),
@@ -308,15 +340,18 @@ class Worker:
             "nth": number,
             "code": getattr(errno, error),
             "log": str(self._log),
+            "stdin": str(folder / stdin) if stdin else os.devnull,
             "streams": [str(folder / "streams" / "stdout"), str(self._told)],
             "roots": f"{folder}:{ROOT / 'configs'}",
             "environment": {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PWD": str(folder)},
             "patience": self._patience,
+            "client": client,
         }
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        code = self._read()["code"]
+        answer = self._read()
+        code, self.answers = answer["code"], answer["answers"]
         assert code is None or isinstance(code, int)
         return code
 
@@ -333,7 +368,7 @@ class Worker:
 
     def trained(self, folder: Path, case: Case) -> str:
         """The state hash that a training run comes to."""
-        code = self.run(folder, case.words)
+        code = self.run(folder, case.words, stdin=case.stdin)
         assert code == 0, f"{case.name} without a fault: exit {code}\n{self.told}"
         found = state_hash(folder / output_of(case))
         assert found is not None
@@ -378,13 +413,17 @@ def problems_of(worker: Worker, world: World, fault: Fault, code: int | None, pr
     folder, case, told = worker.folder / "here", fault.case, worker.told
     if code is None:
         yield f"no end within {PATIENCE_SECONDS:g} s"
-    elif code not in ALLOWED:
+    elif case.client and code == case.code:
+        yield from problems_of_answers(fault, worker.answers)
+    elif code not in ALLOWED or (case.client and code == 0):
         yield f"exit code {code}"
     if "Traceback" in told or "a bug in Genesis" in told:
         yield "a traceback or a bug report"
-    if code:
+    if code and code != case.code:
         names = fault.path.split("/") if fault.path != "." else [folder.name]
         parts = [name for name in names if name not in ("", "tmp", "streams")]
+        if fault.path == case.stdin:
+            parts = ["stdin"]
         reason = os.strerror(getattr(errno, fault.error))
         said = told.replace("data.cache_dir", "")  # what to set is not where it failed
         if "error: " not in said or not any(part in said for part in (*parts, str(folder / fault.path))):
@@ -404,6 +443,35 @@ def problems_of(worker: Worker, world: World, fault: Fault, code: int | None, pr
                 yield f"exit 0 without {name}"
         if case.trains and state_hash(folder / output_of(case)) != world.hashes[output_of(case)]:
             yield "exit 0 without the last checkpoint"
+
+
+def problems_of_answers(fault: Fault, answers: Sequence[Answer]) -> Iterator[str]:
+    """What is wrong with what a server answered that went on after the fault."""
+    if not answers:
+        yield "it ended by a signal that it was not sent"
+        return
+    reason = os.strerror(getattr(errno, fault.error))
+    for what, status, body in answers:
+        if status is None:
+            yield f"{what} got no answer: {body}"
+        elif status != 200 and (reason not in body and fault.error != "ENOENT"):
+            yield f"{what} got {status} without the reason: {body[:300]}"
+    if answers[-1][1] != 200:
+        yield f"the last request got {answers[-1][1]}"
+
+
+def pulled(folder: Path) -> dict[str, bytes]:
+    """The files of the model that the cache gives by the revision's name."""
+    cache = folder / "hub" / f"models--{PULLED.replace('/', '--')}"
+    ref = cache / "refs" / "v1.0"
+    snapshot = cache / "snapshots" / (ref.read_text() if ref.exists() else "none")
+    return {path.name: path.read_bytes() for path in snapshot.rglob("*")}
+
+
+def pulled_from(world: World) -> dict[str, bytes]:
+    """The files of the model on the hub."""
+    base = world.folder / "fresh" / "base"
+    return {path.name: path.read_bytes() for path in base.iterdir() if path.name != "manifest.json"}
 
 
 def resumed(worker: Worker, world: World, fault: Fault) -> Iterator[str]:
@@ -436,7 +504,7 @@ def try_fault(worker: Worker, world: World, fault: Fault, printed: str) -> Findi
     """Run a command with a fault, and look at everything it left."""
     folder = worker.folder / "here"
     world.fill(fault.case, folder)
-    code = worker.run(folder, fault.case.words, fault.number, fault.error)
+    code = worker.run(folder, fault.case.words, fault.number, fault.error, fault.case.stdin, fault.case.client)
     hit = worker.calls
     told = worker.told
     if hit:
@@ -445,6 +513,11 @@ def try_fault(worker: Worker, world: World, fault: Fault, printed: str) -> Findi
     wrong = list(problems_of(worker, world, fault, code, printed))
     if fault.case.trains and code != 0 and not is_untouched(world, fault.case, folder):
         wrong += resumed(worker, world, fault)
+    if fault.case.pulls:
+        if code != 0 and (again := worker.run(folder, fault.case.words)) != 0:
+            wrong.append(f"once more: exit {again}: {worker.told}")
+        if pulled(folder) != pulled_from(world):
+            wrong.append("what was pulled is not what the hub has")
     return Finding(fault, code, tuple(wrong), told)
 
 
@@ -452,8 +525,9 @@ def count_calls(worker: Worker, world: World, case: Case) -> tuple[int, str]:
     """How many calls a command makes, and what it prints."""
     folder = worker.folder / "here"
     world.fill(case, folder)
-    code = worker.run(folder, case.words)
-    assert code == 0, f"{case.name} without a fault: exit {code}\n{worker.told}"
+    code = worker.run(folder, case.words, stdin=case.stdin, client=case.client)
+    assert code == case.code, f"{case.name} without a fault: exit {code}\n{worker.told}"
+    assert all(status == 200 for _, status, _ in worker.answers), worker.answers
     return len(worker.calls), (folder / "streams" / "stdout").read_text()
 
 
@@ -464,8 +538,9 @@ def workers(count: int, patience: float) -> Iterator[tuple[World, list[Worker]]]
         shim = stack.enter_context(Shim())
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="genesis-faults-", dir=memory)))
-        made = [stack.enter_context(Worker(shim, base / f"worker{i}", patience)) for i in range(count)]
-        world = World(base / "world")
+        hub = stack.enter_context(served({}))
+        made = [stack.enter_context(Worker(shim, base / f"worker{i}", hub.endpoint, patience)) for i in range(count)]
+        world = World(base / "world", hub)
         world.make(made[0])
         yield world, made
 

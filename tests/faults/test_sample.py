@@ -15,11 +15,7 @@ from genesis_cli.app import app
 from tests.faults.sweep import CASES, ERRORS, Case, Fault, Worker, World, problems_of, sweep, table, workers
 
 EVERY = 149  # coprime to the number of errors, so that over the commands each call meets each error
-
-
-# What `bench-ops` and `bench-model` do, together.
-# It takes minutes; these have servers, a network or a person at the other end, and tests of their own.
-WITHOUT_CASE = {("bench", "all"), ("pull",), ("chat",), ("serve",), ("watch",)}
+WITHOUT_CASE = {("bench", "all")}  # what `bench-ops` and `bench-model` do, together, in minutes
 
 
 @pytest.fixture(scope="module")

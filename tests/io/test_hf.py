@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 
 from genesis.errors import DiskError, ModelError
+from genesis.io import hf
 from genesis.io.files import AtomicFolder, FileSystem, FolderUpdate, verify_manifest
 from genesis.io.hf import (
     INDEX_NAME,
@@ -277,6 +278,18 @@ class TestHostileFolders:
     def test_an_index_of_another_form(self, sharded: Path, index: object) -> None:
         put_index(sharded, index)
         assert str(sharded / INDEX_NAME) in refused(sharded).where
+
+    def test_an_index_of_many_tensors_is_checked_file_by_file(
+        self, sharded: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checked: list[object] = []
+        real = hf.check_name
+        monkeypatch.setattr(hf, "check_name", lambda name, **where: checked.append(name) or real(name, **where))
+        for files, count in ((2, 2), (2000, 513)):
+            put_index(sharded, {"weight_map": {f"{i}": f"{i % files}.safetensors" for i in range(5000)}})
+            checked.clear()
+            refused(sharded)
+            assert len([name for name in checked if name != INDEX_NAME]) == count
 
     def test_an_index_with_duplicates_or_too_large(self, sharded: Path) -> None:
         text = (

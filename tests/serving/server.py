@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -30,7 +31,9 @@ class Server:
 
     def __init__(self, folder: Path, *words: str, program: str = "genesis_cli.main") -> None:
         command = [sys.executable, "-m", program, "serve", str(folder), "--port", "0", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # Programs that a shell starts in the background ignore SIGINT, and so do their children: not this one.
+        listens = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listens)  # noqa: PLW1509
         self.told, self.url = "", ""
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -10,14 +11,16 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvicorn
 
 import genesis_models
+from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import NumericError
+from genesis.errors import ModelError, NumericError
 from genesis_cli.session.serving import api as api_module
 from genesis_cli.session.serving import http_process
 from genesis_cli.session.serving.api import Api, Settings
@@ -70,6 +73,9 @@ def run(chat_model: Path) -> Callable[[Callable[[Link, Endless], Awaitable[None]
 
         asyncio.run(with_link())
         thread.join(10)
+        for each in threading.enumerate():
+            if "(_read)" in each.name:  # closed under a thread that reads, a connection fails in its own way
+                each.join(10)
         ours.close()
         theirs.close()
         assert not thread.is_alive()
@@ -119,9 +125,14 @@ def test_a_failure_of_the_model_ends_what_runs_and_no_more(run: Any) -> None:
     run(test)
 
 
-async def asked(app: Any, parts: list[dict[str, Any]], sent: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+async def asked(
+    app: Any,
+    parts: list[dict[str, Any]],
+    sent: Callable[[dict[str, Any]], Awaitable[None]],
+    path: str = "/v1/completions",
+) -> None:
     """A request whose body comes as `parts`; then nothing comes any more."""
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
              "query_string": b"", "headers": [(b"content-type", b"application/json")], "root_path": ""}  # fmt: skip
 
     async def receive() -> dict[str, Any]:
@@ -162,6 +173,40 @@ def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatc
         await asked(app, [{"type": "http.request", "body": body(stream=True)}], read_nothing)
         await until(lambda: not engine.live and not link.live)
         assert engine.taken == 1
+
+    run(test)
+
+
+def test_connections_that_the_system_refuses_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    times, others = [0.0, 0.0, 1.0, 59.0, 61.0, 61.0], []
+    loop: Any = SimpleNamespace(time=lambda: times.pop(0), default_exception_handler=others.append)
+    refused, full = http_process._Refused(), {"exception": OSError(errno.EMFILE, os.strerror(errno.EMFILE))}
+    while times:  # asked for twice where a line is told
+        refused(loop, full)
+    line = "warning: taking a connection failed: Too many open files; raise the limit on open files: ulimit -n\n"
+    assert capsys.readouterr().err == line * 2
+    refused(loop, {"exception": RuntimeError()})
+    assert len(others) == 1
+
+
+class Unusable:
+    """A template whose process cannot be started again."""
+
+    def encode(self, conversation: Conversation) -> list[int]:
+        raise ModelError("starting Python for chat templates failed: Too many open files")
+
+
+def test_an_error_of_this_machine_is_an_answer(run: Any, chat_model: Path, settings: Settings) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), cast("Any", Unusable()), []).app
+        got: list[dict[str, Any]] = []
+
+        async def take(message: dict[str, Any]) -> None:
+            got.append(message)
+
+        data = body(messages=[{"role": "user", "content": "words"}])
+        await asked(app, [{"type": "http.request", "body": data}], take, "/v1/chat/completions")
+        assert got[0]["status"] == 500 and b"Too many open files" in got[1]["body"]
 
     run(test)
 

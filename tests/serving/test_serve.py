@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis_cli.session.scoring import scores
+from genesis_cli.session.serving import http_process
 from tests.cli.command import printed
 from tests.serving.server import Server, serving
 
@@ -298,6 +300,22 @@ def test_what_a_server_does_not_start_with(chat_model: Path) -> None:
         assert code == 6 and f"port {port} is taken" in told
     code, _, told = printed("serve", chat_model, "--port", "0", "--context", "129")
     assert code == 2 and "--context 129 is beyond the model's 128 positions" in told
+
+
+def test_what_the_process_of_http_cannot_read_is_told_by_the_engines(
+    chat_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(chat_model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    code, _, told = printed("serve", folder, "--device", "cpu", "--port", "0")
+    assert code == 5 and "the chat template cannot be used" in told and str(folder) in told
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_engine_that_ends_first_is_no_error_of_http() -> None:
+    ours, theirs = Pipe()
+    ours.close()
+    http_process.main(-1, os.dup(theirs.fileno()))
 
 
 def test_ctrl_c_ends_the_server(server: Server, client: httpx.Client) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import math
+import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -200,6 +203,35 @@ def test_only_this_machines_browser_is_answered(watcher: Watcher) -> None:
         assert asked(watcher, **headers)[0] == 403, headers
     assert asked(watcher, "/metrics.jsonl")[0] == 404
     assert asked(watcher, "/", "POST")[0] == 501
+
+
+def test_a_browser_that_leaves_is_no_error_to_show(watcher: Watcher, capfd: pytest.CaptureFixture[str]) -> None:
+    for error in (BrokenPipeError(), ConnectionResetError(), RuntimeError("can't start new thread")):
+        try:
+            raise error
+        except (OSError, RuntimeError):
+            watcher.handle_error(None, ("127.0.0.1", 1))
+    told = capfd.readouterr().err
+    assert "new thread" in told and "BrokenPipe" not in told and "Reset" not in told
+
+
+def test_a_connection_that_cannot_be_taken_is_waited_for(watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket asks again at once, and the server would do nothing else."""
+    tries: list[float] = []
+    real = watcher.socket
+
+    class Full:
+        fileno = staticmethod(real.fileno)
+
+        def accept(self) -> None:
+            tries.append(time.monotonic())
+            if len(tries) == 3:
+                monkeypatch.setattr(watcher, "socket", real)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(watcher, "socket", Full())
+    assert asked(watcher)[0] == 200
+    assert tries[2] - tries[0] > 0.15
 
 
 def test_a_taken_port_and_a_folder_that_is_no_run(watcher: Watcher, tmp_path: Path) -> None:

@@ -48,6 +48,12 @@ class TestInterrupts:
             signal.raise_signal(number)
         assert caught.value.exit_code == 128 + number
 
+    def test_where_nothing_is_ever_saved_nothing_is_said_of_it(self) -> None:
+        with pytest.raises(InterruptedRun) as caught, Interrupts(saves=False):
+            signal.raise_signal(signal.SIGTERM)
+        assert (caught.value.exit_code, caught.value.what) == (143, "stopped")
+        assert "resume" not in caught.value.next
+
     @pytest.mark.parametrize("first, second", [SIGNALS, SIGNALS[::-1]])
     def test_the_second_stops_now(self, first: int, second: int) -> None:
         with Interrupts() as interrupts:
@@ -96,6 +102,37 @@ class TestInterrupts:
 
         with Interrupts(), pytest.raises(InterruptedRun):
             work()
+
+    def test_a_stop_that_a_library_catches_is_not_lost(self) -> None:
+        def work() -> None:
+            with contextlib.suppress(Exception):
+                signal.raise_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                time.sleep(0.01)
+
+        with pytest.raises(InterruptedRun), Interrupts():
+            work()
+
+    def test_what_cleans_up_after_a_stop_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(signals, "_LOST_SECONDS", 0.001)
+        cleaned = []
+
+        def work() -> None:
+            with contextlib.ExitStack() as stack:
+                stack.callback(cleaned.append, "stack")
+                stack.callback(time.sleep, 0.02)
+                try:
+                    signal.raise_signal(signal.SIGTERM)
+                finally:
+                    with contextlib.suppress(OSError):
+                        raise OSError
+                    time.sleep(0.02)
+                    cleaned.append("block")
+
+        with pytest.raises(InterruptedRun), Interrupts():
+            work()
+        assert cleaned == ["block", "stack"]
 
     def test_other_errors_of_finalizers_go_where_they_went(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[Any] = []

@@ -95,6 +95,8 @@ class Api:
                 return _json(error.body(), error.status)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except GenesisError as error:  # of this machine or of the model's files: others are served on
+                return _json(BadRequest(error.what, status=500).body(), 500)
 
         return guarded
 

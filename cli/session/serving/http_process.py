@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,10 +18,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.tokenizer import Tokenizer
+from genesis.errors import DeviceError, GenesisError, ModelError
+from genesis.io.boundary import boundary, system_error
 from genesis.io.hf import read_chat_templates
+from genesis.train.output import Output
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import Link
-from genesis_cli.session.serving.messages import Message, receive, send
+from genesis_cli.session.serving.messages import Message, failure, receive, send
 from genesis_cli.session.speaker import template_folder
 from genesis_models.chat_files import stop_ids
 from genesis_models.source import find_source
@@ -31,6 +35,7 @@ HEAD_S = 30.0  # in which the head of a connection's first request must come
 KEPT_S = 30  # that a connection may be idle
 CLOSING_S = 5  # for what still runs when the server ends
 CONNECTIONS = 2048
+TOLD_S = 60.0  # between warnings
 
 
 class _Protocol(H11Protocol):
@@ -66,6 +71,35 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
+class _Refused:
+    """Tells of connections that the system refuses, such as for want of descriptors: in a line, now and then.
+
+    The loop accepts again a moment later, and would show a traceback each time.
+    """
+
+    def __init__(self) -> None:
+        self._said_at = -TOLD_S
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """As `asyncio.loop.call_exception_handler` calls it."""
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._said_at >= TOLD_S:
+            self._said_at = loop.time()
+            told = system_error(error, DeviceError, "taking a connection")
+            Output(sys.stderr).line(f"warning: {told.what}; {told.next}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What turns requests into ids and ids into text."""
+
+    tokenizer: Tokenizer
+    template: ChatPrompts | None
+    ends: list[int]
+
+
 def main(listening: int, link: int) -> None:
     """Serve until the engine's process ends.
 
@@ -74,19 +108,31 @@ def main(listening: int, link: int) -> None:
         link: that of the connection to the engine.
     """
     connection = Connection(link)
-    start = receive(connection)
-    with ExitStack() as stack:
-        asyncio.run(_serve(connection, socket.socket(fileno=listening), start, stack))
+    with ExitStack() as stack, suppress(EOFError, BrokenPipeError):  # the engine's process ended before this one began
+        start = receive(connection)
+        try:
+            texts = _read(start, stack)
+        except GenesisError as error:
+            send(connection, failure(error))
+            return
+        asyncio.run(_serve(connection, socket.socket(fileno=listening), start, texts))
 
 
-async def _serve(connection: Connection, listening: socket.socket, start: Message, stack: ExitStack) -> None:
-    source = find_source(start["folder"], start["base"])
-    tokenizer, template = Tokenizer.load(source.holding("tokenizer.json")), None
-    ends = {*stop_ids(source.folders, tokenizer)}
-    if read_chat_templates(folder := template_folder(source)):
-        template = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.read(str(folder))))
-        ends |= {*template.end_of_turn_ids}
+def _read(start: Message, stack: ExitStack) -> _Texts:
+    """Raises: GenesisError."""
+    with boundary(ModelError, "reading the tokenizer and the chat template", start["folder"]):
+        source = find_source(start["folder"], start["base"])
+        tokenizer, template = Tokenizer.load(source.holding("tokenizer.json")), None
+        ends = {*stop_ids(source.folders, tokenizer)}
+        if read_chat_templates(folder := template_folder(source)):
+            template = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.read(str(folder))))
+            ends |= {*template.end_of_turn_ids}
+        return _Texts(tokenizer, template, sorted(ends))
+
+
+async def _serve(connection: Connection, listening: socket.socket, start: Message, texts: _Texts) -> None:
     server: uvicorn.Server | None = None
+    asyncio.get_running_loop().set_exception_handler(_Refused())
 
     def ended() -> None:
         if server is not None:
@@ -94,7 +140,7 @@ async def _serve(connection: Connection, listening: socket.socket, start: Messag
 
     settings = Settings(**{**start["settings"], "hosts": frozenset(start["settings"]["hosts"])})
     link = Link(connection, start["most"], ended)
-    api = Api(settings, link, tokenizer, template, sorted(ends))
+    api = Api(settings, link, texts.tokenizer, texts.template, texts.ends)
     config = uvicorn.Config(
         api.app,
         http=_Protocol,

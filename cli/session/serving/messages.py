@@ -2,6 +2,8 @@
 
 To the engine: "new" (id, ids, sampling, max_tokens, stop, sequence), "cancel" (id), "score" (id, ids, top).
 From it: "tokens" (a list of [id, token, finish]), "scores" (id, rows), "failed" (id, what, is_ours).
+First of all the engine's process sends what is to be served, and that of HTTP answers "ready", or "failed" (kind, what,
+where, next) where it cannot serve it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ import json
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["Message", "receive", "send"]
+from genesis import errors
+from genesis.errors import GenesisError
+
+__all__ = ["Message", "failed", "failure", "receive", "send"]
 
 Message = dict[str, Any]
 
@@ -24,3 +29,20 @@ def receive(connection: Connection) -> Message:
     """The next message, waiting for it. Raises: EOFError, OSError where the other process is gone."""
     message: Message = json.loads(connection.recv_bytes())
     return message
+
+
+def failure(error: GenesisError) -> Message:
+    """The message of an error, for the other process to raise."""
+    return {
+        "op": "failed",
+        "kind": type(error).__name__,
+        "what": error.what,
+        "where": error.where,
+        "next": error.next,
+    }
+
+
+def failed(message: Message) -> GenesisError:
+    """The error of a message."""
+    kind: type[GenesisError] = getattr(errors, message["kind"], GenesisError)
+    return kind(message["what"], where=message["where"], next=message["next"])

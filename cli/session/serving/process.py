@@ -22,7 +22,7 @@ from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
 from genesis_cli.session.inference import opened
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
-from genesis_cli.session.serving.messages import Message, receive, send
+from genesis_cli.session.serving.messages import Message, failed, receive, send
 from genesis_cli.session.serving.worker import Worker
 from genesis_cli.session.speaker import template_folder
 from genesis_models.engine import Request, Sampling
@@ -132,7 +132,11 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _http(listening: socket.socket, start: Message) -> Iterator[Connection]:
-    """The connection to a child that serves. Raises: DeviceError where it does not start."""
+    """The connection to a child that serves.
+
+    Raises:
+        GenesisError: it cannot serve this model. DeviceError: it does not start.
+    """
     ours, theirs = Pipe()
     words = [sys.executable, "-m", "genesis_cli.session.serving.http_process", str(listening.fileno())]
     child = subprocess.Popen(
@@ -143,15 +147,21 @@ def _http(listening: socket.socket, start: Message) -> Iterator[Connection]:
         start_new_session=True,  # an interrupt from the terminal is the parent's to handle
     )
     theirs.close()
+    is_ready = False
     try:
-        send(ours, start)
         try:
-            receive(ours)
+            send(ours, start)
+            answer = receive(ours)
         except (EOFError, OSError):
             raise DeviceError("the process of HTTP does not start", next="look for its message above") from None
+        if answer["op"] == "failed":
+            raise failed(answer)
+        is_ready = True
         yield ours
     finally:
         ours.close()  # which tells it to end
+        if not is_ready:  # there is nobody to say goodbye to
+            child.kill()
         try:
             child.wait(ENDING_S)
         except subprocess.TimeoutExpired:

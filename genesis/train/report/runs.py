@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from genesis.errors import DataError, escape
+from genesis.errors import DataError, DiskError, escape
+from genesis.io.boundary import boundary
+from genesis.io.paths import exists
 from genesis.io.strict_json import read_limited
 from genesis.train.config_file import RESOLVED
 from genesis.train.metrics import FILE_NAME, STEP, read_metrics
@@ -71,7 +73,9 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         DataError: it is no folder of a run, or a file of it holds something else. DiskError: one cannot be read.
     """
     path = Path(folder)
-    if not os.path.lexists(path / FILE_NAME):
+    with boundary(DiskError, "reading the run", path):
+        has_metrics, has_config = exists(path / FILE_NAME), exists(path / RESOLVED)
+    if not has_metrics:
         what = f"{escape(path)} has no {FILE_NAME}, and so is no run's output_dir"
         raise DataError(what, next="name the folder that train.output_dir names")
     series: dict[str, list[tuple[int, float]]] = {}
@@ -83,7 +87,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             if name != STEP and type(value) in (int, float) and math.isfinite(value):
                 series.setdefault(name, []).append((step, float(value)))
     config = path / RESOLVED
-    text = read_limited(config, MOST_CONFIG, DataError).decode("utf-8", "replace") if os.path.lexists(config) else ""
+    text = read_limited(config, MOST_CONFIG, DataError).decode("utf-8", "replace") if has_config else ""
     return Run(path, series, text, list(read_samples(path)), step, bad)
 
 

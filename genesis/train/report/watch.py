@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import sys
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from genesis.errors import DeviceError, GenesisError, escape
 from genesis.train.report.page import page_of
@@ -17,6 +21,7 @@ __all__ = ["HOST", "PORT", "REFRESH_S", "Watcher"]
 
 HOST, PORT = "127.0.0.1", 8377
 REFRESH_S = 5
+REFUSED_S = 0.1  # before a connection is taken again that the system refused
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -56,6 +61,19 @@ class Watcher(ThreadingHTTPServer):
             ) from None
         port = self.server_address[1]
         self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """As `socketserver` calls it. Where there are no descriptors left the socket asks again at once: wait."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(REFUSED_S)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show what went wrong in an answer, but nothing of a browser that did not wait for it."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
