@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.training_step import memory_field
 from benchmarks.lower_bounds import EXPLAINED, SMALLEST, LowerBound, describe, lower_bound_of
 from benchmarks.performance_fused import FUSED_KEY, fused_ops
+from benchmarks.performance_generation import generation
 from benchmarks.performance_reports import all_ops, model_steps
 from benchmarks.reasons import known_reason
 from benchmarks.result_files import RESULTS, Result, read_results, result_files
@@ -59,7 +60,7 @@ def page_of(results: Sequence[Result]) -> str:
     """The whole page."""
     parts = [
         INTRODUCTION.rstrip().split("\n"),
-        *(part(results) for part in (_steps, model_steps, _ops, _fused, all_ops, _launches, _cpu)),
+        *(part(results) for part in (_steps, model_steps, generation, _ops, _fused, all_ops, _launches, _cpu)),
     ]
     lines: list[str] = []
     for part in parts:
@@ -101,7 +102,7 @@ def training_steps(results: Iterable[Result]) -> list[Step]:
     for result in results:
         own: dict[tuple[str, ...], dict[str, Step]] = {}
         for run in result.data.get("runs") or [result.data]:
-            rows = [row for row in run.get("rows", ()) if "side" in row]
+            rows = [row for row in run.get("rows", ()) if "side" in row and "shape" in row]
             for row in rows:
                 if row["side"].startswith(OURS):
                     command = str(row.get("command") or run.get("command", ""))

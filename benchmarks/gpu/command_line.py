@@ -124,6 +124,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the model here, and take it from here")
     parser.add_argument("--phases", action="store_true", help="say what the parts of the last run took")
     chosen = parser.parse_args()
+    if sys.dont_write_bytecode:  # an installed wheel has its bytecode, without which imports take twice as long
+        print("PYTHONDONTWRITEBYTECODE is set: each run may compile its modules from source", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.folder or Path(temporary) / "model"
         if not (folder / "tokenizer.json").exists():

@@ -1,0 +1,60 @@
+"""The part of docs/performance.md on generation, from results of `benchmarks.gpu.generation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.result_files import Result
+from genesis.report.markdown import markdown_table
+
+__all__ = ["generation"]
+
+CASE = ("size", "batch", "prompt", "new", "draw", "cache", "weights")
+COLUMNS = ["model", "sequences", "prompt + new", "drawn", "Genesis", "tokens/s", "share of the copy bandwidth",
+           "first token", "peer's time", "ratio"]  # fmt: skip
+
+
+def generation(results: Sequence[Result]) -> Iterator[str]:
+    """Milliseconds a token of each case, from the newest file that has it."""
+    newest: dict[tuple[Any, ...], tuple[Result, dict[str, Any], dict[str, Any]]] = {}
+    for result in results:
+        rows = [row for row in result.data.get("rows", ()) if "draw" in row and "side" in row]
+        peers = {_case(row): row for row in rows if row["side"] != "genesis"}
+        for row in rows:
+            if row["side"] == "genesis":
+                before = newest.get(_case(row), (result, row, {}))[2]
+                newest[_case(row)] = result, row, peers.get(_case(row), before)
+    if not newest:
+        return
+    yield from ("## Generation on a GPU", "")
+    yield "A step draws a token for each sequence, as one CUDA graph. The share is of the bandwidth at which the GPU"
+    yield "copies memory: bytes of the weights and of the KV cache that a step reads, over its time. The peer is a"
+    yield "minimal decoder in torch with a static cache, in a CUDA graph, in the same run or the last one that had it."
+    yield ""
+    yield from markdown_table(COLUMNS, [_cells(row, peer) for _, row, peer in newest.values()], ("model", "drawn"))
+    yield ""
+    for result in {id(result): result for result, _, _ in newest.values()}.values():
+        where = f"[all figures](../benchmarks/results/{result.name})"
+        about = f"on an {result.data['gpu']} with driver {result.data['driver']}" if "gpu" in result.data else ""
+        yield f"Measured {result.date[:10]} {about} by `{result.data['command']}`; {where}."
+    yield ""
+
+
+def _case(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in CASE)
+
+
+def _cells(row: dict[str, Any], peer: dict[str, Any]) -> list[str]:
+    return [
+        row["size"],
+        str(row["batch"]),
+        f"{row['prompt']:,} + {row['new']}",
+        row["draw"],
+        f"{row['ms']:.3f} ms",
+        f"{row['batch'] / row['ms'] * 1e3:,.0f}",
+        f"{100 * row['share']:.0f} %" if row.get("share") else "–",
+        f"{row['first_ms']:.1f} ms" if row.get("first_ms") else "–",
+        f"{peer['ms']:.3f} ms" if peer else "–",
+        f"{peer['ms'] / row['ms']:.2f}" if peer else "–",
+    ]
