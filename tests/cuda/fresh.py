@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import genesis.backend.cuda as cuda
 from genesis.backend import backend_for
+from genesis.backend.cuda import faults
 from genesis.kernels.index import select
 
 
@@ -12,3 +13,6 @@ def forget_backends() -> None:
     backend_for.cache_clear()
     cuda.backend_of.cache_clear()
     select._plans.clear()
+    select._last_counts.clear()
+    faults.flag.cache_clear()
+    faults._words.clear()

@@ -195,6 +195,11 @@ def test_15_a_cache_of_tritons_own(place: Path, monkeypatch: pytest.MonkeyPatch)
     assert knobs.cache.dir == str(place / "triton")
     with compile._own_settings():
         assert place not in Path(knobs.cache.dir).parents
+    assert knobs.cache.dir == os.environ["TRITON_CACHE_DIR"] == str(place / "triton")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    with compile._own_settings():
+        pass
+    assert "TRITON_CACHE_DIR" not in os.environ and knobs.cache.dir != str(place / "triton")
 
 
 def test_16_settings_and_fonts_of_matplotlib(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,9 +161,11 @@ def test_log_probabilities_are_the_models(client: httpx.Client, chat_model: Path
     )
     assert "".join(told["tokens"]) == found["text"] and told["text_offset"][1] == len(told["tokens"][0])
     text = ask(client, "completions", prompt=ids, max_tokens=2, logprobs=0)["choices"][0]
-    assert text["logprobs"]["token_logprobs"] == told["token_logprobs"][-2:]
+    assert text["logprobs"]["token_logprobs"] == pytest.approx(told["token_logprobs"][-2:], abs=1e-5)
     only = ask(client, "completions", prompt=ids, max_tokens=0, echo=True, logprobs=1)["choices"][0]
-    assert only["logprobs"]["token_logprobs"] == told["token_logprobs"][:-2]
+    # BLAS may round a GEMM of other rows otherwise
+    assert only["logprobs"]["token_logprobs"][1:] == pytest.approx(told["token_logprobs"][1:-2], abs=1e-5)
+    assert only["logprobs"]["token_logprobs"][0] is None
     as_text = ask(client, "completions", prompt="some words", max_tokens=2, echo=True, logprobs=0)["choices"][0]
     assert as_text["text"] == "some words" + text["text"]  # without the first token, which is the tokenizer's
     offsets, sent = as_text["logprobs"]["text_offset"], len("some words")

@@ -43,6 +43,7 @@ class CudaBackend:
 
     Attributes:
         stream: the stream on which work is launched now.
+        idle_streams: streams that nobody uses, by priority.
         reserved_sms: SMs that persistent kernels leave to others, see `reserve_sms`.
     """
 
@@ -53,6 +54,7 @@ class CudaBackend:
         self.pool.backend = self
         self.pool.describe = self._described
         self.stream = 0
+        self.idle_streams: dict[int, list[int]] = {}
         self._given = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
         self._into: dict[Any, Call] = {}  # into memory that is given, which comes before the inputs

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,7 +275,7 @@ class _OwnSettings:
     def __init__(self) -> None:
         self.users = 0
         self.lock = threading.Lock()
-        self.before: Any = None
+        self.scopes = ExitStack()  # they put back the environment too, where Triton writes what is set
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -283,7 +283,8 @@ class _OwnSettings:
 
         with self.lock:
             if self.users == 0:
-                self.before = knobs.cache.dir, knobs.runtime.add_stages_inspection_hook
+                self.scopes.enter_context(knobs.cache.scope())
+                self.scopes.enter_context(knobs.runtime.scope())
                 knobs.cache.dir, knobs.runtime.add_stages_inspection_hook = _scratch(), _assemble_dependent
             self.users += 1
         try:
@@ -292,7 +293,7 @@ class _OwnSettings:
             with self.lock:
                 self.users -= 1
                 if self.users == 0:
-                    knobs.cache.dir, knobs.runtime.add_stages_inspection_hook = self.before
+                    self.scopes.close()
 
 
 _own_settings = _OwnSettings()

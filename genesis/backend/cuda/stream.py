@@ -19,7 +19,6 @@ __all__ = ["Lane", "Runtime", "SideStream", "give_stream", "take_stream", "use"]
 
 HIGHEST = -1000  # of priorities; CUDA takes the nearest that it has
 LAG = 3  # pieces of work on the side stream before the first of them is waited for
-_idle: dict[tuple[int, int], list[int]] = {}  # handles without an owner, by device and priority
 
 
 class Runtime(Protocol):
@@ -27,12 +26,14 @@ class Runtime(Protocol):
 
     Attributes:
         stream: the stream on which work is launched now; one for the process, not for each thread as in torch.
+        idle_streams: handles without an owner, by priority.
     """
 
     device: Device
     driver: Driver
     pool: Pool
     stream: int
+    idle_streams: dict[int, list[int]]
 
     @property
     def side_stream(self) -> SideStream: ...
@@ -45,13 +46,13 @@ class Runtime(Protocol):
 
 def take_stream(backend: Runtime, priority: int = 0) -> int:
     """A stream that nobody uses; below 0 it is served first. It goes back by `give_stream`."""
-    idle = _idle.setdefault((backend.device.index, priority), [])
+    idle = backend.idle_streams.setdefault(priority, [])
     return idle.pop() if idle else backend.driver.create_stream(priority)
 
 
 def give_stream(backend: Runtime, handle: int, priority: int = 0) -> None:
     """Keep a stream for the next who asks; in any thread, also in a finalizer."""
-    _idle[backend.device.index, priority].append(handle)
+    backend.idle_streams[priority].append(handle)
 
 
 @contextmanager
