@@ -54,8 +54,7 @@ class Reading:
         self._steps, self._begun, self._made = steps, begun, made
         self._host = empty(*figures.shape, dtype=float32).pin_memory(figures.device)
         self._host.copy_(figures, non_blocking=True)
-        self._there = cuda.Event()
-        self._there.record()
+        self._there = cuda.current_stream(figures.device).record_event()
 
     def results(self) -> list[StepResult]:
         """Wait for the figures.
@@ -120,7 +119,7 @@ class DeviceSteps:
             cuda.empty_cache(self.device)
             self._is_first = False
         if not self._made:
-            self._begun.record()
+            self._mark(self._begun)
         targets = sum(b.num_targets for b in batches)
         state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
@@ -129,11 +128,14 @@ class DeviceSteps:
         with no_grad():
             self._figures[place].copy_(self._report[:2])
         tokens = sum(b.num_tokens for b in batches)
-        ended = cuda.Event(enable_timing=True)
-        ended.record()
+        ended = self._mark(cuda.Event(enable_timing=True))
         self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn))
         state.step += 1
         state.num_tokens += tokens
+
+    def _mark(self, event: cuda.Event) -> cuda.Event:
+        """The event, at the present end of the device's stream."""
+        return cuda.current_stream(self.device).record_event(event)
 
     def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
         self._put(batches[0], targets, values)

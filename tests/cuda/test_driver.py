@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import threading
 from collections import deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from genesis.backend.cuda import driver as drivers
 from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import DeviceError
@@ -17,7 +19,6 @@ from genesis.errors import DeviceError
 
 class Result(enum.Enum):
     CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_FAILED = 719
     CUDA_ERROR_OUT_OF_MEMORY = 2
@@ -53,9 +54,15 @@ class Cuda:
 def driver_of(cuda: Cuda) -> Any:
     driver: Any = object.__new__(Driver)
     driver._cuda, driver._success, driver._context = cuda, Result.CUDA_SUCCESS, 5
-    driver.index, driver.capturing, driver._thread = 0, False, threading.local()
-    driver._thread.entered = True
+    driver.index, driver.capturing = 0, False
+    drivers._current.driver = driver
     return driver
+
+
+@pytest.fixture(autouse=True)
+def _no_device_afterwards() -> Iterator[None]:
+    yield
+    drivers._current.driver = None
 
 
 @pytest.mark.parametrize("block", [(128, 1, 1), (8, 4, 2)])
@@ -91,12 +98,26 @@ def test_in_a_capture_all_but_the_first_launch_may_be_brought_early() -> None:
     assert second.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
-def test_a_thread_that_has_not_used_the_device_enters_it_and_launches_again() -> None:
-    cuda = Cuda(Result.CUDA_ERROR_INVALID_CONTEXT)
-    driver_of(cuda).launcher("kernel", (3, 2, 1), (128, 1, 1), 64, 4096)(11)
-    first, second = cuda.launches
-    assert first == second
-    assert cuda.entered == 1
+def test_a_thread_that_has_not_used_the_device_enters_it() -> None:
+    cuda = Cuda()
+    run = driver_of(cuda).launcher("kernel", (3, 2, 1), (128, 1, 1), 64, 4096)
+    run(11)
+    assert cuda.entered == 0
+    thread = threading.Thread(target=run, args=(11,))
+    thread.start()
+    thread.join()
+    assert (cuda.entered, len(cuda.launches)) == (1, 2)
+
+
+@pytest.mark.parametrize("how", ["launch", "call"])
+def test_two_devices_take_turns_in_a_thread(how: str) -> None:
+    """The context is the thread's, not the driver's: whoever uses a device after another one enters it."""
+    cudas = [Cuda(), Cuda()]
+    both = [driver_of(cuda) for cuda in cudas]
+    runs = [each.launcher("kernel", (1, 1, 1), (32, 1, 1), 0, 0) for each in both]
+    for turn in (0, 0, 1, 1, 0, 1):
+        runs[turn](0) if how == "launch" else both[turn].enter()
+    assert [cuda.entered for cuda in cudas] == [2, 2]
 
 
 def test_a_launch_that_fails_says_so() -> None:
@@ -187,7 +208,7 @@ def test_each_method_enters_the_device_and_calls_cuda(name: str) -> None:
     args, expected = CALLS[name]
     cuda: Any = Answering()
     driver, launched = driver_of(cuda), []
-    driver._thread.entered, driver._device = False, 0
+    drivers._current.driver, driver._device = None, 0
     driver._flushing, driver._inside = threading.RLock(), False
     driver.pending = deque([lambda: launched.append(len(cuda.called))])
     getattr(driver, name)(*args)

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import genesis
 from genesis import cuda
-from genesis.backend import Device
+from genesis.backend import Device, current_cuda
 from genesis.backend.cuda.driver import OutOfDeviceMemory
 from genesis.backend.cuda.memory import Arena, Pool, room_for
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, EmptyDriver, counting_device
 from genesis.data.loader import Batch
+from genesis.errors import DeviceError
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
@@ -87,6 +88,18 @@ def test_steps_reserve_little_more_than_they_allocate(name: str, device: Device)
     allocated = cuda.max_memory_allocated(device)
     assert cuda.max_memory_reserved(device) <= 1.1 * allocated + CONSTANT
     assert cuda.memory_reserved(device) <= 1.05 * allocated + CONSTANT
+
+
+def test_steps_use_no_device_but_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of `train.device=cuda:1`, and of every rank but 0: "cuda" means another GPU there."""
+    device = counting_device(ARCHITECTURES[90])
+    monkeypatch.setattr(current_cuda, "index", 1 << 20)
+    with pytest.raises(DeviceError):
+        cuda.current_stream()
+    steps, batches = steps_of(CASES["lora-accumulated"], device)
+    for _ in range(4):
+        steps.take(batches, 1e-5)
+    steps.reading()
 
 
 def test_what_came_before_the_first_step_is_given_back(device: Device) -> None:

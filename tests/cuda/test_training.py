@@ -73,6 +73,23 @@ def test_three_steps_equal_those_of_the_cpu() -> None:
     assert median < 1e-6
 
 
+@pytest.mark.gpu
+def test_two_gpus_in_one_process_take_turns() -> None:
+    """Steps on each, with the other's in between, are those of one: contexts, streams, kernels and graphs are apart."""
+    if cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    alone = steps(build(SHAPE, 1), "cuda:0", 3)
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        losses, weights = steps(build(SHAPE, 1), device, 3)
+        assert losses == alone[0]
+        assert all(np.array_equal(weights[name], value) for name, value in alone[1].items())
+    x = genesis.arange(1000, device="cuda:0").float()
+    y = x.to("cuda:1")
+    for _ in range(3):
+        x, y = x * 2 + 1, y * 2 + 1
+    assert genesis.equal(x.cpu(), y.cpu()) and genesis.equal(x, y.to("cuda:0"))
+
+
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: SGD(p, lr=0.1, fused=True),
     "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, fused=True),

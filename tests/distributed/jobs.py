@@ -82,7 +82,8 @@ def start(folder: Path, command: Sequence[str], count: int, **variables: str) ->
     token = uuid.uuid4().hex
     out, err = folder / f"{token}.out", folder / f"{token}.err"
     out.touch()
-    environ = {**os.environ, TOKEN: token, "PYTHONPATH": str(ROOT), **variables}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, TOKEN: token, "PYTHONPATH": path, **variables}
 
     def run() -> None:
         os.setpgid(0, 0)

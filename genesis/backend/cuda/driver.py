@@ -157,6 +157,15 @@ def start(index: int = 0) -> int:
     return int(cuda.cuDeviceGetCount()[1])
 
 
+class _Current(threading.local):
+    """Whose context is current in this thread: one for all drivers of the process, which take turns."""
+
+    driver: Driver | None = None
+
+
+_current = _Current()
+
+
 class Driver:
     """One GPU through cuda-python, in its primary context (shared with other libraries of the process).
 
@@ -182,7 +191,6 @@ class Driver:
         self._success = cuda.CUresult.CUDA_SUCCESS
         self._device = self._call(cuda.cuDeviceGet, index)
         self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
-        self._thread = threading.local()
         self.pending: deque[Callable[[], None]] = deque()
         self.capturing, self.dependent, self._is_first = False, True, True
         self._flushing = threading.RLock()
@@ -192,9 +200,9 @@ class Driver:
 
     def _enter(self) -> None:
         """Make the context current in this thread."""
-        if not getattr(self._thread, "entered", False):
+        if _current.driver is not self:
             self._call(self._cuda.cuCtxSetCurrent, self._context)
-            self._thread.entered = True
+            _current.driver = self
 
     def enter(self) -> None:
         """Make the device this thread's current one, for a library that asks CUDA which it is."""
@@ -350,11 +358,13 @@ class Driver:
         Args:
             parameters: the address of an array of pointers to the kernel's own, read at each launch.
         """
-        launch, success = self._cuda.cuLaunchKernelEx, self._success
+        launch, success, current = self._cuda.cuLaunchKernelEx, self._success, _current
         plain: dict[int, Any] = {}  # configurations by stream: made once, one argument instead of eight
         early: dict[int, Any] = {}
 
         def run(stream: int) -> None:
+            if current.driver is not self:
+                self._enter()
             is_early = self.capturing and self._follows()
             made = early if is_early else plain
             config = made.get(stream)
@@ -362,11 +372,7 @@ class Driver:
                 config = made[stream] = self._configuration(grid, block, shared, stream, is_early)
             code = launch(config, function, parameters, 0)[0]
             if code != success:
-                if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-                    self._raise(code, "a kernel launch")
-                self._thread.entered = False  # a thread that has not used the device before
-                self._enter()
-                self._call(launch, config, function, parameters, 0)
+                self._raise(code, "a kernel launch")
 
         return run
 
