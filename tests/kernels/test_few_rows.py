@@ -21,6 +21,7 @@ from genesis.kernels.gemm.few_rows import (
     choose_mma_tile,
     few_rows_into,
     few_rows_swiglu_into,
+    held,
     is_for_few_rows,
 )
 from genesis.ops.shape import window
@@ -182,6 +183,19 @@ def test_which_matmuls_are_of_few_rows() -> None:
     assert not taken((1, 8), bfloat16, transposed=True)
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "halves", "norm", "steps"),
+    [
+        (4864, 896, 2, True, 2),  # 304 programs, three of them on each of 132 SMs: one round, of 2 steps at a time
+        (8192, 2048, 2, True, 3),  # 512 programs take two rounds with two or three on an SM: as many steps as fit
+        (896, 4864, 1, False, 7),  # 56 programs: one has an SM for itself
+        (151936, 896, 1, False, 3),
+    ],
+)
+def test_programs_of_32_rows_take_few_rounds(n: int, k: int, halves: int, norm: bool, steps: int) -> None:
+    assert [choose_mma_tile(m, n, k, 132, halves, norm).steps for m in (17, 32)] == [steps, steps]
+
+
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
 def test_tiles_fit(itemsize: int) -> None:
     """Shared memory of the pipeline, and powers of two, for sizes from tiny to a vocabulary."""
@@ -199,7 +213,7 @@ def test_tiles_fit(itemsize: int) -> None:
             of_w, of_x = max(1, t.bn // 16) * halves, max(1, m // 8)
             tiles = of_w * max(1, of_x // 2) + norm * max(1, of_x // 2)
             assert tiles * t.warps * (512 if of_x == 1 else 1024) <= 44 << 10  # of shared memory without asking
-            registers = 4 * t.steps * (halves * t.bn // 8 + of_x + norm) + 8 * tiles
+            registers = held(of_x, t.bn, t.steps, halves, norm)
             assert registers <= 200
             assert 32 * t.warps * (registers + 40) <= 65536
 

@@ -44,6 +44,7 @@ __all__ = [
     "few_rows_into",
     "few_rows_linear_into",
     "few_rows_swiglu_into",
+    "held",
     "is_for_few_rows",
 ]
 
@@ -51,6 +52,10 @@ MAX_ROWS = 32
 FMA_ROWS = 4  # of x in a program on the CUDA cores, where there is more than one
 MMA_K = 32  # elements along K of a warp's step on the tensor cores
 MAX_LOADS = 28  # of 16 bytes that a thread has under way there
+REGISTERS = 65536  # of an SM
+MAX_HELD = 190  # registers for loads and sums, of 255
+OTHER = 42  # registers of a thread besides
+RESIDENT = 3  # programs that an SM holds at once, at most
 WIDE = 128  # rows of W for each SM, from which on W is a vocabulary
 
 
@@ -103,9 +108,30 @@ def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm
     elif blocks == 1 and k >= 2048 and 4 * triton.cdiv(n, bn) < 3 * sm_count:
         bn = 8  # a long W for few programs
     sums = halves * blocks  # in shared memory, of which 48 KiB are for the asking
-    warps = 8 if triton.cdiv(n, bn) < 2 * sm_count and k > 4 * MMA_K and sums < 8 else 4
-    loads = halves * bn // 8 + blocks + norm  # of a thread in a step
-    return FewRowsTile(bn, MMA_K, warps, _balanced(k, MMA_K * warps, max(1, MAX_LOADS // loads)))
+    programs = triton.cdiv(n, bn)
+    warps = 8 if programs < 2 * sm_count and k > 4 * MMA_K and sums < 8 else 4
+    if blocks == 4:  # half of what is loaded is x's, from L2
+        most = _steps_of_32_rows(programs, bn, warps, sm_count, halves, norm)
+    else:
+        most = max(1, MAX_LOADS // (halves * bn // 8 + blocks + norm))
+    return FewRowsTile(bn, MMA_K, warps, _balanced(k, MMA_K * warps, most))
+
+
+def _steps_of_32_rows(programs: int, bn: int, warps: int, sm_count: int, halves: int, norm: bool) -> int:
+    """As many steps as registers hold, where an SM holds so many programs that the fewest rounds of them pass."""
+    found = []
+    for resident in range(1, RESIDENT + 1):
+        room = min(MAX_HELD, REGISTERS // (32 * warps * resident) - OTHER)
+        steps = (room - held(4, bn, 0, halves, norm)) // (held(4, bn, 1, halves, norm) - held(4, bn, 0, halves, norm))
+        if steps >= 2 or resident == 1:
+            found.append((triton.cdiv(programs, sm_count * resident), -steps))
+    return -min(found)[1]
+
+
+def held(blocks: int, bn: int, steps: int, halves: int, norm: bool) -> int:
+    """Registers in which a thread on the tensor cores has loads of 16 bytes and sums."""
+    sums = (halves * max(1, bn // 16) + norm) * max(1, blocks // 2)
+    return 4 * steps * (halves * bn // 8 + blocks + norm) + 8 * sums
 
 
 def _balanced(k: int, step: int, most: int) -> int:
