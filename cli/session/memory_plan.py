@@ -20,7 +20,7 @@ from genesis.array import empty, label
 from genesis.backend import Device
 from genesis.backend.cuda.simulated.fake import counting_device
 from genesis.data.loader import Batch
-from genesis.distributed.nccl import STAGING
+from genesis.distributed.nccl import LITTLE
 from genesis.dtypes import uint8
 from genesis.train.config import OptimConfig
 from genesis.train.optimizer import build_optimizer
@@ -57,14 +57,14 @@ ONE_RANK = PlannedRanks()
 
 
 class _CountedGroup:
-    """Collectives that do nothing, of the last rank: its parts are the longest."""
+    """Collectives that do nothing, of the first rank: its parts are the longest."""
 
     def __init__(self, ranks: PlannedRanks) -> None:
-        self.rank, self.size, self.is_in_stream_order = ranks.size - 1, ranks.size, ranks.is_in_stream_order
+        self.rank, self.size, self.is_in_stream_order = 0, ranks.size, ranks.is_in_stream_order
 
     def reduce_scatter(self, *what: Any, **how: Any) -> None: ...
 
-    all_gather = gather = all_reduce = broadcast = reduce_scatter
+    all_gather = gather = all_reduce = broadcast = buffer = reduce_scatter
 
     def close(self) -> None: ...
 
@@ -154,7 +154,7 @@ def memory_plan(
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
         state = TrainState(model, optimizer, loader, ranks=group)
         held_out = None if eval_batch is None else zeros(eval_batch, length)
-        staging = STAGING if ranks.size > 1 and ranks.is_in_stream_order else 0
+        staging = optimizer.largest_exchange + LITTLE if optimizer.exchanges_beside else 0
         kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
         plan = _counted(state, fake, [zeros(batch, length)] * accumulation_steps, held_out, staging)
         del kept

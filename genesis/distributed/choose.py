@@ -8,10 +8,10 @@ from typing import Any
 
 from genesis.backend import Device
 from genesis.backend.cuda import driver_for
-from genesis.backend.cuda.driver import is_interpreted
-from genesis.distributed.communicator import Communicator, Tuning, bindings, identity_of
+from genesis.backend.cuda.driver import Driver, is_interpreted
+from genesis.distributed.communicator import ZERO_CTAS, Communicator, Tuning, bindings, identity_of
 from genesis.distributed.group import PeersGroup
-from genesis.distributed.nccl import NcclGroup
+from genesis.distributed.nccl import LITTLE, STAGING, NcclGroup
 from genesis.distributed.peers import Peers
 from genesis.distributed.staged import StagedGroup
 
@@ -19,6 +19,7 @@ __all__ = ["INSTALL", "group_for"]
 
 INSTALL = 'pip install "nccl4py>=0.6,<0.7" nvidia-nccl-cu13'  # the extra `distributed`
 _RELEASE = "0.6."
+_HAS_COPIES = 22800  # NCCL 2.28, the first whose all-to-all and all-gather go by DMA engines
 _CUDA_12 = "nvidia-nccl-cu12"
 
 
@@ -41,10 +42,27 @@ def group_for(peers: Peers, device: Device, *, one_host: bool) -> tuple[NcclGrou
     driver = driver_for(device.index)
     before, _ = driver.memory_info()
     identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
-    communicator = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, Tuning())
-    group = NcclGroup(peers, device, communicator)
+    is_mapped = one_host and _all(peers, _has_copies(nccl, driver, peers.size))
+    tuning = Tuning(cta_policy=ZERO_CTAS) if is_mapped else Tuning()
+    communicator = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, tuning)
+    group = NcclGroup(peers, device, communicator, LITTLE if is_mapped else STAGING, is_mapped=is_mapped)
     taken = max(0, before - driver.memory_info()[0]) / 2**20
-    return group, f"collectives: NCCL {_readable(version)}, {taken:,.0f} MiB of each GPU"
+    how = " by DMA engines" if is_mapped else ""
+    return group, f"collectives: NCCL {_readable(version)}{how}, {taken:,.0f} MiB of each GPU"
+
+
+def _has_copies(nccl: Any, driver: Driver, ranks: int) -> bool:
+    """Whether DMA engines can copy between the GPUs of all ranks: those are here, and linked by NVLink. A user's own
+    CTA policy for NCCL is left, and so is NVLink's multicast, with which two ranks may wait for ever (NCCL's #2290).
+    """
+    is_new = nccl.get_version() >= _HAS_COPIES and hasattr(nccl, "allto_all")
+    is_ours = "NCCL_CTA_POLICY" not in os.environ and os.environ.get("NCCL_NVLS_ENABLE") == "0"
+    return is_new and is_ours and driver.is_linked(range(ranks))
+
+
+def _all(peers: Peers, own: bool) -> bool:
+    said = peers.gather_json("copies", own)
+    return bool(peers.broadcast_json("copies", None if said is None else all(said)))
 
 
 def _loaded(device: Device) -> tuple[Any, str]:

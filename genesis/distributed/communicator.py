@@ -10,12 +10,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from genesis.backend.cuda.driver import Driver
+from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import DistributedError
 
-__all__ = ["Communicator", "Memory", "Tuning", "bindings", "identity_of"]
+__all__ = ["ZERO_CTAS", "Communicator", "Memory", "Tuning", "bindings", "identity_of"]
+
+ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO
 
 _BYTE = 1  # ncclUint8: what travels is never computed with
+_SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: all ranks name the same places of it
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclResult_t
 
 
@@ -31,7 +34,7 @@ class Tuning(NamedTuple):
 
     Attributes:
         min_ctas, max_ctas: the fewest and the most thread blocks of a collective, each of which takes an SM.
-        cta_policy: 1 prefers few of them, 2 none, by DMA engines, where the memory is registered.
+        cta_policy: 1 prefers few of them, 2 none (`ZERO_CTAS`), by DMA engines, where all ranks have mapped the memory.
     """
 
     min_ctas: int | None = None
@@ -110,6 +113,36 @@ class Communicator:
         if part.nbytes:
             gather = self._nccl.all_gather
             self._launch("a gather", lambda: gather(part.pointer, out, part.nbytes, _BYTE, self._handle, stream))
+
+    def gather_in_place(self, out: int, nbytes: int, stream: int) -> None:
+        """The parts of all ranks, of `nbytes`, one after the other at `out`, where this rank's is."""
+        self.all_gather(Memory(out + self.rank * nbytes, nbytes), out, stream)
+
+    def all_to_all(self, source: int, out: int, nbytes: int, stream: int) -> None:
+        """Send each rank its `nbytes` of those at `source`, and put what each rank sends at `out`, in their order."""
+        if nbytes:
+            call = self._nccl.allto_all
+            self._launch("an all-to-all", lambda: call(source, out, nbytes, _BYTE, self._handle, stream))
+
+    def allocate(self, nbytes: int) -> int:
+        """Memory that other ranks can map. It stays until the process ends. Raises: OutOfDeviceMemory."""
+        self._driver.enter()
+        try:
+            return int(self._nccl.mem_alloc(nbytes))
+        except self._nccl.NCCLError as error:
+            if self._driver.memory_info()[0] < nbytes:
+                raise OutOfDeviceMemory from error
+            raise DistributedError(f"memory for other ranks failed: {error}", next=_LOOK) from error
+
+    def map(self, pointer: int, nbytes: int, limit_s: float) -> None:
+        """Map such memory on all ranks, as many bytes of each: a call of all ranks."""
+
+        def work() -> None:
+            self._driver.enter()
+            self._nccl.comm_window_register(self._handle, pointer, nbytes, _SYMMETRIC)
+
+        if not _within(limit_s, lambda: self._called("memory of all ranks", work)):
+            raise DistributedError(f"memory of all ranks was not mapped within {limit_s:.3g} s", next=_LOOK)
 
     def broadcast(self, memory: Memory, root: int, stream: int) -> None:
         """Overwrite the memory with that of rank `root`."""

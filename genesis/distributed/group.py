@@ -41,6 +41,14 @@ class Group(Protocol):
     size: int
     is_in_stream_order: bool
 
+    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> Array | None:
+        """Memory that collectives reach best, contents undefined: a call of all ranks. None: all memory is alike.
+
+        Args:
+            parts: of each `reduce_scatter` and `all_gather` in it. What they send is parts of the first one's size, of
+                which the last ones may lack some: there must be room.
+        """
+
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
@@ -73,6 +81,9 @@ class Alone:
 
     rank, size, device = 0, 1, CPU
     is_in_stream_order = True
+
+    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
+        return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
@@ -117,6 +128,9 @@ class PeersGroup:
 
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size, self._peers = peers.rank, peers.size, peers
+
+    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
+        return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False

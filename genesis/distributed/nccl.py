@@ -7,6 +7,8 @@ bit.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -17,15 +19,17 @@ from genesis.backend.cuda.graph import close_graphs
 from genesis.distributed.arguments import check_array, check_gather, check_reduction, check_root, parts_of
 from genesis.distributed.communicator import Communicator, Memory
 from genesis.distributed.deadline import Deadline
+from genesis.distributed.mapped import MappedMemory
 from genesis.distributed.peers import Peers
-from genesis.dtypes import DType, uint8
+from genesis.dtypes import DType, bfloat16, float32, uint8
 from genesis.errors import DeviceError, DistributedError
 from genesis.ops.elementwise import copy
 from genesis.ops.rank_sum import rank_sum
 
-__all__ = ["STAGING", "NcclGroup"]
+__all__ = ["LITTLE", "STAGING", "NcclGroup"]
 
 STAGING = 48 << 20  # bytes that come from other ranks at a time, on their way into a sum: a bucket's
+LITTLE = 1 << 20  # the same where gradients and weights travel another way
 ABORT_S = 2.0  # how long NCCL may take to give up: kernels end at once, it waits for the end of graphs
 _ROW = 512  # bytes of which a row of the staging memory is a multiple
 _TURN_S = 0.001
@@ -42,13 +46,15 @@ class NcclGroup:
         communicator: NCCL's, of the same ranks.
         staging: bytes of memory for what other ranks send.
         reserved_sms: SMs that persistent kernels leave to the collectives that run beside them, see `Lane`.
+        is_mapped: whether what `buffer` gives travels by DMA engines, which the communicator must have been made for.
     """
 
     is_in_stream_order = True
 
     def __init__(
-        self, peers: Peers, device: Device, communicator: Communicator, staging: int = STAGING, reserved_sms: int = 0
-    ) -> None:
+        self, peers: Peers, device: Device, communicator: Communicator, staging: int = STAGING, reserved_sms: int = 0,
+        *, is_mapped: bool = False,
+    ) -> None:  # fmt: skip
         self.rank, self.size, self.device = peers.rank, peers.size, device
         self._peers, self._nccl, self._backend = peers, communicator, backend_of(device)
         self._row = max(staging // max(1, self.size - 1) // _ROW, 1) * _ROW
@@ -56,7 +62,21 @@ class NcclGroup:
             self._staging = empty((self._row * max(1, self.size - 1),), uint8, device)
         self._backend.lane.reserved_sms = reserved_sms
         self._deadline = Deadline(self._backend.driver)
+        wait = functools.partial(self._wait, peers.limit_s)
+        self._mapped = MappedMemory(peers, communicator, self._backend, wait) if is_mapped else None
+        self._load()
         self._connect()
+
+    def _load(self) -> None:
+        """Have the kernel that adds loaded before anything waits for another rank: to load one, the driver waits for
+        the device, and answers no other thread meanwhile.
+        """
+        for dtype in (bfloat16, float32):
+            own = Array(self._staging.storage, (32,), (1,), dtype, self.device, 0)
+            others = own.view((self.size - 1, 32), (0, 1), 0)
+            total = Array(self._staging.storage, (32,), (1,), float32, self.device, 0)
+            for rank, adds in itertools.product({self.rank, 0 if self._mapped else self.rank}, (False, True)):
+                rank_sum(total, own, others, rank=rank, adds=adds, out=())
 
     def _connect(self) -> None:
         """Reach all ranks in every way once: the first time NCCL makes connections, which takes memory and waits."""
@@ -68,6 +88,13 @@ class NcclGroup:
         self.broadcast(whole)
         self._wait(self._peers.limit_s)
 
+    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> Array | None:
+        """See `Group`: where DMA engines copy."""
+        if self._mapped is None:
+            return None
+        self._mapped.expect(max((each[0] for each in parts), default=0) * self.size * dtype.itemsize)
+        return self._mapped.array(size, dtype, owner)
+
     # --- Collectives --------------------------------------------------------------------------------------------------
 
     def reduce_scatter(
@@ -76,6 +103,10 @@ class NcclGroup:
         """See `Group`."""
         cut = parts_of(self, source, out, parts)
         check_reduction(self, source, out)
+        if self._mapped is not None and self._mapped.holds(source, cut):
+            self._mapped.reduce_scatter(source, out, cut, adds=adds)
+            self._launched()
+            return
         starts = [sum(cut[:rank]) for rank in range(self.size)]
         for first, last in self._pieces(max(cut), source.dtype):
             spans = [(min(first, each), min(last, each)) for each in cut]
@@ -87,8 +118,11 @@ class NcclGroup:
         """See `Group`."""
         cut = parts_of(self, out, part, parts)
         check_gather(part, out)
-        if len(set(cut)) == 1:
-            self._nccl.all_gather(_memory(part), out.data_ptr(), self._stream)
+        if self._mapped is not None and self._mapped.holds(out, cut):
+            _copy(part, self._places(out, cut)[self.rank])
+            self._mapped.all_gather(out, cut)
+        elif len(set(cut)) == 1:
+            self._nccl.all_gather(self._memory(part), out.data_ptr(), self._stream)
         else:
             places = self._places(out, cut)
             _copy(part, places[self.rank])
@@ -120,7 +154,7 @@ class NcclGroup:
         """See `Group`."""
         check_root(self, root)
         check_array(self, x)
-        self._nccl.broadcast(_memory(x), root, self._stream)
+        self._nccl.broadcast(self._memory(x), root, self._stream)
         self._launched()
 
     def _add(self, out: Array, sends: Sequence[Array], own: Array, adds: bool) -> None:
@@ -144,7 +178,14 @@ class NcclGroup:
         self._nccl.exchange(self._with_ranks(sends), self._with_ranks(receives), self._stream)
 
     def _with_ranks(self, arrays: Sequence[Array | None]) -> list[tuple[int, Memory]]:
-        return [(rank, _memory(x)) for rank, x in enumerate(arrays) if rank != self.rank and x is not None and x.size]
+        return [
+            (rank, self._memory(x)) for rank, x in enumerate(arrays) if rank != self.rank and x is not None and x.size
+        ]
+
+    def _memory(self, x: Array) -> Memory:
+        """Of the pool: what is mapped goes another way, see `mapped.py`."""
+        assert self._mapped is None or not self._mapped.has(x.data_ptr(), x.nbytes), "mapped memory"
+        return Memory(x.data_ptr(), x.nbytes)
 
     def _places(self, out: Array, cut: Sequence[int]) -> list[Array]:
         """The part of each rank."""
@@ -220,10 +261,6 @@ class NcclGroup:
 
 def _cut(x: Array, start: int, length: int) -> Array:
     return x.view((length,), (1,), x.offset + start)
-
-
-def _memory(x: Array) -> Memory:
-    return Memory(x.data_ptr(), x.nbytes)
 
 
 def _copy(source: Array, out: Array) -> None:

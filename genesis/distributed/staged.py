@@ -12,6 +12,7 @@ import numpy as np
 from genesis.array import Array, from_numpy
 from genesis.backend import backend_for
 from genesis.distributed.group import Group
+from genesis.dtypes import DType
 
 __all__ = ["StagedGroup"]
 
@@ -23,6 +24,10 @@ class StagedGroup:
 
     def __init__(self, of: Group) -> None:
         self.rank, self.size, self._of = of.rank, of.size, of
+
+    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
+        """See `Group`."""
+        return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False

@@ -290,6 +290,11 @@ class Optimizer:
         """Whether ranks exchange gradients, and parameters, beside the work of a step and inside a CUDA graph."""
         return any(flat.is_beside for flat in self._shared())
 
+    @property
+    def largest_exchange(self) -> int:
+        """Bytes of the gradients that ranks send at a time, at most."""
+        return max((flat.largest_exchange for flat in self._shared()), default=0)
+
     def exchanging(self, adds: bool) -> AbstractContextManager[None]:
         """`exchange` of what the backward pass inside the block makes, while that goes on."""
         if self._bucket_exchange is None:

@@ -12,6 +12,7 @@ of a GPU gets all sums, too, as the norm and the update are one graph there.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -35,6 +36,7 @@ __all__ = ["SharedBuffers"]
 
 # Elements of a bucket at least, of which a collective takes one at a time: 48 MiB of bfloat16.
 BUCKET = 24 << 20
+SENT = ("parameters", "gradients")  # buffers that collectives read and write
 
 
 class _Bucket(NamedTuple):
@@ -55,19 +57,11 @@ class SharedBuffers(FlatBuffers):
 
     Attributes:
         has_all_sums: whether every rank has the sums of all gradients at the end of a step, and not of its parts alone.
-        is_beside: whether what ranks send each other is launched on the lane.
     """
 
     def __init__(self, params: Sequence[Tensor], grad_dtype: DType | None, group: Group, *, is_sharded: bool) -> None:
-        super().__init__(params)
         self.group, self.is_sharded = group, is_sharded
-        self.is_beside = group.is_in_stream_order and self.device != CPU
-        row = NORM_ROW if self.device == CPU else NORM_SPAN
-        # Buckets of whole rows for each rank have equal parts, all but the last: a gather is then one call of NCCL.
-        self._buckets = [
-            _Bucket(start, _cut(stop - start, group.size, row))
-            for start, stop in itertools.pairwise(_borders(self.starts, self.size, row * group.size))
-        ]
+        super().__init__(params)
         self._own, end = list[Piece](), 0
         for bucket in self._buckets:
             start, length = bucket.start + sum(bucket.parts[: group.rank]), bucket.parts[group.rank]
@@ -106,6 +100,37 @@ class SharedBuffers(FlatBuffers):
                 registry["fill"](out=target, value=0, shape=target.shape, dtype=target.dtype)
             else:
                 registry["copy"](values.view((length,), (1,), values.offset + piece.start - start), out=target)
+
+    @functools.cached_property
+    def is_beside(self) -> bool:
+        """Whether what ranks send each other is launched on the lane."""
+        return self.group.is_in_stream_order and self.device != CPU
+
+    @functools.cached_property
+    def _row(self) -> int:
+        """Elements of which what a rank owns of a bucket is a multiple, but at the end."""
+        return NORM_ROW if self.device == CPU else NORM_SPAN
+
+    @functools.cached_property
+    def _buckets(self) -> list[_Bucket]:
+        ranks, row = self.group.size, self._row
+        borders = _borders(self.starts, self.size, row * ranks)
+        return [_Bucket(start, _cut(stop - start, ranks, row)) for start, stop in itertools.pairwise(borders)]
+
+    def buffer(self, dtype: DType, owner: str, size: int | None = None) -> Array:
+        """See `FlatBuffers`. What ranks send lies where the group reaches it best, with room for full parts."""
+        if self.is_beside and owner in SENT:
+            room = self.size + self._row * self.group.size
+            made = self.group.buffer(room, dtype, owner, [bucket.parts for bucket in self._buckets])
+            if made is not None:
+                registry["fill"](out=made, value=0, shape=made.shape, dtype=dtype)
+                return made.view((self.size,), (1,), made.offset)
+        return super().buffer(dtype, owner, size)
+
+    @property
+    def largest_exchange(self) -> int:
+        """Bytes of the gradients that ranks send at a time, at most."""
+        return max((bucket.parts[0] for bucket in self._buckets), default=0) * self.group.size * self.dtype.itemsize
 
     # --- What ranks send each other -----------------------------------------------------------------------------------
 
@@ -269,7 +294,6 @@ def _borders(starts: Sequence[int], size: int, row: int) -> list[int]:
 
 
 def _cut(size: int, ranks: int, row: int) -> list[int]:
-    """Parts of a bucket, in whole rows of the norm but for its end."""
-    rows = -(-size // row)
-    ends = [min(size, rows * (rank + 1) // ranks * row) for rank in range(ranks)]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    """Parts of a bucket, in whole rows of the norm but for its end: of one size, which the last ones may not reach."""
+    part = -(-size // (row * ranks)) * row
+    return [min(size, part * (rank + 1)) - min(size, part * rank) for rank in range(ranks)]

@@ -118,12 +118,17 @@ class OrderedDriver(HostDriver):
 # --- What a run is given ----------------------------------------------------------------------------------------------
 
 
-def install(order: str, folder: str) -> None:
-    """Give this process such a device, and NCCL's group over a fake of NCCL, whose ranks meet in `folder`.
+def install(order: str, *more: str) -> None:
+    """Give this process such a device, and NCCL's group over a fake of NCCL, whose ranks meet in the folder `more[-1]`.
 
-    The fake checks that all make the same calls in one order; and steps that are replayed must wait for nothing.
+    Gradients and weights lie in memory that ranks have mapped, unless `more` begins with "plain". The fake checks that
+    all make the same calls in one order; and steps that are replayed must wait for nothing.
     """
-    choose.group_for = lambda peers, device, *, one_host: (fake_group(peers, Path(folder), STAGING), LINE)
+    folder, is_mapped = Path(more[-1]), more[0] != "plain"
+    choose.group_for = lambda peers, device, *, one_host: (
+        fake_group(peers, folder, STAGING, is_mapped=is_mapped),
+        LINE,
+    )
     drivers[0] = driver = OrderedDriver(0, order)
     launch, calls, taken = StepsBeside._launch, list[str](), itertools.count(1)
 

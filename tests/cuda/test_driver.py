@@ -170,6 +170,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "memory_info": ((), ["cuMemGetInfo"]),
     "cuda_version": ((), ["cuDriverGetVersion"]),
     "enter": ((), []),
+    "is_linked": ((range(2),), ["cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetP2PAttribute"]),
     "copy": ((1, 2, 3, 0), ["cuMemcpyAsync"]),
     "fill": ((1, 0, 3, 0), ["cuMemsetD8Async"]),
     "create_stream": ((-1,), ["cuStreamCreateWithPriority"]),
@@ -198,7 +199,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "kernel_facts": ((7, 128, 0), ["cuFuncGetAttribute"] * 3 + ["cuOccupancyMaxActiveBlocksPerMultiprocessor"]),
 }
 UNORDERED = {"allocate", "allocate_pinned", "memory_info", "create_stream", "create_event", "destroy_event",
-             "register_host", "unregister_host", "has_happened", "cuda_version", "enter",
+             "register_host", "unregister_host", "has_happened", "cuda_version", "enter", "is_linked",
              "end_capture", "is_capturing", "instantiate", "destroy_graph", "sm_facts", "kernel_facts"}  # fmt: skip
 
 

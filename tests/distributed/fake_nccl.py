@@ -67,6 +67,13 @@ class Comm:
         self.taken: Counter[int] = Counter()
         self.windows: list[tuple[int, int]] = []  # pointer and bytes
 
+    def place(self, pointer: int, nbytes: int) -> list[int] | None:
+        """Which window holds memory, and where in it."""
+        for number, (start, size) in enumerate(self.windows):
+            if start <= pointer and pointer + nbytes <= start + size:
+                return [number, pointer - start]
+        return None
+
     def check(self, *states: str) -> None:
         if self.state not in (states or ("open",)):
             raise NCCLError(4, f"a communicator that is {self.state}")
@@ -232,6 +239,8 @@ def _add(kind: str, pointer: int, count: int, datatype: int, peer: int, comm: Co
     if not 0 <= peer < comm.size:
         raise NCCLError(4, f"there is no rank {peer}")
     _checked(pointer, count * SIZES[datatype])
+    if comm.place(pointer, 1) is not None:
+        raise NCCLError(5, f"{kind} of mapped memory: hangs where the other end is not mapped")
     _open_groups[-1].append((kind, pointer, count * SIZES[datatype], peer, comm, stream))
 
 
@@ -243,8 +252,14 @@ def all_gather(sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm
     if inside and sendbuff != recvbuff + comm.rank * nbytes:
         raise NCCLError(4, "the part is in the result, and not where it belongs")
 
+    place = comm.place(recvbuff, nbytes * comm.size)
+    if (place is None) != (comm.place(sendbuff, nbytes) is None):
+        raise NCCLError(5, "a gather between memory that is mapped and memory that is not")
+    if place is not None and stream == 0:
+        raise NCCLError(1, "DMA engines do not serve the default stream")
+
     def run() -> None:
-        parts = comm.together(["all_gather", nbytes, datatype], ctypes.string_at(sendbuff, nbytes))
+        parts = comm.together(["all_gather", nbytes, datatype, place], ctypes.string_at(sendbuff, nbytes))
         for rank, part in enumerate(parts or []):
             ctypes.memmove(recvbuff + rank * nbytes, part, nbytes)
 
@@ -255,11 +270,16 @@ def allto_all(sendbuff: int, recvbuff: int, count: int, datatype: int, comm: Com
     nbytes = count * SIZES[datatype]
     _checked(sendbuff, nbytes * comm.size)
     _checked(recvbuff, nbytes * comm.size)
+    places = [comm.place(sendbuff, nbytes * comm.size), comm.place(recvbuff, nbytes * comm.size)]
+    if None in places or comm.config.cta_policy != 2:
+        raise NCCLError(5, "an all-to-all that DMA engines do not make")
+    if stream == 0:
+        raise NCCLError(1, "DMA engines do not serve the default stream")
     if sendbuff < recvbuff + nbytes * comm.size and recvbuff < sendbuff + nbytes * comm.size:
         raise NCCLError(4, "an all-to-all in place")
 
     def run() -> None:
-        whole = comm.together(["allto_all", nbytes, datatype], ctypes.string_at(sendbuff, nbytes * comm.size))
+        whole = comm.together(["allto_all", nbytes, datatype, places], ctypes.string_at(sendbuff, nbytes * comm.size))
         for rank, brought in enumerate(whole or []):
             ctypes.memmove(recvbuff + rank * nbytes, brought[comm.rank * nbytes :], nbytes)
 

@@ -1,4 +1,4 @@
-"""A rank with a GPU, started as a program: `clean` captures, replays and leaves; `kill` and `hang` end rank 1."""
+"""A rank with a GPU, started as a program: `clean` captures, replays and leaves; else rank 1 ends, or makes no call."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from genesis.distributed.nccl import NcclGroup
 from genesis.distributed.watch import Watch
 from genesis.dtypes import bfloat16, float32
 from genesis.errors import GenesisError
+from genesis.op import registry
 from genesis.train.signals import Interrupts
 from tests.distributed.nccl_ranks import group_over
 
@@ -69,15 +70,25 @@ def to_itself(group: NcclGroup) -> None:
 
 
 def waits(peers: Peers, group: NcclGroup, how: str) -> None:
-    """Rank 1 makes no call; rank 0 waits for it on the device, in the driver."""
+    """Rank 1 makes no call; rank 0 waits for it on the device, in the driver.
+
+    `load`: while it loads a kernel. `copies`: for DMA engines, which wait in the stream.
+    """
+    x, parts = empty((LENGTH,), float32, group.device), [LENGTH // group.size] * group.size
+    mapped = group.buffer(LENGTH, bfloat16, "a test's", [parts])
     peers.barrier("ready")
     if peers.rank:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     peers.limit_s = 2.0
-    x = empty((LENGTH,), float32, group.device)
-    group.all_reduce(x)
+    if how == "copies":
+        assert mapped is not None
+        group.reduce_scatter(mapped, x.view((parts[0],), (1,), 0), parts)
+    else:
+        group.all_reduce(x)
+    if how == "load":
+        registry["exp"](x)
     backend_of(group.device).driver.synchronize()
     time.sleep(30)  # the watch raises here
     print("nobody ended this")
@@ -92,7 +103,8 @@ def main() -> int:
         from genesis.backend import Device
 
         with peers, Interrupts() as interrupts, Watch(peers, interrupts.interrupt) as watch:
-            group = group_over(bindings(), peers, Device("cuda", world.local_rank), 1 << 20)
+            device, is_mapped = Device("cuda", world.local_rank), how == "copies"
+            group = group_over(bindings(), peers, device, 1 << 20, is_mapped=is_mapped)
             watch.collectives = group
             with peers.during("a test"):
                 clean(group) if how == "clean" else waits(peers, group, how)

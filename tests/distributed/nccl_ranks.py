@@ -12,7 +12,7 @@ from typing import Any
 from genesis.backend import Device
 from genesis.backend.cuda import driver_for
 from genesis.distributed import Peers, job_key, read_world
-from genesis.distributed.communicator import Communicator, Tuning, bindings, identity_of
+from genesis.distributed.communicator import ZERO_CTAS, Communicator, Tuning, bindings, identity_of
 from genesis.distributed.nccl import NcclGroup
 from tests.distributed import fake_nccl
 from tests.distributed.forks import Fork, ended, start_ranks
@@ -23,25 +23,30 @@ IS_ONE = "GENESIS_NCCL_SUITE" in os.environ  # this pytest is one of the ranks t
 Work = Callable[[Peers, NcclGroup], Any]
 
 
-def group_over(nccl: Any, peers: Peers, device: Device, staging: int = STAGING) -> NcclGroup:
+def group_over(
+    nccl: Any, peers: Peers, device: Device, staging: int = STAGING, *, is_mapped: bool = False
+) -> NcclGroup:
     """The group of `peers`."""
     identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
     driver = driver_for(device.index)
-    made = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, Tuning())
-    return NcclGroup(peers, device, made, staging)
+    tuning = Tuning(cta_policy=ZERO_CTAS) if is_mapped else Tuning()
+    made = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, tuning)
+    return NcclGroup(peers, device, made, staging, is_mapped=is_mapped)
 
 
-def fake_group(peers: Peers, folder: Path, staging: int = STAGING) -> NcclGroup:
+def fake_group(peers: Peers, folder: Path, staging: int = STAGING, *, is_mapped: bool = False) -> NcclGroup:
     """The same over the fake."""
     fake_nccl.folder = folder
-    return group_over(fake_nccl, peers, Device("cuda", 0), staging)
+    return group_over(fake_nccl, peers, Device("cuda", 0), staging, is_mapped=is_mapped)
 
 
-def started(size: int, work: Work, folder: Path, *, ends: bool = True, limit_s: float = 10.0) -> list[Fork]:
+def started(
+    size: int, work: Work, folder: Path, *, ends: bool = True, limit_s: float = 10.0, is_mapped: bool = False
+) -> list[Fork]:
     """Run `work` on `size` forks, which leave together if `ends`."""
 
     def run(peers: Peers) -> Any:
-        group = fake_group(peers, folder)
+        group = fake_group(peers, folder, is_mapped=is_mapped)
         value = work(peers, group)
         if ends:
             group.close()

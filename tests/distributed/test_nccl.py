@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from packaging.requirements import Requirement
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
-from genesis.backend.cuda import backend_of
+from genesis.backend.cuda import backend_of, driver_for
 from genesis.backend.cuda.graph import RawGraph
 from genesis.distributed import Peers, choose
 from genesis.distributed.communicator import Communicator, Tuning
@@ -271,6 +272,30 @@ def test_a_device_that_gets_on_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -
     assert driver.recorded[-1] == 1 and deadline.overdue() == 1.0
 
 
+def test_a_driver_that_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the device where the main thread loads a kernel: who watches does not wait with it."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    driver: Any = Slow()
+    answers, asked = threading.Event(), list[int]()
+
+    def blocks(event: int) -> bool:
+        asked.append(event)
+        answers.wait(20)
+        return True
+
+    driver.has_happened = blocks
+    deadline = Deadline(driver)
+    deadline.mark(1)
+    for now[0] in (3.0, 70.0):
+        assert deadline.overdue() == now[0]
+    deadline.mark(1)  # the main thread does not wait for the answer, either
+    answers.set()
+    while deadline.overdue():
+        pass
+    assert asked[0] == 1 and driver.recorded == [1, 2]
+
+
 def test_a_device_that_stands_still(tmp_path: Path) -> None:
     """The error names rank, step and phase; a device that fails says so elsewhere."""
 
@@ -353,6 +378,39 @@ def test_ranks_choose_the_same_group(tmp_path: Path) -> None:
     assert name == "StagedGroup" and "the ranks have NCCL 2.29.7 and 2.32.3, and need one version" in line
 
 
+def test_ranks_copy_by_dma_engines_where_all_of_them_can(tmp_path: Path) -> None:
+    """Linked by NVLink, on one host, with a new NCCL, and where the user has not set NCCL's policy or multicast."""
+
+    def is_mapped(peers: Peers, folder: Path, **how: Any) -> bool:
+        fake_nccl.folder = folder
+        choose.is_interpreted = lambda: False  # type: ignore[assignment]
+        nccl = SimpleNamespace(**{**vars(fake_nccl), "get_version": lambda: how.get("version", 23203)})
+        choose.bindings = lambda: nccl  # type: ignore[assignment]
+        linked = how.get("linked", [True, True])[peers.rank]
+        driver_for(0).is_linked = lambda devices: linked and list(devices) == [0, 1]  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("NCCL_CTA_POLICY", raising=False)
+            patch.setenv("NCCL_NVLS_ENABLE", "0")
+            for name, value in how.get("variables", {}).items():
+                patch.setenv(name, value)
+            group, line = choose.group_for(peers, CUDA, one_host=how.get("one_host", True))
+        assert isinstance(group, NcclGroup)
+        found = group.buffer(64, bfloat16, "a test's", [[32, 32]]) is not None
+        assert found == (" by DMA engines, " in line)
+        group._nccl.close(10.0)
+        return found
+
+    def work(peers: Peers) -> list[bool]:
+        ways: list[dict[str, Any]] = [
+            *({}, {"linked": [True, False]}, {"version": 22708}, {"one_host": False}),
+            *({"variables": {"NCCL_CTA_POLICY": "0"}}, {"variables": {"NCCL_NVLS_ENABLE": "1"}}),
+        ]
+        return [is_mapped(peers, tmp_path, **how) for how in ways]
+
+    for each in ended(start_ranks(2, work, tmp_path)):
+        assert each.value == [True, *[False] * 5], each.error
+
+
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package for it is named; where that one is installed already, all is well."""
     installed = {"nvidia-nccl-cu13": "2.30.7", "nccl4py": "0.6.1"}
@@ -395,7 +453,7 @@ def test_training_has_the_state_hash_of_one_process(tmp_path: Path) -> None:
         (launcher,) = ended([job.fork], 300)
         said = job.out.read_text()
         assert launcher.code == 0, said + job.err.read_text()
-        assert ("collectives: NCCL 2.32.3, " in said) == (count == 2)
+        assert ("collectives: NCCL 2.32.3 by DMA engines, " in said) == (count == 2)
         hashes += [line for line in said.splitlines() if line.startswith("state hash: ")]
     assert len(hashes) == 2 and hashes[0] == hashes[1]
 

@@ -56,12 +56,15 @@ def test_capture_replay_and_the_end(count: int, tmp_path: Path) -> None:
     assert job.out.read_text().count("done") == count
 
 
-@pytest.mark.parametrize(("how", "said"), [("kill", "rank 1"), ("hang", "of rank 0 has not got on for")])
+STANDS = "of rank 0 has not got on for"
+
+
+@pytest.mark.parametrize(("how", "said"), [("kill", "rank 1"), ("hang", STANDS), ("load", STANDS), ("copies", STANDS)])
 def test_a_rank_that_is_lost(how: str, said: str, tmp_path: Path) -> None:
-    """The other one waits on the device, and ends within 5 s; nothing is left."""
+    """The other one waits on the device, whatever else it does, and ends within 5 s of its limit; nothing is left."""
     needs(2)
     job = jobs.start(tmp_path, [*PROGRAM, how], 2)
-    code = finished(job, 90)
+    code = finished(job, 45)
     assert code == 10 and said in job.err.read_text() and "nobody ended" not in job.out.read_text()
 
 
@@ -83,7 +86,7 @@ def test_training_has_the_state_hash_of_one_gpu(tmp_path: Path) -> None:
 def test_the_collectives_of_a_captured_step(tmp_path: Path) -> None:
     """Events in a graph of several streams: times are those of one step, and parts of what they are parts of."""
     needs(2)
-    words = ["bench-model", "--size", "quickstart", "--batch-size", "8", "--seq-len", "512", "--device", "cuda"]
+    words = ["bench-model", "--size", "quickstart", "--batch-size", "8", "--seq-len", "256", "--device", "cuda"]
     job = jobs.start(tmp_path, [sys.executable, "-m", "genesis_cli.main", *words, "--fast", "--json", "-"], 2)
     assert finished(job, 300) == 0, job.err.read_text()
     (row,) = Report.model_validate_json(job.out.read_text()).shared

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from genesis.errors import DeviceError
@@ -311,6 +311,16 @@ class Driver:
     def cuda_version(self) -> int:
         """The newest CUDA that the NVIDIA driver serves: 13010 for 13.1."""
         return int(self._now(self._cuda.cuDriverGetVersion))
+
+    def is_linked(self, devices: Iterable[int]) -> bool:
+        """Whether these devices are here, and each of them but this one reaches its memory over NVLink."""
+        cuda, count = self._cuda, int(self._now(self._cuda.cuDeviceGetCount))
+        native = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED  # not over PCIe
+        others = [index for index in devices if index != self.index]
+        return all(index < count for index in others) and all(
+            self._call(cuda.cuDeviceGetP2PAttribute, native, self._call(cuda.cuDeviceGet, index), self._device)
+            for index in others
+        )
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["ALIGNMENT", "Arena", "Block", "CudaStorage", "Pool", "room_for"]
+__all__ = ["ALIGNMENT", "Arena", "Block", "CudaStorage", "ForeignArena", "Pool", "room_for"]
 
 ALIGNMENT = 512  # bytes
 SMALL = 1 << 20  # bytes; up to here blocks share small segments
@@ -161,12 +161,53 @@ class Arena:
                 self.pool.unreserve(block.pointer, block.size)
 
 
+class ForeignArena(Arena):
+    """Blocks that another library makes, as other processes may map them: they count as the pool's, and none goes back
+    to the driver.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        pool.foreign.append(self)
+
+    def make(self, nbytes: int, owner: str, allocate: Callable[[int], int]) -> Block:
+        """A new block; `allocate` gives its address, or raises OutOfDeviceMemory.
+
+        Raises:
+            OutOfMemoryError: as of `Pool.take`.
+        """
+        pool = self.pool
+        pointer = pool.with_room(f"{_format(nbytes)} for {owner}", lambda: allocate(nbytes))
+        with pool._lock:
+            pool._reserved(pointer, nbytes)
+            block = self.blocks[pointer] = Block(self, pointer, nbytes, small=False)
+            pool._used(block, owner)
+            return block
+
+    def again(self, nbytes: int, owner: str) -> Block:
+        """A block of this size that was given back, where `has` one."""
+        with self.pool._lock:
+            block = self.quick[nbytes].pop()
+            self.pool._used(block, owner)
+            return block
+
+    def has(self, nbytes: int) -> bool:
+        """Whether a block of this size was given back."""
+        self.pool.take_back()
+        return bool(self.quick.get(nbytes))
+
+    def holds(self, pointer: int, nbytes: int) -> bool:
+        """Whether all of some memory lies in one block."""
+        return any(start <= pointer and pointer + nbytes <= start + b.size for start, b in self.blocks.items())
+
+
 class Pool:
     """All arenas of a device, with counters in bytes.
 
     Attributes:
         give: `give(block)` takes a block back for reuse in its stream's order; never waits.
         reserved: taken from the driver; `max_reserved` and `max_allocated` are the peaks since the last reset.
+        foreign: arenas of blocks that other libraries made.
         poison: fill fresh memory with NaN patterns, so that reading what was never written shows.
         owner: whose memory is taken now: the op that runs, or "empty" outside of ops. What knows better says so.
         advice: what to do where memory runs out, for errors.
@@ -187,6 +228,7 @@ class Pool:
         self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
         self.retired: deque[Callable[[], None]] = deque()  # ends of graphs that nobody holds any more
         self.segments: dict[int, int] = {}
+        self.foreign: list[ForeignArena] = []
         self._allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
         self.poison = False
@@ -245,18 +287,21 @@ class Pool:
                 block = blocks.pop()
             else:
                 block = self.with_room(f"{_format(size)} for {owner}", lambda: arena.take(size))
-            block.owner = owner
-            self.allocations += 1
-            allocated = self._allocated = self._allocated + block.size
-            if allocated > self.max_allocated:
-                self.max_allocated = allocated
-            if self._watch is not None:
-                self._watch(block.pointer, block.size)
+            self._used(block, owner)
         finally:
             self._lock.release()
         if self.poison:
             self.driver.fill(block.pointer, 0xFF, block.size, stream)
         return block
+
+    def _used(self, block: Block, owner: str) -> None:
+        block.owner = owner
+        self.allocations += 1
+        allocated = self._allocated = self._allocated + block.size
+        if allocated > self.max_allocated:
+            self.max_allocated = allocated
+        if self._watch is not None:
+            self._watch(block.pointer, block.size)
 
     def _arena(self, stream: int) -> Arena:
         return self.arenas.setdefault(stream, Arena(self))
@@ -406,10 +451,13 @@ class Pool:
         """A segment from the driver; raises OutOfDeviceMemory."""
         pointer = self.driver.allocate(nbytes)
         self.driver_allocations += 1
+        self._reserved(pointer, nbytes)
+        return pointer
+
+    def _reserved(self, pointer: int, nbytes: int) -> None:
         self.segments[pointer] = nbytes
         self.reserved += nbytes
         self.max_reserved = max(self.max_reserved, self.reserved)
-        return pointer
 
     def unreserve(self, pointer: int, nbytes: int) -> None:
         """Give a segment back to the driver."""
@@ -439,7 +487,7 @@ class Pool:
             found = []
             self._deal()
             late = {b.pointer for b, _ in self.waiting}
-            for arena in self._all():
+            for arena in [*self._all(), *self.foreign]:
                 idle = late.union(*([b.pointer for b in blocks] for blocks in list(arena.quick.values())))
                 for block in list(arena.blocks.values()):
                     used = not block.free and block.pointer not in idle

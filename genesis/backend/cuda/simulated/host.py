@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,9 @@ class HostDriver(Driver):
 
     def register_host(self, pointer: int, nbytes: int) -> None: ...
     def unregister_host(self, pointer: int) -> None: ...
+
+    def is_linked(self, devices: Iterable[int]) -> bool:
+        return all(index == self.index for index in devices)
 
     def cuda_version(self) -> int:
         return 13000
