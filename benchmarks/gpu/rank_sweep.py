@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.rank_sweep --nproc 2 [--size 0.5B] [--shape 8x1024] [--settings 0,0,0 8,0,8] [--out JSON]
 
 A setting is three numbers: thread blocks (CTAs) of a collective, 0 for NCCL's choice; NCCL's CTA policy (0 default, 1
-efficiency, 2 zero); and SMs that persistent kernels leave free while collectives run. Under policy 2 gradients and
-weights lie in memory that NCCL has registered, and gradients travel by its all-to-all: DMA engines serve nothing else.
+efficiency, 2 zero); and SMs that persistent kernels leave free while collectives run. Policy 2 is what training uses
+where it can: gradients and weights lie in memory that all ranks have mapped, and travel by DMA engines.
 
 Columns: the step's time, of the slowest rank; `exposed`, how long of it main waits for collectives, and `compute`, when
 it first does, with forward and backward done, both from events in further steps; bus bandwidth of the exchange and the
@@ -21,31 +21,21 @@ import signal
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
-from benchmarks.gpu.collectives import BYTE, Registered
 from benchmarks.result_files import write_result
-from genesis.array import Array
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.graph import close_graphs
 from genesis.bench.limits import wait_for
 from genesis.bench.timing import Plan, of_wall
 from genesis.distributed import Peers, World, job_key, launch, read_world
-from genesis.distributed.arguments import check_reduction, parts_of
-from genesis.distributed.communicator import Communicator, Tuning, bindings, identity_of
+from genesis.distributed.communicator import ZERO_CTAS, Communicator, Tuning, bindings, identity_of
 from genesis.distributed.group import Alone
 from genesis.distributed.nccl import STAGING, NcclGroup
 from genesis.distributed.watch import Watch
-from genesis.dtypes import DType, bfloat16
 from genesis.errors import DistributedError
-from genesis.op import registry
-from genesis.ops.rank_sum import rank_sum
-from genesis.optim import shared
-from genesis.optim.shared import SharedBuffers
 from genesis.profile.run.collectives import bus_factor
 from genesis.train.ranks import PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
@@ -56,9 +46,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.presets import preset
 from genesis_models.registry import build
 
-ZERO = 2  # NCCL_CTA_POLICY_ZERO
 LIMIT_S = 60.0  # how long a rank may wait for another, once kernels are compiled
-SENT = ("parameters", "gradients")  # the flat buffers that collectives read and write
 
 
 class Setting(NamedTuple):
@@ -82,54 +70,9 @@ SETTINGS = (
     Setting(0, 0, 0),
     *(Setting(ctas, 0, reserved) for ctas in (1, 2, 4, 8, 16) for reserved in (0, ctas)),
     Setting(0, 1, 0),
-    Setting(0, ZERO, 0),
-    Setting(0, ZERO, 8),
+    Setting(0, ZERO_CTAS, 0),
+    Setting(0, ZERO_CTAS, 8),
 )
-
-
-class RegisteredGroup(NcclGroup):
-    """Gradients travel by an all-to-all, between memory that NCCL knows, where all ranks have parts of one size."""
-
-    def __init__(
-        self, nccl: Any, peers: Peers, device: Device, made: Communicator, staging: int, reserved: int
-    ) -> None:
-        super().__init__(peers, device, made, staging, reserved)
-        self._bindings = nccl
-        self.registered = Registered(nccl, made._handle, backend_of(device))
-        self._arrived = self.registered.array(2 * shared.BUCKET, bfloat16)  # a bucket's: what each rank has sent
-
-    def reduce_scatter(
-        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
-    ) -> None:
-        """See `Group`; values are added in the order of the ranks."""
-        cut = parts_of(self, source, out, parts)
-        if len(set(cut)) > 1 or not source.size or source.nbytes > self._arrived.nbytes:
-            super().reduce_scatter(source, out, parts, adds=adds)
-            return
-        check_reduction(self, source, out)
-        nccl, made, nbytes = self._bindings, self._nccl, source.nbytes // self.size
-        start, target, stream = source.data_ptr(), self._arrived.data_ptr(), self._stream
-        made._launch("an all-to-all", lambda: nccl.allto_all(start, target, nbytes, BYTE, made._handle, stream))
-        rows = Array(self._arrived.storage, (self.size, cut[0]), (cut[0], 1), source.dtype, self.device)
-        first = rows.view((cut[0],), (1,), 0)
-        others = rows.view((self.size - 1, cut[0]), (cut[0], 1), cut[0])
-        rank_sum(out, first, others, rank=0, adds=adds, out=())
-        self._launched()
-
-    @contextmanager
-    def buffers(self) -> Iterator[None]:
-        """Flat buffers that are made inside the block, and that ranks send, are in registered memory."""
-        plain = SharedBuffers.buffer
-
-        def buffer(flat: SharedBuffers, dtype: DType, owner: str, size: int | None = None) -> Array:
-            if owner not in SENT:
-                return plain(flat, dtype, owner, size)
-            made = self.registered.array(flat.size, dtype)
-            registry["fill"](out=made, value=0, shape=made.shape, dtype=dtype)
-            return made
-
-        with mock.patch.object(SharedBuffers, "buffer", buffer):
-            yield
 
 
 def group_of(setting: Setting, nccl: Any, peers: Peers, device: Device, staging: int = STAGING) -> NcclGroup:
@@ -139,12 +82,7 @@ def group_of(setting: Setting, nccl: Any, peers: Peers, device: Device, staging:
     tuning = Tuning(min_ctas=ctas, max_ctas=ctas, cta_policy=setting.policy or None)
     driver = backend_of(device).driver
     made = Communicator(nccl, driver, peers.rank, peers.size, identity, LIMIT_S, tuning)
-    if setting.policy != ZERO:
-        return NcclGroup(peers, device, made, staging, setting.reserved)
-    try:
-        return RegisteredGroup(nccl, peers, device, made, staging, setting.reserved)
-    except nccl.NCCLError as error:
-        raise DistributedError(f"memory could not be registered: {error}") from error
+    return NcclGroup(peers, device, made, staging, setting.reserved, is_mapped=setting.policy == ZERO_CTAS)
 
 
 def alone(model: CausalLM, steps: Steps, device: Device, ranks: Ranks) -> float:
@@ -165,8 +103,7 @@ def measured(
 ) -> dict[str, Any]:
     """A row, without what one rank alone takes."""
     notes: list[str] = []
-    with group.buffers() if isinstance(group, RegisteredGroup) else nullcontext():
-        state = new_state(model, steps.batch, steps.length, ranks)
+    state = new_state(model, steps.batch, steps.length, ranks)
     by_step = timed(taking(state, device, notes), wait_for(device), ranks, Plan(seconds=steps.seconds))
     times = mean_of_ranks(collective_times(state, device, steps.watched), ranks)
     rates = {
