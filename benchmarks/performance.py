@@ -21,6 +21,7 @@ from benchmarks.gpu.training_step import memory_field
 from benchmarks.lower_bounds import EXPLAINED, SMALLEST, LowerBound, describe, lower_bound_of
 from benchmarks.performance_fused import FUSED_KEY, fused_ops
 from benchmarks.performance_generation import generation
+from benchmarks.performance_ranks import ranks
 from benchmarks.performance_reports import all_ops, model_steps
 from benchmarks.reasons import known_reason
 from benchmarks.result_files import RESULTS, Result, read_results, result_files
@@ -60,7 +61,7 @@ def page_of(results: Sequence[Result]) -> str:
     """The whole page."""
     parts = [
         INTRODUCTION.rstrip().split("\n"),
-        *(part(results) for part in (_steps, model_steps, generation, _ops, _fused, all_ops, _launches, _cpu)),
+        *(part(results) for part in (_steps, model_steps, ranks, generation, _ops, _fused, all_ops, _launches, _cpu)),
     ]
     lines: list[str] = []
     for part in parts:

@@ -10,9 +10,11 @@ from genesis.report.markdown import markdown_table
 
 __all__ = ["generation"]
 
-CASE = ("size", "batch", "prompt", "new", "draw", "cache", "weights")
-COLUMNS = ["model", "sequences", "prompt + new", "drawn", "Genesis", "tokens/s", "share of the copy bandwidth",
-           "first token", "peer's time", "ratio"]  # fmt: skip
+OURS = "genesis"  # and what it is given: genesis-fp8
+CASE = ("size", "batch", "prompt", "new", "draw")
+COLUMNS = ["model", "GPU", "weights", "sequences", "prompt + new", "drawn", "Genesis", "tokens/s",
+           "share of the copy bandwidth", "first token", "peer's time", "ratio"]  # fmt: skip
+WORDS = ("model", "GPU", "weights", "drawn")
 
 
 def generation(results: Sequence[Result]) -> Iterator[str]:
@@ -20,11 +22,12 @@ def generation(results: Sequence[Result]) -> Iterator[str]:
     newest: dict[tuple[Any, ...], tuple[Result, dict[str, Any], dict[str, Any]]] = {}
     for result in results:
         rows = [row for row in result.data.get("rows", ()) if "draw" in row and "side" in row]
-        peers = {_case(row): row for row in rows if row["side"] != "genesis"}
+        peers = {_case(row): row for row in rows if not row["side"].startswith(OURS)}
         for row in rows:
-            if row["side"] == "genesis":
-                before = newest.get(_case(row), (result, row, {}))[2]
-                newest[_case(row)] = result, row, peers.get(_case(row), before)
+            if row["side"].startswith(OURS):
+                key = row["side"], result.data.get("gpu"), *_case(row)
+                before = newest.get(key, (result, row, {}))[2]
+                newest[key] = result, row, peers.get(_case(row), before)
     if not newest:
         return
     yield from ("## Generation on a GPU", "")
@@ -32,7 +35,9 @@ def generation(results: Sequence[Result]) -> Iterator[str]:
     yield "copies memory: bytes of the weights and of the KV cache that a step reads, over its time. The peer is a"
     yield "minimal decoder in torch with a static cache, in a CUDA graph, in the same run or the last one that had it."
     yield ""
-    yield from markdown_table(COLUMNS, [_cells(row, peer) for _, row, peer in newest.values()], ("model", "drawn"))
+    yield from markdown_table(
+        COLUMNS, [_cells(*each) for each in newest.values()], ("model", "GPU", "weights", "drawn")
+    )
     yield ""
     for result in {id(result): result for result, _, _ in newest.values()}.values():
         where = f"[all figures](../benchmarks/results/{result.name})"
@@ -45,9 +50,11 @@ def _case(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in CASE)
 
 
-def _cells(row: dict[str, Any], peer: dict[str, Any]) -> list[str]:
+def _cells(result: Result, row: dict[str, Any], peer: dict[str, Any]) -> list[str]:
     return [
         row["size"],
+        str(result.data.get("gpu", "–")).removeprefix("NVIDIA ").split()[0],
+        row["side"].removeprefix(OURS).removeprefix("-") or "bf16",
         str(row["batch"]),
         f"{row['prompt']:,} + {row['new']}",
         row["draw"],
