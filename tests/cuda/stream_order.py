@@ -121,10 +121,10 @@ class OrderedDriver(HostDriver):
 def install(order: str, *more: str) -> None:
     """Give this process such a device, and NCCL's group over a fake of NCCL, whose ranks meet in the folder `more[-1]`.
 
-    Gradients and weights lie in memory that ranks have mapped, unless `more` begins with "plain". The fake checks that
+    Gradients and weights lie in memory that ranks have mapped, unless `more` says "plain". The fake checks that
     all make the same calls in one order; and steps that are replayed must wait for nothing.
     """
-    folder, is_mapped = Path(more[-1]), more[0] != "plain"
+    folder, is_mapped = Path(more[-1]), "plain" not in more
     choose.group_for = lambda peers, device, *, one_host: (
         fake_group(peers, folder, STAGING, is_mapped=is_mapped),
         LINE,

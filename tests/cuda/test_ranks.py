@@ -80,8 +80,8 @@ def test_exchange_between_graphs(runs: DeviceRuns) -> None:
     assert hash_of(done) == runs.hash_alone()
 
 
-def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings: str) -> None:
-    done = runs.run(name.replace(" ", "-"), ranks, *settings, faults=(["beside", "install", order],))
+def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings: str, how: str = "mapped") -> None:
+    done = runs.run(name.replace(" ", "-"), ranks, *settings, faults=(["beside", "install", order, how],))
     assert "not captured" not in done.out and LINE in done.out
     assert hash_of(done) == runs.hash_alone(*settings)
 
@@ -95,6 +95,12 @@ def test_exchange_beside_the_step(runs: DeviceRuns) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders_of_streams(order: str, runs: DeviceRuns) -> None:
     check_beside(runs, order, 2, order, FOUR)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "order"), [(2, "lane last"), (2, "lane first"), (4, "lane last")])
+def test_sends_and_receives_in_place_of_dma_engines(ranks: int, order: str, runs: DeviceRuns) -> None:
+    check_beside(runs, f"plain-{ranks}-{order}", ranks, order, FOUR, how="plain")
 
 
 @pytest.mark.full
