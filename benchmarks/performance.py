@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.training_step import memory_field
 from benchmarks.lower_bounds import EXPLAINED, SMALLEST, LowerBound, describe, lower_bound_of
 from benchmarks.performance_fused import FUSED_KEY, fused_ops
-from benchmarks.performance_generation import generation
+from benchmarks.performance_generation import cpu_generation, generation
 from benchmarks.performance_ranks import ranks
 from benchmarks.performance_reports import all_ops, model_steps
 from benchmarks.reasons import known_reason
@@ -61,7 +61,10 @@ def page_of(results: Sequence[Result]) -> str:
     """The whole page."""
     parts = [
         INTRODUCTION.rstrip().split("\n"),
-        *(part(results) for part in (_steps, model_steps, ranks, generation, _ops, _fused, all_ops, _launches, _cpu)),
+        *(
+            part(results)
+            for part in (_steps, model_steps, ranks, generation, _ops, _fused, all_ops, _launches, _cpu, cpu_generation)
+        ),
     ]
     lines: list[str] = []
     for part in parts:
@@ -457,7 +460,7 @@ def _launches(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _cpu(results: Sequence[Result]) -> Iterator[str]:
-    found = [result for result in results if "speed_ratio" in result.data]
+    found = [result for result in results if "speed_ratio" in result.data and "torch" in result.data]
     if not found:
         return
     result = found[-1]
@@ -492,6 +495,9 @@ def _cpu_cells(side: str, row: Row) -> list[str]:
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
+
+
+PARTS = (_steps, model_steps, ranks, generation, _ops, _fused, all_ops, _launches, _cpu, cpu_generation)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.result_files import Result
 from genesis.report.markdown import markdown_table
 
-__all__ = ["generation"]
+__all__ = ["cpu_generation", "generation"]
 
 OURS = "genesis"  # and what it is given: genesis-fp8
 CASE = ("size", "batch", "prompt", "new", "draw")
@@ -44,6 +44,38 @@ def generation(results: Sequence[Result]) -> Iterator[str]:
         about = f"on an {result.data['gpu']} with driver {result.data['driver']}" if "gpu" in result.data else ""
         yield f"Measured {result.date[:10]} {about} by `{result.data['command']}`; {where}."
     yield ""
+
+
+def cpu_generation(results: Sequence[Result]) -> Iterator[str]:
+    """One sequence on the CPU beside transformers, from the newest file of `benchmarks.cpu_generation`."""
+    found = [result for result in results if "speed_ratio" in result.data and "transformers" in result.data]
+    if not found:
+        return
+    result = found[-1]
+    data, shape = result.data, result.data["shape"]
+    yield from ("## Generation on a CPU", "")
+    yield f"One sequence, greedy, {shape['prompt']} tokens of prompt and {shape['new']} new ones, float32,"
+    yield f"{data['machine']['threads']} threads; both sides give the same tokens."
+    yield ""
+    columns = ["", "a token, median", "first token", "tokens/s", "peak memory", "version"]
+    cells = [
+        [
+            side,
+            f"{row['token_ms']:.0f} ms",
+            f"{row['first_ms']:.0f} ms",
+            f"{row['tokens_per_second']:.2f}",
+            f"{row['peak_mib']:,.0f} MiB",
+            row["version"],
+        ]
+        for side, row in (("Genesis", data["genesis"]), ("transformers", data["transformers"]))
+    ]
+    yield from markdown_table(columns, cells, ("", "version"))
+    yield ""
+    yield f"The ratio is {data['speed_ratio']:.2f} in speed, {data['first_ratio']:.2f} at the first token and"
+    yield f"{data['memory_ratio']:.2f} in memory."
+    yield ""
+    where = f"[all figures](../benchmarks/results/{result.name})"
+    yield f"- Measured {result.date[:10]} by `{data['command']}`; {where}."
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:
