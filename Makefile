@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed ranks-faults generations serving gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed ranks-faults generations serving gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -90,6 +90,10 @@ gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, gold
 # only large shapes take have tests of their own. No races are looked for in warp-specialized kernels: docs/log.md, "racecheck".
 SANITIZE = compute-sanitizer --error-exitcode 9 --tool
 LARGE_ONLY = $(patsubst %,tests/kernels/test_%.py,gemm_warp_specialized attention_warp_specialized attention_spilled_ds gemm_tf32_rs gemm_swiglu)
+gpu-ranks: install-dev ## on a machine with several NVIDIA GPUs: ranks over NCCL, their bits, and ranks that are lost
+	$(BIN)/python $(PIP_INSTALL) --editable '.[dev,distributed]'
+	$(BIN)/python -m pytest --gpu -n 0 tests/distributed/test_nccl_on_gpus.py
+
 gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitizer: bad accesses and races in the op suite's small cases
 	for tool in memcheck racecheck; do for dtype in float32 bfloat16; do \
 		$(SANITIZE) $$tool $(BIN)/python -m pytest --gpu --few -n 0 \

@@ -1,6 +1,7 @@
 """Training steps of ranks under each way in which NCCL may share the GPUs with the step, and one rank's beside them.
 
-    python -m benchmarks.gpu.rank_sweep --nproc 2 [--size 0.5B] [--shape 8x1024] [--settings 0,0,0 8,0,8] [--out JSON]
+    python -m benchmarks.gpu.rank_sweep --nproc 2 [--size 0.5B] [--shape 8x1024] [--lora 16] [--settings 0,0,0 8,0,8]
+        [--out JSON]
 
 A setting is three numbers: thread blocks (CTAs) of a collective, 0 for NCCL's choice; NCCL's CTA policy (0 default, 1
 efficiency, 2 zero); and SMs that persistent kernels leave free while collectives run. Policy 2 is what training uses
@@ -42,6 +43,7 @@ from genesis.train.signals import Interrupts
 from genesis_cli.session.bench.measuring import forget
 from genesis_cli.session.bench.shared import collective_times, mean_of_ranks, timed
 from genesis_cli.session.bench.steps import new_state, taking
+from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.blocks import CausalLM
 from genesis_models.presets import preset
 from genesis_models.registry import build
@@ -180,6 +182,8 @@ def run(world: World, options: argparse.Namespace, nccl: Any) -> None:
         Watch(peers, interrupts.interrupt) as watch,
     ):
         model = build(preset(options.size), seed=0, device=str(device), dtype="bfloat16")
+        if options.lora:
+            apply_adapters(model, AdapterConfig(r=options.lora, alpha=2.0 * options.lora))
         model.train()
         for row in sweep(options.settings, nccl, model, steps, device, world, watch, peers):
             if peers.rank == 0:
@@ -190,12 +194,20 @@ def run(world: World, options: argparse.Namespace, nccl: Any) -> None:
 def _show(row: dict[str, Any], rows: list[dict[str, Any]], options: Any, ranks: int, nccl: Any, gpu: str) -> None:
     """Print a row at once, and write what there is: a setting that hangs loses nothing."""
     if "alone_ms" in row:
-        print(f"{options.size} {options.shape}, {ranks} x {gpu}, NCCL {nccl.get_version()}; one rank alone takes")
+        what = f"{options.size}{f', LoRA r {options.lora}' if options.lora else ''}"
+        print(f"{what} {options.shape}, {ranks} x {gpu}, NCCL {nccl.get_version()}; one rank alone takes")
         print(f"{row['alone_ms']:.2f} ms a step; times in ms, bus bandwidth in GB/s\n{HEAD}", flush=True)
     else:
         print(line(row), flush=True)
     if options.out:
-        facts = {"ranks": ranks, "nccl": nccl.get_version(), "gpu": gpu, "size": options.size, "shape": options.shape}
+        facts = {
+            "ranks": ranks,
+            "nccl": nccl.get_version(),
+            "gpu": gpu,
+            "size": options.size,
+            "shape": options.shape,
+            "lora": options.lora,
+        }
         facts["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         write_result(options.out, {**facts, **rows[0], "rows": rows[1:]})
 
@@ -212,6 +224,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--nproc", type=int, default=2)
     made.add_argument("--size", default="0.5B")
     made.add_argument("--shape", default="8x1024", help="rows and tokens of each rank's batch")
+    made.add_argument("--lora", type=int, metavar="RANK", help="train adapters of all linears instead of the model")
     made.add_argument("--settings", type=setting, nargs="+", default=list(SETTINGS), metavar="CTAS,POLICY,RESERVED")
     made.add_argument("--seconds", type=float, default=1.0, help="of steps for each setting")
     made.add_argument("--watched", type=int, default=10, help="steps whose collectives are timed")

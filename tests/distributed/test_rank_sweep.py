@@ -13,6 +13,7 @@ from benchmarks.gpu.rank_sweep import HEAD, SETTINGS, Setting, Steps
 from genesis.backend import Device
 from genesis.distributed import Peers
 from genesis_cli.session.bench import shared as steps_of_ranks
+from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 from tests.cuda.stream_order import STAGING, small_spans
@@ -55,13 +56,16 @@ def test_the_table() -> None:
 @pytest.mark.full
 @pytest.mark.host
 @pytest.mark.slow
-def test_a_sweep(tmp_path: Path) -> None:
-    """Captured steps of a small model over mapped memory."""
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_sweep(lora: bool, tmp_path: Path) -> None:
+    """Captured steps of a small model, or of its adapters, over mapped memory."""
 
     def work(peers: Peers) -> list[Any]:
         small_spans()
         steps_of_ranks.LEAST_STEPS = 1
         model = build(ModelConfig.from_dict(MODEL), seed=0, device="cuda", dtype="bfloat16")
+        if lora:
+            apply_adapters(model, AdapterConfig(r=2, alpha=4.0))
         model.train()
         watch: Any = SimpleNamespace(collectives=None)
         steps, place, settings = Steps(1, 8, 0.0, 2), world(peers.rank, 2, 1), [Setting(4, 2, 2)]
