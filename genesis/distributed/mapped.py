@@ -18,6 +18,7 @@ from genesis.backend.cuda.stream import take_stream
 from genesis.distributed.communicator import Communicator
 from genesis.distributed.peers import Peers
 from genesis.dtypes import DType, uint8
+from genesis.errors import DistributedError, PeerGoneError
 from genesis.ops.rank_sum import rank_sum
 
 __all__ = ["MappedMemory"]
@@ -64,11 +65,20 @@ class MappedMemory:
         least = 2 * _TRIAL * self.size
         self._arrived = self.array(max(nbytes, least), uint8, "staging of collectives")
         if is_first:
-            start = self._arrived.data_ptr()
+            self._try(self._arrived.data_ptr(), least // 2)
+
+    def _try(self, source: int, behind: int) -> None:
+        try:
             with self._stream() as stream:
-                self._nccl.all_to_all(start, start + least // 2, _TRIAL, stream)
-                self._nccl.gather_in_place(start, _TRIAL, stream)
+                self._nccl.all_to_all(source, source + behind, _TRIAL, stream)
+                self._nccl.gather_in_place(source, _TRIAL, stream)
             self._wait()
+        except PeerGoneError:
+            raise
+        except DistributedError as error:
+            what = f"DMA engines do not copy between the GPUs: {error.what}"
+            next_step = "set NCCL_CTA_POLICY=0: kernels copy then"
+            raise DistributedError(what, where=error.where, next=next_step) from error
 
     def holds(self, x: Array, parts: Sequence[int]) -> bool:
         """Whether this is how `x` is sent: it lies here, with room for parts of one size, of which only the last ones
