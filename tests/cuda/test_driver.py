@@ -217,6 +217,23 @@ def test_each_method_enters_the_device_and_calls_cuda(name: str) -> None:
     assert launched == ([] if name in UNORDERED else [2 if name in ("mark", "follow") else 1])
 
 
+@pytest.mark.parametrize(("answer", "expected"), [((Result.CUDA_SUCCESS, 1), True), ((Result.CUDA_SUCCESS, 0), False),
+                                                  ((Result.CUDA_ERROR_LAUNCH_FAILED, 0), False)])  # fmt: skip
+def test_devices_are_linked_where_the_driver_says_so(answer: tuple[Any, ...], expected: bool) -> None:
+    cuda: Any = Answering()
+    driver = driver_of(cuda)
+    driver._device = 0
+
+    def attribute(*args: Any) -> tuple[Any, ...]:
+        return answer
+
+    cuda.cuDeviceGetP2PAttribute = attribute
+    cuda.cuGetErrorString = lambda code: (Result.CUDA_SUCCESS, b"no")
+    assert driver.is_linked(range(3)) is expected  # of 3 that there are
+    assert driver.is_linked([0]) is True
+    assert driver.is_linked(range(4)) is False
+
+
 def test_every_method_of_the_driver_is_called_above() -> None:
     others = {"flush", "launcher", "load", "begin_again"}
     public = {name for name, each in vars(Driver).items() if callable(each) and not name.startswith("_")}

@@ -317,10 +317,13 @@ class Driver:
         cuda, count = self._cuda, int(self._now(self._cuda.cuDeviceGetCount))
         native = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED  # not over PCIe
         others = [index for index in devices if index != self.index]
-        return all(index < count for index in others) and all(
-            self._call(cuda.cuDeviceGetP2PAttribute, native, self._call(cuda.cuDeviceGet, index), self._device)
-            for index in others
-        )
+        try:
+            return all(index < count for index in others) and all(
+                self._call(cuda.cuDeviceGetP2PAttribute, native, self._call(cuda.cuDeviceGet, index), self._device)
+                for index in others
+            )
+        except DeviceError:  # a device of another kind, or one that is not for this process
+            return False
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
