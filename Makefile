@@ -167,7 +167,7 @@ $(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created:
 
 peers: $(PEERS_VENV)/.installed ## .venv-peers: Genesis beside torch, transformers, peft, openai and lm-eval, for comparisons
 $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench,serve]' transformers peft openai 'lm_eval[api]'
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench,serve]' transformers peft openai 'lm_eval[api]' pytest httpx
 	@touch $@
 
 peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, and its server asked by openai and lm-eval, in a few minutes
