@@ -34,7 +34,7 @@ from genesis.kernels.gemm.few_rows import (
     choose_mma_tile,
     few_rows_into,
     few_rows_swiglu_into,
-    held,
+    held_registers,
 )
 
 EPS = 1e-6
@@ -181,7 +181,7 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
         blocks = max(1, m // 8)
         for bn, warps, trips in itertools.product((8, 16, 32), (4, 8), (1, 2, 3, 4)):
             steps, of_w = -(-p.k // (MMA_K * warps) // trips), p.halves * max(1, bn // 16) + p.norm
-            registers = held(blocks, bn, steps, p.halves, p.norm)
+            registers = held_registers(blocks, bn, steps, p.halves, p.norm)
             shared_bytes = of_w * max(1, blocks // 2) * warps * (512 if blocks == 1 else 1024)
             fits = registers <= 190 and (registers + 40) * 32 * warps <= 65536 and shared_bytes <= 44 << 10
             if fits and MMA_K * warps <= p.k and (bn == rule.bn or not early):

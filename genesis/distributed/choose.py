@@ -42,7 +42,7 @@ def group_for(peers: Peers, device: Device, *, one_host: bool) -> tuple[NcclGrou
     driver = driver_for(device.index)
     before, _ = driver.memory_info()
     identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
-    is_mapped = one_host and _all(peers, _has_copies(nccl, driver, peers.size))
+    is_mapped = one_host and peers.all("copies", _has_copies(nccl, driver, peers.size))
     tuning = Tuning(cta_policy=ZERO_CTAS) if is_mapped else Tuning()
     communicator = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, tuning)
     group = NcclGroup(peers, device, communicator, LITTLE if is_mapped else STAGING, is_mapped=is_mapped)
@@ -55,14 +55,9 @@ def _has_copies(nccl: Any, driver: Driver, ranks: int) -> bool:
     """Whether DMA engines can copy between the GPUs of all ranks: those are here, and linked by NVLink. A user's own
     CTA policy for NCCL is left, and so is NVLink's multicast, with which two ranks may wait for ever (NCCL's #2290).
     """
-    is_new = nccl.get_version() >= _HAS_COPIES and hasattr(nccl, "allto_all")
+    is_new = nccl.get_version() >= _HAS_COPIES
     is_ours = "NCCL_CTA_POLICY" not in os.environ and os.environ.get("NCCL_NVLS_ENABLE") == "0"
     return is_new and is_ours and driver.is_linked(range(ranks))
-
-
-def _all(peers: Peers, own: bool) -> bool:
-    said = peers.gather_json("copies", own)
-    return bool(peers.broadcast_json("copies", None if said is None else all(said)))
 
 
 def _loaded(device: Device) -> tuple[Any, str]:

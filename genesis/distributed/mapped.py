@@ -47,7 +47,7 @@ class MappedMemory:
         none goes back to the driver.
         """
         nbytes, arena = size * dtype.itemsize, self._arena
-        if self._all(arena.has(nbytes)):
+        if self._peers.all("mapped", arena.has(nbytes)):
             block = arena.again(nbytes, owner)
         else:
             block = arena.make(nbytes, owner, self._nccl.allocate)
@@ -123,8 +123,3 @@ class MappedMemory:
         driver.follow(self._instead, current)
         yield self._instead
         driver.follow(current, self._instead)
-
-    def _all(self, own: bool) -> bool:
-        """Whether it is so on every rank."""
-        said = self._peers.gather_json("mapped", own)
-        return bool(self._peers.broadcast_json("mapped", None if said is None else all(said)))

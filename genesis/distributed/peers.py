@@ -151,6 +151,11 @@ class Peers:
         """As `broadcast`, for what JSON can say."""
         return json.loads(self.broadcast(name, json.dumps(value, allow_nan=False).encode()))
 
+    def all(self, name: str, own: bool) -> bool:
+        """Whether something is so on every rank: a call of all ranks."""
+        said = self.gather_json(name, own)
+        return bool(self.broadcast_json(name, None if said is None else all(said)))
+
     def send_block(self, rank: int, block: np.ndarray) -> None:
         """Send bytes to a rank that takes them with `receive_block`; of a call that `check_call` announced."""
         with self._peer(rank, "block"):

@@ -21,7 +21,7 @@ from genesis.kernels.gemm.few_rows import (
     choose_mma_tile,
     few_rows_into,
     few_rows_swiglu_into,
-    held,
+    held_registers,
     is_for_few_rows,
 )
 from genesis.ops.shape import window
@@ -213,7 +213,7 @@ def test_tiles_fit(itemsize: int) -> None:
             of_w, of_x = max(1, t.bn // 16) * halves, max(1, m // 8)
             tiles = of_w * max(1, of_x // 2) + norm * max(1, of_x // 2)
             assert tiles * t.warps * (512 if of_x == 1 else 1024) <= 44 << 10  # of shared memory without asking
-            registers = held(of_x, t.bn, t.steps, halves, norm)
+            registers = held_registers(of_x, t.bn, t.steps, halves, norm)
             assert registers <= 200
             assert 32 * t.warps * (registers + 40) <= 65536
 

@@ -44,7 +44,7 @@ __all__ = [
     "few_rows_into",
     "few_rows_linear_into",
     "few_rows_swiglu_into",
-    "held",
+    "held_registers",
     "is_for_few_rows",
 ]
 
@@ -119,16 +119,16 @@ def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm
 
 def _steps_of_32_rows(programs: int, bn: int, warps: int, sm_count: int, halves: int, norm: bool) -> int:
     """As many steps as registers hold, where an SM holds so many programs that the fewest rounds of them pass."""
-    found = []
+    found, sums = [], held_registers(4, bn, 0, halves, norm)
+    step = held_registers(4, bn, 1, halves, norm) - sums
     for resident in range(1, RESIDENT + 1):
-        room = min(MAX_HELD, REGISTERS // (32 * warps * resident) - OTHER)
-        steps = (room - held(4, bn, 0, halves, norm)) // (held(4, bn, 1, halves, norm) - held(4, bn, 0, halves, norm))
+        steps = (min(MAX_HELD, REGISTERS // (32 * warps * resident) - OTHER) - sums) // step
         if steps >= 2 or resident == 1:
             found.append((triton.cdiv(programs, sm_count * resident), -steps))
     return -min(found)[1]
 
 
-def held(blocks: int, bn: int, steps: int, halves: int, norm: bool) -> int:
+def held_registers(blocks: int, bn: int, steps: int, halves: int, norm: bool) -> int:
     """Registers in which a thread on the tensor cores has loads of 16 bytes and sums."""
     sums = (halves * max(1, bn // 16) + norm) * max(1, blocks // 2)
     return 4 * steps * (halves * bn // 8 + blocks + norm) + 8 * sums
