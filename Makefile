@@ -87,9 +87,10 @@ gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, gold
 	$(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_large.py
 
 # float32 shows what other types do, bfloat16 the kernels for 2-byte floats; each of the four takes minutes. Kernels that
-# only large shapes take have tests of their own. No races are looked for in warp-specialized kernels: docs/log.md, "racecheck".
+# only large shapes or generation take have tests of their own. No races are looked for in warp-specialized kernels: docs/log.md, "racecheck".
 SANITIZE = compute-sanitizer --error-exitcode 9 --tool
-LARGE_ONLY = $(patsubst %,tests/kernels/test_%.py,gemm_warp_specialized attention_warp_specialized attention_spilled_ds gemm_tf32_rs gemm_swiglu)
+APART = $(patsubst %,tests/kernels/test_%.py,gemm_warp_specialized attention_warp_specialized attention_spilled_ds gemm_tf32_rs gemm_swiglu \
+	attention_step few_rows sample)
 gpu-ranks: install-dev ## on a machine with several NVIDIA GPUs: ranks over NCCL, their bits, and ranks that are lost
 	$(BIN)/python $(PIP_INSTALL) --editable '.[dev,distributed]'
 	$(BIN)/python -m pytest --gpu -n 0 tests/distributed/test_nccl_on_gpus.py
@@ -98,9 +99,9 @@ gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitiz
 	for tool in memcheck racecheck; do for dtype in float32 bfloat16; do \
 		$(SANITIZE) $$tool $(BIN)/python -m pytest --gpu --few -n 0 \
 		tests/kernels/test_registry_on_cuda.py -k $$dtype || exit; done; done
-	$(SANITIZE) memcheck $(BIN)/python -m pytest --gpu -n 0 $(LARGE_ONLY)
+	$(SANITIZE) memcheck $(BIN)/python -m pytest --gpu -n 0 $(APART)
 	$(SANITIZE) racecheck $(BIN)/python -m pytest --gpu -n 0 \
-		$(filter-out tests/kernels/test_gemm_warp_specialized.py tests/kernels/test_attention_warp_specialized.py,$(LARGE_ONLY))
+		$(filter-out tests/kernels/test_gemm_warp_specialized.py tests/kernels/test_attention_warp_specialized.py,$(APART))
 
 gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, against torch; writes benchmarks/results
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost --out benchmarks/results/$(shell date +%F)-gpu-launch-cost.json

@@ -10,8 +10,8 @@ where it can: gradients and weights lie in memory that all ranks have mapped, an
 Columns: the step's time, of the slowest rank; `exposed`, how long of it main waits for collectives, and `compute`, when
 it first does, with forward and backward done, both from events in further steps; bus bandwidth of the exchange and the
 gathers; `scaling`, tokens/s over as many times rank 0's alone. That is measured before all settings, and so is each
-other rank's, as GPUs of one kind differ: all ranks take the steps of the slowest. By estimate a
-setting takes 8 s.
+other rank's, as GPUs of one kind differ: all ranks take the steps of the slowest; and what steps take that all ranks
+take at once without sending anything. By estimate a setting takes 8 s.
 """
 
 from __future__ import annotations
@@ -88,18 +88,24 @@ def group_of(setting: Setting, nccl: Any, peers: Peers, device: Device, staging:
     return NcclGroup(peers, device, made, staging, setting.reserved, is_mapped=setting.policy == ZERO_CTAS)
 
 
-def alone(model: CausalLM, steps: Steps, device: Device, ranks: Ranks) -> list[float]:
-    """Seconds of a step of each rank while the others do nothing, once all have compiled what steps need."""
+def alone(model: CausalLM, steps: Steps, device: Device, ranks: Ranks) -> tuple[list[float], list[float]]:
+    """Seconds of a step of each rank, with a batch of its own: while the others do nothing, and while all take steps.
+
+    Nothing is sent. All have compiled what steps need before.
+    """
     take, wait = taking(new_state(model, steps.batch, steps.length), device, []), wait_for(device)
-    sample, times = of_wall(take, wait), [0.0]
+    sample, own = of_wall(take, wait), 0.0
+    first = min(sample(1) for _ in range(2))
+    count = max(1, round(steps.seconds / max(ranks.in_turn([first]))))
     for rank in range(ranks.size):
         ranks.barrier("one rank's steps")
         if ranks.rank == rank:
-            first = min(sample(1) for _ in range(2))
-            times = [sample(1) for _ in range(max(1, round(steps.seconds / first)))]
+            own = statistics.median(sample(1) for _ in range(count))
+    ranks.barrier("all ranks' steps")
+    at_once = statistics.median(sample(1) for _ in range(count))
     del take, sample
     forget(model, device)
-    return ranks.in_turn([statistics.median(times)])
+    return ranks.in_turn([own]), ranks.in_turn([at_once])
 
 
 def measured(
@@ -146,9 +152,10 @@ def sweep(
     """A row for each setting, which every rank gets: a call of all ranks. One that NCCL refuses on all is left out."""
     place = world.local_rank, world.local_size
     with peers.during("one rank's steps", PREPARING_S):
-        each = alone(model, steps, device, Ranks(peers, Alone(), *place))
+        each, at_once = alone(model, steps, device, Ranks(peers, Alone(), *place))
     one = each[0]
-    yield {"alone_ms": one * 1e3, "each_alone_ms": [seconds * 1e3 for seconds in each]}
+    by_rank = {"each_alone_ms": [seconds * 1e3 for seconds in each], "at_once_ms": [s * 1e3 for s in at_once]}
+    yield {"alone_ms": one * 1e3, **by_rank}
     for setting in settings:
         with peers.during(f"setting {tuple(setting)}", LIMIT_S):
             group, problem = None, ""
@@ -198,9 +205,9 @@ def _show(row: dict[str, Any], rows: list[dict[str, Any]], options: Any, ranks: 
     """Print a row at once, and write what there is: a setting that hangs loses nothing."""
     if "alone_ms" in row:
         what = f"{options.size}{f', LoRA r {options.lora}' if options.lora else ''}"
-        each = ", ".join(f"{ms:.2f}" for ms in row["each_alone_ms"])
+        each, at_once = (", ".join(f"{ms:.2f}" for ms in row[key]) for key in ("each_alone_ms", "at_once_ms"))
         print(f"{what} {options.shape}, {ranks} x {gpu}, NCCL {nccl.get_version()}; each rank alone takes")
-        print(f"{each} ms a step; times in ms, bus bandwidth in GB/s\n{HEAD}", flush=True)
+        print(f"{each} ms a step, all at once {at_once}; times in ms, bus bandwidth in GB/s\n{HEAD}", flush=True)
     else:
         print(line(row), flush=True)
     if options.out:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.recipes [--steps N] [NAME …]
 
-Each recipe is trained for N steps of its own size, on its own data. Losses mean nothing, as the weights of a named
-model are random and its tokenizer is a small one; times and memory are those of the model.
+Each recipe is trained on its own data, whole or for N steps of its own size. Losses mean nothing, as the weights of a
+named model are random and its tokenizer is a small one, which cuts texts into more tokens; times and memory are those of
+the model. The save at the end is left out.
 """
 
 from __future__ import annotations
@@ -55,11 +56,12 @@ def stand_in(name: str, folder: Path) -> Path:
     return path
 
 
-def trained(name: str, folder: Path, steps: int) -> dict[str, Any]:
-    """What a recipe took."""
+def trained(name: str, folder: Path, steps: int | None) -> dict[str, Any]:
+    """What a recipe took; whole without `steps`."""
     config = recipes.load(name, [])
-    changed = ["train.epochs=null", f"train.steps={steps}", f"train.output_dir={folder / name}", "log.every=1"]
-    changed += ["checkpoint.save_final=false", "checkpoint.every=null", "eval.max_batches=2"]
+    changed = [f"train.output_dir={folder / name}", "log.every=1", "checkpoint.save_final=false"]
+    if steps is not None:
+        changed += ["train.epochs=null", f"train.steps={steps}", "checkpoint.every=null", "eval.max_batches=2"]
     if config.model.path is not None:
         changed.append(f"model.path={stand_in(config.model.path, folder)}")
     gc.collect()
@@ -71,6 +73,7 @@ def trained(name: str, folder: Path, steps: int) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     times = sorted(row["perf/step_ms"] for row in rows if row.get("perf/step_ms"))
     return {
+        "steps": len(rows),
         "ms": times[len(times) // 2],
         "tokens/s": found.tokens_per_second,
         "peak": cuda.max_memory_allocated() - before,
@@ -82,13 +85,13 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int)
     given = parser.parse_args()
-    print("| recipe | ms a step | tokens/s | peak GiB | s with data and compilation |\n|---|---|---|---|---|")
+    print("| recipe | steps | ms a step | tokens/s | peak GiB | s with data and compilation |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         for each in given.names or [known for known in recipes.names() if known != "quickstart"]:
             row = trained(each, Path(name), given.steps)
-            figures = f"{row['ms']:.1f} | {row['tokens/s']:,.0f} | {row['peak'] / 2**30:.2f} | {row['seconds']:.1f}"
+            figures = f"{row['steps']} | {row['ms']:.1f} | {row['tokens/s']:,.0f} | {row['peak'] / 2**30:.2f} | {row['seconds']:.1f}"
             print(f"| {each} | {figures} |", flush=True)
 
 

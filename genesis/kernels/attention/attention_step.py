@@ -9,6 +9,9 @@ lengths. Parts go to memory in float32, and the program that comes last, by a co
 the counter at 0 for the next launch. The token's own key and value stay in registers and end the last part, whose
 program writes them into the cache.
 
+Several lanes hold the same sum of products, in the same bits: with a product that is contracted into the addition each
+would round another term, and which of them is stored would not be defined.
+
 A short step is a chain of latencies: length, keys and values, heads, attention. A part's first tile of keys and values
 is loaded before the heads, and where the caller says that qkv alone is new (`early`), before the kernel ahead is done.
 """
@@ -32,6 +35,7 @@ from genesis.kernels import maths
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.tiles import padded_head_dim
 from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
+from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.attention_step import LARGEST
@@ -164,7 +168,8 @@ def prepared_heads(b_x, b_y, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS: tl.conste
     """Loaded heads, normalised with NORMS, then rotated with ROTATES: [heads, BD] in WORK."""
     b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)
     if NORMS:
-        b_r = rsqrt(maths.divide(tl.sum(b_x * b_x, 1), tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
+        b_square = tl.sum(rounded_product(b_x, b_x), 1)
+        b_r = rsqrt(maths.divide(b_square, tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
         b_x, b_y = b_x * b_r * b_w[None, :], b_y * b_r * b_w_pairs[None, :]
     if ROTATES:
         b_x = b_x * b_cos[None, :] + b_y * b_sin[None, :]
@@ -220,8 +225,9 @@ def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr
         b_new_max = tl.maximum(b_max, tl.max(b_m, 0))  # [BG]
         b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of heads that only fill the tile
         b_factor, b_rescale = fast_exp2(b_m - b_base[None, :]), fast_exp2(b_max - b_base)
-        b_acc = b_acc * b_rescale[:, None] + tl.sum(b_o * b_factor[:, :, None], 0)
-        b_sum = b_sum * b_rescale + tl.sum(b_l * b_factor, 0)
+        b_factors = tl.broadcast_to(b_factor[:, :, None], (TOGETHER, BG, BD))
+        b_acc = b_acc * b_rescale[:, None] + tl.sum(rounded_product(b_o, b_factors), 0)
+        b_sum = b_sum * b_rescale + tl.sum(rounded_product(b_l, b_factor), 0)
         b_max = b_new_max
     return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]
 
@@ -325,7 +331,8 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]
     tl.store(p_keys + o_own, saturated(b_k, p_cache.dtype.element_ty), mask=m_own)
     tl.store(p_values + o_own, saturated(b_v, p_cache.dtype.element_ty), mask=m_own)
-    b_own = tl.where(is_last, tl.sum(b_q * b_k, 1) * scale_log2, -float("inf"))  # [BM]
+    b_product = rounded_product(b_q, tl.broadcast_to(b_k, (BM, BD)))
+    b_own = tl.where(is_last, tl.sum(b_product, 1) * scale_log2, -float("inf"))  # [BM]
     b_new_max = tl.maximum(b_max, b_own)
     b_p, b_rescale = fast_exp2(b_own - b_new_max), fast_exp2(b_max - b_new_max)
     b_acc = b_acc * b_rescale[:, None] + b_p[:, None] * b_v
