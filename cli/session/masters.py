@@ -10,11 +10,10 @@ from genesis.dtypes import bfloat16
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import verify_manifest
-from genesis.io.paths import exists, safe_join
-from genesis.io.safetensors import SafeTensors
+from genesis.io.paths import exists
 from genesis.ops.rounding import split_into
 from genesis.optim.saving import MASTER
-from genesis.train.checkpoint import OPTIMIZER
+from genesis.train.checkpoint import TRAINER, optimizer_tensors
 from genesis_models.blocks import CausalLM
 from genesis_models.source import newest_checkpoint
 
@@ -32,7 +31,7 @@ def take_masters(model: CausalLM, folder: Path) -> str | None:
     if not narrow:
         return None
     with boundary(ModelError, "reading the checkpoint", folder):
-        is_checkpoint = exists(folder / OPTIMIZER)
+        is_checkpoint = exists(folder / TRAINER)
     checkpoint = folder if is_checkpoint else newest_checkpoint(folder)
     weights = f"float32: the {' and '.join(sorted(narrow))} weights as they are"
     if checkpoint is None:
@@ -51,17 +50,17 @@ def take_masters(model: CausalLM, folder: Path) -> str | None:
 def _taken(model: CausalLM, checkpoint: Path) -> str | None:
     """Copy the masters in `checkpoint` into the weights if all of these are rounded from them; else why not."""
     parameters = dict(model.named_parameters())
-    with SafeTensors(safe_join(checkpoint, OPTIMIZER)) as file:
-        masters = {name.removesuffix(f".{MASTER}"): name for name in file.names if name.endswith(f".{MASTER}")}
+    with optimizer_tensors(checkpoint) as tensors:
+        masters = {n.removesuffix(f".{MASTER}"): each for n, each in tensors.items() if n.endswith(f".{MASTER}")}
         if not masters:
             return "its optimizer keeps none"
         for name, stored in masters.items():
             if name not in parameters or not _is_rounded(
-                parameters[name].detach().numpy(), file.read(stored), model.stored_types.get(name, "float32")
+                parameters[name].detach().numpy(), stored.whole(), model.stored_types.get(name, "float32")
             ):
                 return f"{escape(name)} is of another step"
         for name, stored in masters.items():
-            np.copyto(parameters[name].detach().numpy(), file.read(stored))
+            np.copyto(parameters[name].detach().numpy(), stored.whole())
     return None
 
 

@@ -63,8 +63,8 @@ class Group(Protocol):
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         """Set `out` [n] to the parts of all ranks; `part` may be this rank's slice of it."""
 
-    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
-        """On rank 0 set `out` [n] to the parts of all ranks; it is None elsewhere."""
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
+        """On rank `root` set `out` [n] to the parts of all ranks; it is None elsewhere."""
 
     def all_reduce(self, x: Array) -> None:
         """Set `x` to the sum of all ranks' `x`."""
@@ -102,8 +102,9 @@ class Alone:
         check_gather(part, out)
         _copy(part, out)
 
-    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
-        assert out is not None, "rank 0 gathers"
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
+        check_root(self, root)
+        assert out is not None, "it gathers"
         self.all_gather(part, out, parts)
 
     def all_reduce(self, x: Array) -> None:
@@ -162,23 +163,39 @@ class PeersGroup:
             self._spread(values[start : start + length], owner)
             start += length
 
-    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
+        check_root(self, root)
         check_array(self, part)
         if out is not None:
             parts_of(self, out, part, parts)
             check_gather(part, out)
-        self._peers.check_call(f"gather {part.dtype.name}, parts {_said(parts)}")
-        if self.rank:
-            for first, last in _blocks(part.size):
-                self._peers.send_block(0, _bytes(part.view_np()[first:last]))
-            return
-        assert out is not None, "rank 0 gathers"
-        _copy(part, out.view((parts[0],), (1,), out.offset))
-        values, start = out.view_np(), parts[0]
-        for rank, length in list(enumerate(parts))[1:]:
-            for first, last in _blocks(length):
-                self._peers.receive_block(rank, _bytes(values[start + first : start + last]))
+        self._peers.check_call(f"gather {part.dtype.name} on {root}, parts {_said(parts)}")
+        assert (out is not None) == (self.rank == root), "the root has room for all"
+        start = 0
+        for owner, length in enumerate(parts):
+            place = None if out is None else out.view((length,), (1,), out.offset + start)
+            if owner == self.rank == root:
+                assert place is not None
+                _copy(part, place)
+            elif owner != root:
+                own = part.view_np() if owner == self.rank else None
+                self._send_on(own, None if place is None else place.view_np(), length, part.dtype, owner, root)
             start += length
+
+    def _send_on(
+        self, own: np.ndarray | None, place: np.ndarray | None, length: int, dtype: DType, owner: int, root: int
+    ) -> None:
+        """Give `root` the values of `owner`, by way of rank 0; `own` and `place` are theirs."""
+        if self.rank not in (owner, root, 0):
+            return
+        values = own if own is not None else place
+        passed = np.empty(min(length, _BLOCK), dtype.numpy)
+        for first, last in _blocks(length):
+            block = _bytes(passed[: last - first] if values is None else values[first:last])
+            if self.rank != owner:
+                self._peers.receive_block(0 if self.rank else owner, block)
+            if self.rank != root:
+                self._peers.send_block(0 if self.rank else root, block)
 
     def all_reduce(self, x: Array) -> None:
         check_reduction(self, x, x)

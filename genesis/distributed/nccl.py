@@ -129,18 +129,19 @@ class NcclGroup:
             self._exchange([places[self.rank]] * self.size, places)
         self._launched()
 
-    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
         """See `Group`."""
+        check_root(self, root)
         check_array(self, part)
         nothing: list[Array | None] = [None] * self.size
-        if self.rank:
-            self._exchange([part, *nothing[1:]], nothing)
-        else:
-            assert out is not None, "rank 0 gathers"
+        if self.rank == root:
+            assert out is not None, "the root has room for all"
             places = self._places(out, parts_of(self, out, part, parts))
             check_gather(part, out)
-            _copy(part, places[0])
+            _copy(part, places[root])
             self._exchange(nothing, places)
+        else:
+            self._exchange([part if rank == root else None for rank in range(self.size)], nothing)
         self._launched()
 
     def all_reduce(self, x: Array) -> None:

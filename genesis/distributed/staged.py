@@ -49,13 +49,13 @@ class StagedGroup:
         self._of.all_gather(_host(part), whole, parts)
         _put(whole, out)
 
-    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
         """See `Group`."""
         if part.device.type == "cpu" or out is None:
-            self._of.gather(_host(part), out, parts)
+            self._of.gather(_host(part), out, parts, root)
             return
         whole = from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._of.gather(_host(part), whole, parts)
+        self._of.gather(_host(part), whole, parts, root)
         _put(whole, out)
 
     def all_reduce(self, x: Array) -> None:

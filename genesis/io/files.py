@@ -54,6 +54,7 @@ __all__ = [
     "Call",
     "FileRecord",
     "FileSystem",
+    "FolderShare",
     "FolderUpdate",
     "FolderWriter",
     "Manifest",
@@ -109,6 +110,42 @@ class _StagedFile(Writer):
 
     def record(self) -> FileRecord:
         return FileRecord(self.size, self._digest.hexdigest())
+
+
+class FolderShare:
+    """Files that this process writes into the temporary folder of an `AtomicFolder` in another process, which commits.
+
+    A context manager, whose end closes files that are not finished.
+
+    Args:
+        folder: as of `AtomicFolder.staged`.
+        fs: the file system to write through.
+
+    """
+
+    def __init__(self, folder: Path, fs: FileSystem = DEFAULT) -> None:
+        self._folder, self._fs = folder, fs
+        self._files: dict[str, _StagedFile] = {}
+
+    def create(self, name: str) -> Writer:
+        """A writer of the new file `name`, in no folder; errors as of `AtomicFolder.create`."""
+        self._files[name] = _StagedFile(self._fs, self._folder / name)
+        return self._files[name]
+
+    @property
+    def records(self) -> dict[str, tuple[int, str]]:
+        """Bytes and sha256 of the files that are finished, by name: for `AtomicFolder.take_in`."""
+        finished = {name: file.record() for name, file in self._files.items() if file.finished}
+        return {name: (record.size, record.sha256) for name, record in finished.items()}
+
+    def __enter__(self) -> FolderShare:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.abandon()
 
 
 class _Staging(ABC):
@@ -209,7 +246,19 @@ class AtomicFolder(_Staging):
         self.target = Path(os.path.abspath(target))
         self.metadata: dict[str, Any] = dict(metadata or {})
         self._replace = replace
+        self._of_others: dict[str, FileRecord] = {}
         super().__init__(self.target.parent, self.target.name, fs)
+
+    @property
+    def staged(self) -> Path:
+        """The temporary folder, where other processes write files by `FolderShare`."""
+        return self._folder
+
+    def take_in(self, records: Mapping[str, tuple[int, str]]) -> None:
+        """Commit the files, too, that another process has finished, as `FolderShare.records`."""
+        if taken := records.keys() & (self._files.keys() | self._of_others.keys() | {MANIFEST_NAME, _MARKER}):
+            raise ValueError(f"the file name {min(taken)!r} is taken")
+        self._of_others |= {name: FileRecord(*record) for name, record in records.items()}
 
     def existing(self) -> list[str]:
         """No names: the folder is a new one."""
@@ -239,7 +288,8 @@ class AtomicFolder(_Staging):
 
     def _commit(self) -> None:
         self._check_finished()
-        manifest = Manifest({name: file.record() for name, file in self._files.items()}, self.metadata)
+        own = {name: file.record() for name, file in self._files.items()}
+        manifest = Manifest({**own, **self._of_others}, self.metadata)
         with self._fs.create(self._folder / MANIFEST_NAME) as file:
             file.write(manifest.to_bytes())
         self._fs.unlink(self._folder / _MARKER)

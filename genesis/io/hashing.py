@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,19 @@ class StateHash:
             ValueError: the name was added before, or a number is not finite. TypeError: JSON has no such type.
         """
         self._add("json", name, hashlib.sha256(canonical_bytes(value)).digest())
+
+    def holds(self, name: str) -> bool:
+        """Whether an array of this name was added."""
+        return ("array", name) in self._items
+
+    def array_digests(self) -> dict[str, str]:
+        """The digest of each array, for a `StateHash` of another process."""
+        return {name: digest.hex() for (kind, name), digest in self._items.items() if kind == "array"}
+
+    def add_digests(self, digests: Mapping[str, str]) -> None:
+        """Add arrays by what `array_digests` gave. Raises: ValueError, as `add_array`."""
+        for name, digest in digests.items():
+            self._add("array", name, bytes.fromhex(digest))
 
     def hexdigest(self) -> str:
         """The hash of all added so far as 64 hex digits."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, cast
 
@@ -29,8 +29,7 @@ from genesis.array import Array, empty, from_numpy, label
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int16
-from genesis.errors import ConfigError, GenesisError
-from genesis.functions.transfer import moved
+from genesis.errors import ConfigError
 from genesis.op import registry
 from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
 from genesis.ops.optimizers import DeviceScalar
@@ -43,6 +42,7 @@ from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, stat
 from genesis.optim.settings import Group, check_keywords, without_neutral
 from genesis.optim.shard import Rounded, RuleCall, Shard, check_flags, check_pair, check_range, scale_value
 from genesis.optim.shared import SharedBuffers
+from genesis.optim.whole_states import WholeStates
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["How", "LowPrecision", "Optimizer", "betas_of"]
 
 LowPrecision = Literal["master", "stochastic"]
-NO_MORE = (-1, -1, -1)  # states that rank 0 asks for
 
 
 def _check_group(group: Any) -> None:
@@ -108,7 +107,7 @@ class Optimizer:
         param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
         state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
         steps: steps begun.
-        gathers: whether this is rank 0 inside `whole_states`.
+        whole: what gathers the states of which ranks have parts, inside `whole_states`.
     """
 
     # Whether elements are updated independently, so that several parameters may be one shard.
@@ -149,7 +148,7 @@ class Optimizer:
         self._counters_per_stream = 0
         self._bucket_exchange: BucketExchange | None = None  # made when all groups are there
         self._figures: Array | None = None
-        self.gathers = False
+        self.whole: WholeStates | None = None
         groups = list(params)
         if not groups:
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
@@ -612,48 +611,20 @@ class Optimizer:
 
     @contextmanager
     def whole_states(self) -> Iterator[None]:
-        """Inside the block rank 0 can read all states in full, for `saved_state`: a call of all ranks.
+        """Inside the block every rank can read all states in full, for `saved_state`: a call of all ranks.
 
-        It asks for one state of one parameter at a time, for which there is room. The others answer before their own
-        block begins, so what ranks do together is after the block.
+        A read goes on when all other ranks read, too, or have left their blocks, which all end together.
         """
         sharded = [flat for flat in self._shared() if flat.is_sharded]
-        if not sharded or self.ranks is None:
+        if not sharded:
             yield
             return
-        if self.ranks.rank:
-            while (asked := self._asked(sharded[0])) != NO_MORE:
-                flat, state, index = asked
-                sharded[flat].gather_state(list(sharded[flat].states)[state], index)
-            yield
-            return
-        self.gathers = True
+        self.whole = WholeStates(sharded)
         try:
-            yield
-        except BaseException:
-            with suppress(GenesisError):  # the others see this rank's error, or that it goes
-                self._asked(sharded[0], NO_MORE)
-            raise
-        else:
-            self._asked(sharded[0], NO_MORE)
+            with self.whole.reading():
+                yield
         finally:
-            self.gathers = False
-
-    def gathered(self, flat: SharedBuffers, name: str, index: int) -> Array:
-        """On rank 0, inside `whole_states`: a state of a parameter, whose parts other ranks send."""
-        sharded = [each for each in self._shared() if each.is_sharded]
-        self._asked(sharded[0], (sharded.index(flat), list(flat.states).index(name), index))
-        found = flat.gather_state(name, index)
-        assert found is not None, "rank 0 gathers"
-        return found
-
-    def _asked(self, flat: SharedBuffers, asked: tuple[int, int, int] = NO_MORE) -> tuple[int, int, int]:
-        """What rank 0 asks for: buffer, state and parameter."""
-        words = from_numpy(np.array(asked, np.int64))
-        words = words if flat.device == CPU else moved(words, flat.device)
-        flat.group.broadcast(words)
-        first, second, third = words.numpy().tolist()
-        return first, second, third
+            self.whole = None
 
     def keeps_master(self, param: Tensor) -> bool:
         """Whether a parameter is updated in float32: a 2-byte one, unless it is rounded at random."""

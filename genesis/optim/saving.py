@@ -53,6 +53,10 @@ class StoredTensor(NamedTuple):
     shape: Shape
     read: Callable[[int, int], np.ndarray]
 
+    def whole(self) -> np.ndarray:
+        """All elements, in its shape."""
+        return self.read(0, math.prod(self.shape)).reshape(self.shape)
+
 
 class KeptArray(NamedTuple):
     """A state of a parameter, of the parameter's shape or of its own; `array` gives the values, and gathers them where
@@ -73,9 +77,11 @@ def kept_arrays(optimizer: Optimizer, param: Tensor) -> dict[str, KeptArray]:
     state, shared = optimizer.state.get(param, {}), optimizer.sharded(param)
     if state and shared is not None:
         flat, index = shared
+        if (whole := optimizer.whole) is None:
+            return {}
         return {
-            name: KeptArray(kept.dtype, param.shape, functools.partial(optimizer.gathered, flat, name, index))
-            for name, kept in (flat.states.items() if optimizer.gathers else ())
+            name: KeptArray(kept.dtype, param.shape, functools.partial(whole.read, flat, name, index))
+            for name, kept in flat.states.items()
         }
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     return {name: KeptArray(t.dtype, t.shape, functools.partial(_array, t)) for name, t in tensors.items()}
@@ -227,5 +233,5 @@ def _as_array(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return from_numpy(value)
     if isinstance(value, StoredTensor):
-        return from_numpy(value.read(0, math.prod(value.shape)).reshape(value.shape))
+        return from_numpy(value.whole())
     raise ModelError(f"a saved optimizer state is a {type(value).__name__}, not a tensor")

@@ -204,11 +204,11 @@ class SharedBuffers(FlatBuffers):
         """Where buckets begin."""
         return [bucket.start for bucket in self._buckets]
 
-    def gather_state(self, name: str, index: int) -> Array | None:
-        """On rank 0 all of the state `name` of parameter `index`, in the parameter's shape: a call of all ranks."""
+    def gather_state(self, name: str, index: int, root: int = 0) -> Array | None:
+        """On rank `root` the whole state `name` of parameter `index`, in its shape: a call of all ranks."""
         kept, array = self.states[name], self.params[index].array
         start, stop = self.starts[index], self.starts[index] + array.size
-        whole = label(empty(array.shape, kept.dtype, self.device), f"all {name}") if self.group.rank == 0 else None
+        whole = label(empty(array.shape, kept.dtype, self.device), f"all {name}") if self.group.rank == root else None
         for number in self.buckets_of(index):
             bucket, own = self._buckets[number], self._own[number]
             ends = list(itertools.accumulate(bucket.parts, initial=bucket.start))
@@ -219,7 +219,7 @@ class SharedBuffers(FlatBuffers):
             place = None
             if whole is not None:
                 place = whole.view((sum(lengths),), (1,), whole.offset + max(start, bucket.start) - start)
-            self.group.gather(part, place, lengths)
+            self.group.gather(part, place, lengths, root)
         return whole
 
     def square_sum(self) -> float:

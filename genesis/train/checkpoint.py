@@ -9,8 +9,11 @@ import functools
 import itertools
 import math
 import os
+import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from genesis.io.files import (
     DEFAULT,
     AtomicFolder,
     FileSystem,
+    FolderShare,
     FolderWriter,
     Manifest,
     check_room,
@@ -41,20 +45,22 @@ from genesis.io.files import (
     remove_folder,
     verify_manifest,
 )
+from genesis.io.hashing import StateHash
 from genesis.io.hf import CHECKPOINT, WeightFolder, read_json
 from genesis.io.paths import is_folder, list_folder, safe_join
-from genesis.io.safetensors import SafeTensors, write_tensors
+from genesis.io.safetensors import SafeTensors, TensorSource, write_tensors
 from genesis.io.strict_json import indented_bytes
 from genesis.optim.saving import MASTER, StoredTensor
 from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks
-from genesis.train.snapshot import Snapshot
+from genesis.train.snapshot import Share, Snapshot
 from genesis.train.state import Interval, TrainState
 
 __all__ = ["Checkpoints", "WriteModel"]
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
+OPTIMIZER_FILE = re.compile(r"optimizer(-\d{5}-of-\d{5})?\.safetensors")
 
 WriteModel = Callable[[FolderWriter, Snapshot], None]
 ReadMasters = Callable[[Path], Mapping[str, np.ndarray]]
@@ -103,39 +109,81 @@ class Checkpoints:
     def save(self, state: TrainState) -> str:
         """Write the checkpoint of the current step, then let the oldest go. Returns the state hash.
 
-        It is a call of all ranks, of which rank 0 writes.
+        It is a call of all ranks: each writes and hashes a share of the arrays, and rank 0 commits. Where the others do
+        not see its folder, rank 0 has all.
 
         Raises:
             DiskError: the disk is full or fails; the older checkpoints are intact.
         """
-        with state.ranks.during("saving", SAVING_S):
-            with state.optimizer.whole_states():
-                digest = self.write(Snapshot.of(state)) if state.ranks.is_main else ""
-            return str(state.ranks.from_main("saved", digest))
+        ranks, hashed, digest = state.ranks, StateHash(), ""
+        with ranks.during("saving", SAVING_S):
+            with ExitStack() as stack:
+                with state.optimizer.whole_states():
+                    snapshot = Snapshot.of(state)
+                    folder = stack.enter_context(self._staged(snapshot, self.fs)) if ranks.is_main else None
+                    path = Path(ranks.from_main("staged", None if folder is None else str(folder.staged)))
+                    size = ranks.size if ranks.all(path.is_dir()) else 1
+                    own = stack.enter_context(FolderShare(path, self.fs)) if folder is None else folder
+                    self._write_share(own, snapshot, snapshot.share(ranks.rank, size), hashed, ranks.rank, size)
+                written = own.records if isinstance(own, FolderShare) else {}
+                for records, digests in ranks.to_main("written", [written, hashed.array_digests()])[1:]:
+                    assert folder is not None, "rank 0"
+                    folder.take_in(records)
+                    hashed.add_digests(digests)
+                if folder is not None:
+                    digest = self._complete(folder, snapshot, hashed)
+            if ranks.is_main:
+                self.rotate(state.step)
+            return str(ranks.from_main("saved", digest))
 
     def write(self, snapshot: Snapshot, fs: FileSystem | None = None) -> str:
-        """As `save`, on rank 0 alone.
+        """As `save`, in one process.
 
         Args:
             fs: what to write through instead of `fs`.
         """
-        fs, digest = fs or self.fs, snapshot.digest()
-        in_float32 = self._read_masters is not None
-        tensors = snapshot.optimizer
-        if in_float32:
-            tensors = {name: source for name, source in tensors.items() if not name.endswith(f".{MASTER}")}
-        weights = sum(math.prod(w.shape) * 4 if in_float32 else w.nbytes for w in snapshot.weights.values())
-        check_room(self.output_dir, weights + sum(source.nbytes for source in tensors.values()))
-        with AtomicFolder(self.folder(snapshot.step), fs=fs, replace=True) as folder:
-            folder.metadata.update(step=snapshot.step, state_hash=digest, threads=snapshot.threads)
-            self.write_model(folder, snapshot)
-            with folder.create(OPTIMIZER) as file:
-                write_tensors(file, tensors, {"format": "pt"})
-            folder.write(RNG, indented_bytes(snapshot.rng))
-            folder.write(DATA, indented_bytes(snapshot.data))
-            trainer = {**snapshot.counters, "evaluated_at": snapshot.evaluated_at, "state_hash": digest}
-            folder.write(TRAINER, indented_bytes(trainer))
+        fs, hashed = fs or self.fs, StateHash()
+        with self._staged(snapshot, fs) as folder:
+            self._write_share(folder, snapshot, snapshot.share(), hashed)
+            digest = self._complete(folder, snapshot, hashed)
         self.rotate(snapshot.step, fs)
+        return digest
+
+    def _staged(self, snapshot: Snapshot, fs: FileSystem) -> AtomicFolder:
+        """The folder to write, where there is room for it."""
+        in_float32 = self._read_masters is not None
+        weights = sum(math.prod(w.shape) * 4 if in_float32 else w.nbytes for w in snapshot.weights.values())
+        check_room(self.output_dir, weights + sum(source.nbytes for source in self._kept(snapshot).values()))
+        return AtomicFolder(self.folder(snapshot.step), fs=fs, replace=True)
+
+    def _kept(self, snapshot: Snapshot) -> Mapping[str, TensorSource]:
+        """The optimizer's tensors that have files of their own: masters may be the weights that are written."""
+        if self._read_masters is None:
+            return snapshot.optimizer
+        return {name: source for name, source in snapshot.optimizer.items() if not name.endswith(f".{MASTER}")}
+
+    def _write_share(
+        self, folder: AtomicFolder | FolderShare, snapshot: Snapshot, share: Share, hashed: StateHash, rank: int = 0,
+        size: int = 1,
+    ) -> None:  # fmt: skip
+        """Write a share of the optimizer's tensors, and rank 0 the model; `hashed` gets the arrays of the share."""
+        if isinstance(folder, AtomicFolder):
+            self.write_model(folder, snapshot)
+        kept = self._kept(snapshot)
+        tensors = {n: _hashed(f"optimizer.{n}", kept[n], hashed) for n in share.optimizer if n in kept}
+        if tensors or rank == 0:
+            with folder.create(optimizer_file(rank, size)) as file:
+                write_tensors(file, tensors, {"format": "pt"})
+        snapshot.hash_arrays(share, hashed)
+
+    def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash) -> str:
+        """Write what is no tensor; returns the state hash."""
+        digest = snapshot.digest(hashed)
+        folder.metadata.update(step=snapshot.step, state_hash=digest, threads=snapshot.threads)
+        folder.write(RNG, indented_bytes(snapshot.rng))
+        folder.write(DATA, indented_bytes(snapshot.data))
+        trainer = {**snapshot.counters, "evaluated_at": snapshot.evaluated_at, "state_hash": digest}
+        folder.write(TRAINER, indented_bytes(trainer))
         return digest
 
     def rotate(self, newest: int, fs: FileSystem | None = None) -> None:
@@ -197,21 +245,24 @@ class Checkpoints:
     def _verified(self, folder: Path, step: int, ranks: Ranks) -> Manifest:
         """The manifest, once the files are those that it names: a call of all ranks.
 
-        Rank 0 alone hashes the largest file, of which the others read parts; what it finds is every rank's error.
+        Each hashes some of the files that all read parts of, and the rest; what one finds is every rank's error.
         """
         manifest, error = None, None
         try:
-            manifest = verify_manifest(folder, without=() if ranks.is_main else (OPTIMIZER,))
+            shared = [name for name in read_manifest(folder).files if OPTIMIZER_FILE.fullmatch(name)]
+            own = sorted(shared)[ranks.rank :: ranks.size]
+            manifest = verify_manifest(folder, without=set(shared) - set(own))
         except ModelError as found:
             error = found
-        said = ranks.from_main("verified", None if error is None else [error.what, error.where, error.next])
+        every = ranks.to_main("verified", None if error is None else [error.what, error.where, error.next])
+        said = ranks.from_main("verified", next((each for each in every if each is not None), None))
         if error is None and said is not None:
             error = ModelError(said[0], where=said[1], next=said[2])
         if error is not None:
             others = [s for s in self.steps() if s != step and _is_committed(self.folder(s))]
             instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
-            next = f"{error.next or 'restore the folder'}, or go on {instead}"
-            raise ModelError(error.what, where=error.where or escape(folder), next=next) from error
+            next_step = f"{error.next or 'restore the folder'}, or go on {instead}"
+            raise ModelError(error.what, where=error.where or escape(folder), next=next_step) from error
         assert manifest is not None, "no error, so a manifest"
         return manifest
 
@@ -225,8 +276,8 @@ class Checkpoints:
                         _copy_into(parameter, weights.read(name), name, folder)
             else:
                 masters = _read_adapter(state, self._read_masters(folder), counters["optimizer"], folder)
-            with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
-                restore_optimizer(state.optimizer, {**_stored(file), **masters}, counters["optimizer"])
+            with optimizer_tensors(folder) as stored:
+                restore_optimizer(state.optimizer, {**stored, **masters}, counters["optimizer"])
             random.set_state(read_json(safe_join(folder, RNG)))
             state.loader.load_state(read_json(safe_join(folder, DATA)))
             state.step, state.num_tokens = _count(counters["step"]), _count(counters["num_tokens"])
@@ -239,12 +290,39 @@ class Checkpoints:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
 
 
-def _stored(file: SafeTensors) -> dict[str, StoredTensor]:
-    """What an open file holds, to be read where it is needed."""
-    return {
-        name: StoredTensor(as_dtype(entry.dtype), entry.shape, functools.partial(file.read_elements, name))
-        for name, entry in file.entries.items()
-    }
+def optimizer_file(rank: int, size: int) -> str:
+    """The name of the file that a rank writes the optimizer's tensors to."""
+    return OPTIMIZER if size == 1 else f"optimizer-{rank + 1:05}-of-{size:05}.safetensors"
+
+
+@contextmanager
+def optimizer_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
+    """The optimizer's tensors of a checkpoint, which can be read inside the block.
+
+    Raises:
+        ModelError: a file is damaged, there is none, or two have the same tensor.
+    """
+    found: dict[str, StoredTensor] = {}
+    with ExitStack() as stack:
+        for name in sorted(filter(OPTIMIZER_FILE.fullmatch, list_folder(folder))) or [OPTIMIZER]:
+            file = stack.enter_context(SafeTensors(safe_join(folder, name)))
+            if twice := found.keys() & file.entries.keys():
+                raise ModelError(f"two files hold {escape(min(twice))}", where=escape(folder))
+            for key, entry in file.entries.items():
+                read = functools.partial(file.read_elements, key)
+                found[key] = StoredTensor(as_dtype(entry.dtype), entry.shape, read)
+        yield found
+
+
+def _hashed(name: str, source: TensorSource, into: StateHash) -> TensorSource:
+    """The same tensor, which `into` gets when it is read."""
+
+    def read() -> np.ndarray:
+        values = source.read()
+        into.add_array(name, values)
+        return values
+
+    return replace(source, read=read)
 
 
 def _read_adapter(

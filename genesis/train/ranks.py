@@ -61,6 +61,10 @@ class Ranks:
         """Rank 0's value, of JSON's kinds, on every rank."""
         return value if self.size == 1 else self._peers.broadcast_json(name, value if self.is_main else None)
 
+    def to_main(self, name: str, value: Any) -> list[Any]:
+        """On rank 0 the values of all ranks, of JSON's kinds, in their order; empty elsewhere."""
+        return [value] if self.size == 1 else self._peers.gather_json(name, value) or []
+
     def compare(self, facts: Mapping[str, str]) -> None:
         """Refuse ranks that hold different facts. Raises: ConfigError."""
         self._peers.compare(facts)

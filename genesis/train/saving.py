@@ -123,25 +123,28 @@ class Saves:
         Raises:
             DiskError: as of `Checkpoints.save`.
         """
-        if waits or self._background == "off":
+        if waits or self._background == "off" or not self._has_room(state):
             return self._noted(state.step, self._checkpoints.save(state))
         with state.ranks.during("saving", SAVING_S):
             with state.optimizer.whole_states():
-                found = self._begin(state) if state.ranks.is_main else None
-            found = state.ranks.from_main("saved", found)
-        return None if found is None else self._noted(state.step, str(found))
+                if state.ranks.is_main:
+                    self._begin(state)
+            state.ranks.barrier("begun to save")
+        return None
 
-    def _begin(self, state: TrainState) -> str | None:
-        """On rank 0: start a thread where there is room for a snapshot, else write; as `save`."""
+    def _has_room(self, state: TrainState) -> bool:
+        """Whether rank 0 has host memory for a snapshot: a call of all ranks."""
         if self._buffer is not None and self._buffer.size < snapshot_bytes(state):
             self.prepare(state)  # a parameter had its first gradient after the first step
-        if self._buffer is None:
-            return self._checkpoints.write(Snapshot.of(state))
+        return bool(state.ranks.from_main("room", self._buffer is not None))
+
+    def _begin(self, state: TrainState) -> None:
+        """On rank 0: start a thread that writes a snapshot."""
+        assert self._buffer is not None, "there is room"
         self._save = _Save(self._checkpoints, Snapshot.of(state, self._buffer), self._buffer.wait)
         self._save.start()
         if self._buffer.not_pinned is not None:
             self._tell(f"copies for checkpoints make training wait longer: {self._buffer.not_pinned}")
-        return None
 
     def poll(self) -> None:
         """Between two steps: look whether a save has ended; nothing waits.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,18 @@ from genesis.train.optimizer import updated_parameters
 if TYPE_CHECKING:
     from genesis.train.state import TrainState
 
-__all__ = ["Snapshot", "masters", "snapshot_bytes", "tensor_sources"]
+__all__ = ["Share", "Snapshot", "masters", "snapshot_bytes", "tensor_sources"]
 
 _PIECE = 4 << 20  # elements of a split master that are joined at once
 
 Take = Callable[[Callable[[], Array]], Callable[[], np.ndarray]]  # from what gives an array to what reads its copy
+
+
+class Share(NamedTuple):
+    """Names of a snapshot's weights and of its optimizer's tensors."""
+
+    weights: list[str]
+    optimizer: list[str]
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: TrainState, buffer: HostBuffer | None = None) -> Snapshot:
-        """The run as it is, on rank 0 and inside the optimizer's `whole_states`.
+        """The run as it is, inside the optimizer's `whole_states`.
 
         Args:
             buffer: where tensors are copied to, in stream order; None: they are read from the run.
@@ -82,17 +89,40 @@ class Snapshot:
             threads=threads(),
         )
 
-    def digest(self) -> str:
+    def share(self, rank: int = 0, size: int = 1) -> Share:
+        """What one of several ranks reads of a run: arrays of about as many bytes as each other rank's.
+
+        Rank 0 has less of the optimizer, as it writes all weights.
+        """
+        loads = [sum(source.nbytes for source in self.weights.values()), *[0] * (size - 1)]
+        own = []
+        for name, source in self.optimizer.items():
+            least = loads.index(min(loads))
+            loads[least] += source.nbytes
+            own += [name] if least == rank else []
+        return Share(list(self.weights)[rank::size] if rank < size else [], own)
+
+    def hash_arrays(self, share: Share, into: StateHash) -> None:
+        """Add the arrays of a share that `into` does not hold yet."""
+        arrays = {f"model.{name}": self.weights[name] for name in share.weights}
+        arrays |= {f"optimizer.{name}": self.optimizer[name] for name in share.optimizer}
+        for name, source in arrays.items():
+            if not into.holds(name):
+                into.add_array(name, source.read())
+
+    def digest(self, hashed: StateHash | None = None) -> str:
         """The state hash: sha256 over parameters, optimizer, random generators, data position and step.
 
         No clock enters. A base enters by its fingerprint.
+
+        Args:
+            hashed: holds all arrays, by `hash_arrays`; without it they are read here.
         """
-        state = StateHash()
+        state = StateHash() if hashed is None else hashed
+        if hashed is None:
+            self.hash_arrays(self.share(), state)
         if self.base is not None:
             state.add_json("base", self.base)
-        for kind, sources in (("model", self.weights), ("optimizer", self.optimizer)):
-            for name, source in sources.items():
-                state.add_array(f"{kind}.{name}", source.read())
         state.add_json("rng", self.rng)
         state.add_json("data", self.data)
         state.add_json("steps", {"step": self.step, "optimizer": self.counters["optimizer"]})

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from genesis.array import Array
 from genesis.data.loader import PackedLoader
+from genesis.io.hashing import StateHash
 from genesis.nn import Module
 from genesis.optim import Optimizer
 from genesis.tensor import Tensor
@@ -110,6 +111,10 @@ class TrainState:
 
     def hash(self) -> str:
         """The state hash, see `Snapshot.digest`: a call of all ranks."""
+        ranks, hashed = self.ranks, StateHash()
         with self.optimizer.whole_states():
-            digest = Snapshot.of(self).digest() if self.ranks.is_main else ""
-        return str(self.ranks.from_main("hash", digest))
+            snapshot = Snapshot.of(self)
+            snapshot.hash_arrays(snapshot.share(ranks.rank, ranks.size), hashed)
+        for digests in ranks.to_main("hashed", hashed.array_digests())[1:]:
+            hashed.add_digests(digests)
+        return str(ranks.from_main("hash", snapshot.digest(hashed) if ranks.is_main else ""))

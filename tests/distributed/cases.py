@@ -45,8 +45,8 @@ OF_BASE: dict[str, tuple[str, ...]] = {
     "full fine-tuning": (SIZES[1], "lora=null"),
 }
 SAVING = (*SIZES, "eval.every=null", "checkpoint.every=1", "train.steps=3")
-# Of all calls where saves are waited for or not, and of those that the thread of saves in the background makes.
-KILLS = (("off", "kill_at"), ("on", "kill_at"), ("on", "kill_in_save"))
+# Of all calls where saves are waited for, by either rank, or not, and of those that the thread of saves makes.
+KILLS = (("off", "kill_at", 0), ("off", "kill_at", 1), ("on", "kill_at", 0), ("on", "kill_in_save", 0))
 OVER = "the run has fewer calls"
 ENDS_S = 5.0
 NO_STOPS = ("eval.every=null", "checkpoint.every=null")
@@ -126,7 +126,7 @@ class Fault:
 
 EARLY = {"start": (0, 1), "joining": (0, 1), "listening": (0,), "handshake": (1,)}  # before all ranks have met
 PLACES = ("preparation", "model", "step", "evaluation", "sampling", "saving", "closing")
-OF_MAIN = ("sampling", "saving", "closing")
+OF_MAIN = ("sampling", "closing")
 
 
 def early_faults() -> list[Fault]:
@@ -208,21 +208,21 @@ def run_fault(runs: Runs, each: Fault, number: int) -> str | None:
     return left_over(runs, name)
 
 
-def run_killed(runs: Runs, background: str, fault: str, call: int, expected: Ended) -> str | None:
-    """What is wrong where rank 0 of 2 is killed at a call of a run that saves after each step; `OVER` where it is not.
+def run_killed(runs: Runs, background: str, fault: str, rank: int, call: int, expected: Ended) -> str | None:
+    """What is wrong where one of 2 ranks is killed at a call of a run that saves after each step; `OVER` where none is.
 
     The job ends soon with the error of the launcher; the next run goes on from the newest checkpoint to the same end.
 
     Args:
         expected: the run of one process.
     """
-    name = f"killed-{background}-{fault}-{call}"
+    name = f"killed-{background}-{fault}-{rank}-{call}"
     folder, words = runs.folder / name, runs.words(name, 2, *SAVING, f"checkpoint.background={background}")
-    done = runs.forks.run(*words, fault=("on_rank", 0, fault, call))
+    done = runs.forks.run(*words, fault=("on_rank", rank, fault, call))
     ended = time.time()
     if done.code == 0:
         return OVER
-    if done.code != 10 or "rank 0 of 2 was killed by SIGKILL" not in done.err:
+    if done.code != 10 or f"rank {rank} of 2 was killed by SIGKILL" not in done.err:
         return f"exit code {done.code}: {done.err}"
     written = max((path.stat().st_mtime for path in folder.rglob("*")), default=ended)
     if ended - written > ENDS_S:

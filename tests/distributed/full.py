@@ -80,14 +80,14 @@ def each_fault(runs: Runs, lora: Runs) -> Found:
 
 
 def kills(runs: Runs, lora: Runs) -> Found:
-    """SIGKILL of rank 0 at every file-system call of a run, and at every one of its saves in the background."""
+    """SIGKILL of a rank at every file-system call of a run, and at every one of its saves in the background."""
     expected = runs.saving("kills-alone", 1, "off")
-    for background, fault in KILLS:
+    for background, fault, rank in KILLS:
         for call in range(1, 10_000):
-            wrong = run_killed(runs, background, fault, call, expected)
+            wrong = run_killed(runs, background, fault, rank, call, expected)
             if wrong == OVER:
                 break
-            yield f"SIGKILL: rank 0, background {background}, {fault} {call}", wrong
+            yield f"SIGKILL: rank {rank}, background {background}, {fault} {call}", wrong
 
 
 def instants(runs: Runs, lora: Runs) -> Found:

@@ -220,6 +220,26 @@ def test_all_gather(run: Any, size: int, tmp_path: Path) -> None:
 
 
 @on_every_group
+def test_gather(run: Any, size: int, tmp_path: Path) -> None:
+    """On every rank once."""
+
+    def work(group: Group) -> list[list[int]]:
+        found = []
+        for root in range(size):
+            for length, parts in cuts(size):
+                parts = parts or [length // size] * size
+                start = sum(parts[: group.rank])
+                own = given(group, values(root, length, float32)[start : start + parts[group.rank]])
+                out = given(group, np.zeros(length, np.float32)) if group.rank == root else None
+                group.gather(own, out, parts, root)
+                found += [] if out is None else [bits(out)]
+        return found
+
+    expected = [[of(values(root, n, float32)) for n, _ in cuts(size)] for root in range(size)]
+    assert run(size, work, tmp_path) == expected
+
+
+@on_every_group
 def test_all_reduce_and_broadcast(run: Any, size: int, tmp_path: Path) -> None:
     """Empty, one element, odd and larger than a block."""
     lengths = (0, 1, 37)

@@ -68,18 +68,6 @@ def test_pieces_change_nothing(tmp_path: Path) -> None:
         start += parts[rank]
 
 
-def test_gather_on_rank_0(tmp_path: Path) -> None:
-    parts = [3, 0, 40]
-
-    def work(peers: Peers, group: NcclGroup) -> list[float]:
-        out = None if group.rank else empty((43,), float32, CUDA)
-        group.gather(given(np.full(parts[group.rank], group.rank, np.float32)), out, parts)
-        return [] if out is None else out.numpy().tolist()
-
-    found = nccl_ranks.started(3, work, tmp_path)
-    assert [each.value for each in found] == [[0.0] * 3 + [2.0] * 40, [], []], [each.error for each in found]
-
-
 def test_arrays_of_another_device(tmp_path: Path) -> None:
     from genesis.array import from_numpy
 

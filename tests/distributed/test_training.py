@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from genesis.train.checkpoint import optimizer_tensors
 from genesis.train.ranks import Ranks, check_divides
 from tests.distributed import jobs
 from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, run_fault, run_killed
@@ -60,7 +61,7 @@ def test_one_state_hash(runs: Runs) -> None:
 
 
 def test_saves_in_the_background(runs: Runs) -> None:
-    """Of states that are in parts (ZeRO-1): the files of one process that waits for its saves."""
+    """Of states that are in parts (ZeRO-1): the files of one process that waits for its saves, as the last one is."""
     settings = (*SETTINGS["masters"], "train.steps=4", "checkpoint.save_total_limit=null", "checkpoint.every=1")
     settings += ("eval.every=null",)
     found = []
@@ -69,13 +70,38 @@ def test_saves_in_the_background(runs: Runs) -> None:
         hash_of(runs.forks.run(*runs.words(name, n, *settings, f"checkpoint.background={background}")))
         files = sorted((runs.folder / name).glob("checkpoint-*/*"))
         found.append({f"{path.parent.name}/{path.name}": path.read_bytes() for path in files})
-    assert len(found[0]) > 32 and found[0] == found[1]
+    before_last = [{n: data for n, data in each.items() if not n.startswith("checkpoint-4/")} for each in found]
+    assert len(before_last[0]) > 24 and before_last[0] == before_last[1]
+
+
+def test_each_rank_writes_some_of_a_checkpoint_that_training_waits_for(runs: Runs) -> None:
+    """The tensors of one process, in a file of each rank; damage that one rank finds is every rank's error."""
+    settings = (*SETTINGS["masters"], "train.steps=2", "checkpoint.every=1", "checkpoint.background=off")
+    one, two = (runs.words(f"waited-{n}", n, *settings, "eval.every=null") for n in (1, 2))
+    found = []
+    for n, words in ((1, one), (2, two)):
+        hash_of(runs.forks.run(*words))
+        with optimizer_tensors(runs.folder / f"waited-{n}/checkpoint-1") as tensors:
+            found.append({name: (each.shape, each.whole().tobytes()) for name, each in tensors.items()})
+    assert found[0] == found[1]
+    folder = runs.folder / "waited-2/checkpoint-2"
+    files = sorted(folder.glob("optimizer*"))
+    assert [each.name for each in files] == [f"optimizer-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    sizes = [each.stat().st_size for each in files]
+    assert sizes[0] < sizes[1]  # rank 0 also writes the weights
+    for path in files:
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        done = runs.forks.run(*two, "--resume")
+        assert done.code == 5 and f"the file '{path.name}' is damaged" in done.err and done.err.count("error:") == 1
+        path.write_bytes(kept)
 
 
 def test_a_rank_that_is_killed_in_a_save_in_the_background(runs: Runs) -> None:
     """Of the second save's calls one; `tests.distributed.full` goes through all of them."""
     expected = runs.saving("waited-for", 1, "off")
-    assert run_killed(runs, "on", "kill_in_save", 20, expected) is None
+    assert run_killed(runs, "on", "kill_in_save", 0, 20, expected) is None
+    assert run_killed(runs, "off", "kill_at", 1, 7, expected) is None  # rank 1 writes its share of the second save
 
 
 @pytest.mark.parametrize("name", ["masters", "muon"])

@@ -141,10 +141,10 @@ class TestDisk:
     def test_rows_are_on_the_disk_before_the_checkpoint_that_relies_on_them(self, recipe: Path, tmp_path: Path) -> None:
         """Else a run that resumes after a power loss would lack rows that it does not write again."""
         order: list[str] = []
-        sync, write = MetricsWriter.sync, Checkpoints.write
+        sync, staged = MetricsWriter.sync, Checkpoints._staged
         noted = [
             mock.patch.object(MetricsWriter, "sync", lambda self: order.append("rows") or sync(self)),
-            mock.patch.object(Checkpoints, "write", lambda *given: order.append("checkpoint") or write(*given)),
+            mock.patch.object(Checkpoints, "_staged", lambda *given: order.append("checkpoint") or staged(*given)),
         ]
         with noted[0], noted[1]:
             train(load(recipe, str(tmp_path / "run")))
