@@ -11,9 +11,10 @@ import typer
 
 from genesis.errors import UsageError, escape
 from genesis_cli.bench_generation import Given, bench_generation
-from genesis_cli.bench_ranks import Measured, Request, asked_ranks, is_rank, launched, measured_by, together
+from genesis_cli.bench_ranks import Measured, Request, measured_by, together
 from genesis_cli.measured import STDOUT, device_name, limits_row, raise_first, show, show_progress, sizes
 from genesis_cli.model_shapes import shape_named
+from genesis_cli.nproc import asked_ranks, is_rank, launched
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def bench_model(
     if count > 1:
         passed_on = {} if torch_python is None else {"--torch-python": torch_python}
         passed_on |= {} if json is None else {"--json": json}
-        raise typer.Exit(launched({**given, **passed_on}, fast, count))
+        options = [f"{name}={value}" for name, value in {**given, **passed_on}.items()]
+        raise typer.Exit(launched("bench-model", [*options, *(["--fast"] if fast else [])], count))
     with together(device, given, is_quiet=json == STDOUT) as ranks:
         where = resolve_device(device, ranks)
         kind = weight_type(asked, where, config.stored_dtype, trains=True).name

@@ -1,8 +1,7 @@
-"""`genesis bench-model --nproc N`: starts the ranks, brings them together, and has them measure one after the other."""
+"""`genesis bench-model --nproc N`: brings the ranks together, and has them measure one after the other."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from genesis_cli.measured import show_progress
+from genesis_cli.nproc import is_rank
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from genesis_cli.session.bench.schema import PeerStep, Row, SharedStep
     from genesis_models.config import ModelConfig
 
-__all__ = ["Measured", "Request", "asked_ranks", "is_rank", "launched", "measured_by", "together"]
+__all__ = ["Measured", "Request", "measured_by", "together"]
 
 
 @dataclass(frozen=True)
@@ -60,36 +60,6 @@ class Measured:
             self.failures.append(found)
         else:
             self.rows.append(found)
-
-
-def asked_ranks(nproc: str, device: str) -> int:
-    """How many ranks `--nproc` asks for. Raises: UsageError, also in a process that is a rank."""
-    from genesis import cuda
-    from genesis.backend.cpu import threads
-    from genesis.distributed.environment import rank_count, refuse_ranks
-    from genesis_cli.session.preparation import resolve_device
-
-    refuse_ranks(os.environ)
-    if nproc != "all":
-        return rank_count(nproc, 0)
-    return threads() if resolve_device(device).type == "cpu" else cuda.device_count()
-
-
-def is_rank() -> bool:
-    """Whether a launcher started this process together with others."""
-    from genesis.distributed.environment import read_world
-
-    return read_world(os.environ).size > 1
-
-
-def launched(options: Mapping[str, str], fast: bool, count: int) -> int:
-    """Run the command as so many ranks; their exit code."""
-    from genesis.distributed.launch import launch
-
-    # -P: what is in the current folder is no part of Genesis
-    command = [sys.executable, "-P", "-m", "genesis_cli", *(["--debug"] if "--debug" in sys.argv else [])]
-    words = [f"{name}={value}" for name, value in options.items()]
-    return launch([*command, "bench-model", *words, *(["--fast"] if fast else [])], count)
 
 
 @contextmanager

@@ -61,16 +61,26 @@ def profile(
     generate: Annotated[
         bool, typer.Option("--generate", help="Show what a token costs that the run's model generates, too.")
     ] = False,
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            "--nproc",
+            metavar="N|all",
+            help="Take the run's steps in N processes of this host, ranks, and show what they send each other; all: one"
+            " for each GPU, or for each CPU core.",
+        ),
+    ] = None,
     json: JsonFile = None,
 ) -> None:
     """Measure one op, or the steps of a training run, and say what the time is spent on.
 
     Prints times with their confidence, the share of this machine's measured limits, memory, and what would help.
-    A case that fails does not end the run; the exit code is that of the first one.
+    A case that fails does not end the run; the exit code is that of the first one. With --nproc a rank that fails, or a
+    signal, ends all of them, without a report.
     """
     if is_run(context):
         assert config is not None
-        profile_run(config, overrides or [], steps, out, nvtx, generate, json)
+        profile_run(config, overrides or [], steps, out, nvtx, generate, nproc, json)
         return
     assert op is not None
     asked = Request(op, shape, axis, dtype, device, backward, cold, vs, torch_python, stage, kernel, arch)

@@ -13,6 +13,7 @@ import typer
 from genesis.errors import ModelError, UsageError, escape
 from genesis.io.boundary import fitting
 from genesis_cli.measured import device_name, show
+from genesis_cli.nproc import is_main, launched, ranks_of_run
 
 if TYPE_CHECKING:
     from genesis.profile.run.schema import RunReport
@@ -23,7 +24,7 @@ __all__ = ["STEPS", "is_run", "profile_run"]
 
 STEPS = 5  # profiled unless said otherwise
 MOST_STEPS = 1000
-OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "generate")
+OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "generate", "nproc")
 OF_BOTH = ("json",)
 
 
@@ -59,6 +60,7 @@ def profile_run(
     out: str | None,
     nvtx: bool,
     generate: bool,
+    nproc: str | None,
     json: str | None,
 ) -> None:
     """Profile the first steps of a run, and print, and write into the folder `out`, what was found.
@@ -75,15 +77,22 @@ def profile_run(
     if not 1 <= count <= MOST_STEPS:
         raise UsageError(f"{count} steps cannot be profiled", where="--steps", next=f"take 1 to {MOST_STEPS}")
     loaded = recipes.load(config, overrides)
+    ranks = 1 if nproc is None else ranks_of_run(nproc, loaded)
     ranges = Nvtx() if nvtx else None
-    folder = None if out is None else _folder(out)
+    folder = _folder(out) if out is not None and is_main() else None
+    options = ["--steps", str(count), *(["--nvtx"] if nvtx else []), *(["--generate"] if generate else [])]
+    if ranks > 1:
+        files = {"--out": out, "--json": json}
+        words = [*options, *(f"{option}={file}" for option, file in files.items() if file is not None)]
+        raise typer.Exit(launched("profile", [*words, "--", config, *overrides], ranks))
     from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
         found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges, generates=generate)
-    words = ["genesis profile", config, *overrides, f"--steps {count}", *(["--nvtx"] if nvtx else [])]
-    words += ["--generate"] if generate else []
-    report = _report(" ".join(words), loaded, found)
+    if found is None:  # rank 0 has it
+        return
+    options += ["--nproc", str(found.ranks)] if found.ranks > 1 else []
+    report = _report(" ".join(["genesis profile", config, *overrides, *options]), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))
     show(report, [*render_lines(report), *written], json)
 
@@ -104,7 +113,6 @@ def _folder(out: str) -> Path:
 
 def _report(command: str, config: Config, found: Profile) -> RunReport:
     from genesis.backend import CPU
-    from genesis.backend.cpu import threads
     from genesis.profile.run.schema import RunReport
     from genesis.profile.run.tables import memory_row, mode_row
     from genesis_cli.environment import facts
@@ -122,8 +130,10 @@ def _report(command: str, config: Config, found: Profile) -> RunReport:
         batch=config.train.batch_size,
         length=config.data.seq_len,
         micro_batches=config.train.accumulation_steps,
-        threads=(config.train.threads or threads()) if device == CPU else None,
+        ranks=found.ranks,
+        threads=found.threads,
         modes=[mode_row(recorded, device != CPU) for recorded in found.recorded],
+        collectives=found.collectives,
         memory=memory_row(found.memory),
         generation=found.generation,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,10 @@ from typer.core import TyperCommand
 
 from genesis.errors import ModelError, UsageError
 from genesis.io.boundary import fitting
+from genesis_cli.nproc import launched, ranks_of_run
 from genesis_cli.options import ConfigName, Overrides
 
 if TYPE_CHECKING:
-    from genesis.train.config import Config
     from genesis_cli.session.run_folder import Resume
 
 __all__ = ["TrainCommand", "train"]
@@ -70,41 +69,12 @@ def train(
     from genesis_cli import recipes
 
     loaded = recipes.load(config, overrides or [])
-    if nproc is not None and (count := _rank_count(nproc, loaded)) > 1:
-        raise typer.Exit(_launch(config, overrides or [], resume, resume_from, count))
+    if nproc is not None and (count := ranks_of_run(nproc, loaded)) > 1:
+        words = [] if resume is None else [f"{RESUME}={resume}"]
+        words += [] if resume_from is None else [f"--resume-from={resume_from}"]
+        raise typer.Exit(launched("train", [*words, "--", config, *(overrides or [])], count))
     from genesis_cli import session
 
     mode: Resume = "allow" if resume == ALLOW else resume is not None
     with fitting(ModelError, "running the model"):
         session.train(loaded, resume=mode, resume_from=resume_from, console=Output(sys.stdout))
-
-
-def _rank_count(nproc: str, config: Config) -> int:
-    """How many ranks `--nproc` asks for, refused where they cannot share a step."""
-    from genesis.distributed.environment import rank_count, refuse_ranks
-    from genesis.train.ranks import check_divides
-
-    refuse_ranks(os.environ)
-    count = rank_count(nproc, _available(config.train.device) if nproc == "all" else 0)
-    check_divides(count, config.train.accumulation_steps)
-    return count
-
-
-def _available(device: str) -> int:
-    """How many GPUs or CPU cores a run may use."""
-    from genesis import cuda
-    from genesis.backend.cpu import threads
-    from genesis_cli.session.preparation import resolve_device
-
-    return threads() if resolve_device(device).type == "cpu" else cuda.device_count()
-
-
-def _launch(config: str, overrides: list[str], resume: str | None, resume_from: str | None, count: int) -> int:
-    """Run the same command as so many ranks; their exit code."""
-    from genesis.distributed.launch import launch
-
-    # -P: what is in the current folder is no part of Genesis
-    command = [sys.executable, "-P", "-m", "genesis_cli", *(["--debug"] if "--debug" in sys.argv else []), "train"]
-    command += [] if resume is None else [f"{RESUME}={resume}"]
-    command += [] if resume_from is None else [f"--resume-from={resume_from}"]
-    return launch([*command, "--", config, *overrides], count)

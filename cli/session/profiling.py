@@ -1,4 +1,7 @@
-"""`genesis profile CONFIG`: a run set up as `train` does it, its first steps profiled. It leaves no run behind."""
+"""`genesis profile CONFIG`: a run set up as `train` does it, its first steps profiled. It leaves no run behind.
+
+Ranks all take and record the same steps, and begin those together that are timed; rank 0 reports its own.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,31 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
+from genesis.backend.cpu import threads
 from genesis.bench.limits import limits_of
 from genesis.data.loader import Batch
 from genesis.io.files import temporary_folder
 from genesis.profile.generation import GenerationRow
+from genesis.profile.run.collective_table import collective_rows
 from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.profile.run.memory_timeline import Timeline
 from genesis.profile.run.nvtx import Ranges
+from genesis.profile.run.schema import CollectiveRow
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.loop import Training
 from genesis.train.output import Output
+from genesis.train.rank_steps import steps_of
+from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_cli.session.bench.generation import FAST, Settings, generation_row
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
+from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
+from genesis_cli.session.ranks import check_same_data, joined, same_settings
 from genesis_cli.session.settings import settled
 from genesis_cli.session.training import announce, arithmetic, assemble, make_model
 from genesis_models.blocks import CausalLM
@@ -46,6 +56,9 @@ class Profile:
 
     Attributes:
         recorded: eager steps, and where there is a GPU captured ones before them.
+        ranks: how many took the steps.
+        threads: of this rank on the CPU; None on a GPU.
+        collectives: of a step of several ranks.
         generation: of one sequence by the model; None unless asked for.
     """
 
@@ -53,35 +66,63 @@ class Profile:
     model: CausalLM
     recorded: list[Recorded]
     memory: Timeline
+    ranks: int
+    threads: int | None
+    collectives: list[CollectiveRow]
     generation: GenerationRow | None = None
 
 
 @advised()
 def profile(
     config: Config, *, steps: int, console: Output, ranges: Ranges | None = None, generates: bool = False
-) -> Profile:
+) -> Profile | None:
     """Profile `steps` steps of the run that `config` describes, and take as many without profiling.
 
     Args:
         generates: the model continues a sequence, too.
         ranges: where phases, modules and ops are shown to another profiler, too.
 
+    Returns:
+        Rank 0's profile; None on the other ranks.
+
     Raises:
         GenesisError: as `train` does.
     """
-    device = resolve_device(config.train.device)
-    with ExitStack() as stack:
-        stack.enter_context(arithmetic(config))
-        config, dtype = settled(config, device)
-        shape = model_config(config)
-        memory = planned_memory(config, shape, device)
-        data = prepare_data(config, shape, console, _cache(config, stack))
-        model = make_model(config, shape, data.tokenizer, device)
-        announce(config, data, model, device, dtype, memory, console)
-        training = assemble(config, data, model, device, Interrupts(), console)
-        model.train()
-        found = profiled(training, steps, ranges)
-        return replace(found, generation=_generation(model, device)) if generates else found
+    with (
+        Interrupts(saves=False) as interrupts,
+        joined(config, console, interrupts) as ranks,
+        ranks.during("preparation", PREPARING_S),
+        ExitStack() as stack,
+    ):
+        said = console if ranks.is_main else Output(None)
+        training = _assembled(config, said, interrupts, ranks, stack)
+        with ranks.during("profiling", FIRST_STEPS_S):
+            found = profiled(training, steps, ranges)
+        if generates:
+            with ranks.during("generation", SAMPLING_S), ranks.main_first("generation"):
+                if ranks.is_main:
+                    found = replace(found, generation=_generation(found.model, found.device))
+        return found if ranks.is_main else None
+
+
+def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: Ranks, stack: ExitStack) -> Training:
+    """The run before its first step; the stack ends what it needs meanwhile."""
+    device = resolve_device(config.train.device, ranks)
+    stack.enter_context(arithmetic(config, ranks))
+    config, dtype = settled(config, device)
+    config = same_settings(ranks, config)
+    shape = model_config(config)
+    memory = planned_memory(config, shape, device, ranks)
+    cache = ranks.from_main("cache", _cache(config, stack) if ranks.is_main else None)
+    with ranks.main_first("data"):  # the others find it in the cache, except on a host that does not reach it
+        own = cache if ranks.is_main or Path(cache).is_dir() else stack.enter_context(temporary_folder())
+        data = prepare_data(config, shape, console, own)
+    model = make_model(config, shape, data.tokenizer, device)
+    announce(config, data, model, device, dtype, memory, console)
+    training = assemble(config, data, model, device, interrupts, console, ranks=ranks)
+    check_same_data(ranks, training.state.loader)
+    model.train()
+    return training
 
 
 def _generation(model: CausalLM, device: Device) -> GenerationRow:
@@ -100,39 +141,69 @@ def _cache(config: Config, stack: ExitStack) -> str:
 
 
 def profiled(training: Training, steps: int, ranges: Ranges | None = None) -> Profile:
-    """The profile of an assembled run's next steps."""
+    """The profile of an assembled run's next steps: a call of all ranks."""
     model: Any = training.state.model
-    if training.device == CPU:
-        subject = _subject(training, None)
-        found = [Recorded("eager", plain_steps(subject, steps, WARM_UP), recorded_steps(subject, steps, 1, ranges))]
-        return Profile(CPU, model, found, memory_of(subject))
+    is_on_cpu, ranks = training.device == CPU, training.state.ranks.size
+    recorded, memory = (_recorded_on_cpu if is_on_cpu else _recorded_on_device)(training, steps, ranges)
+    collectives = _collectives(training, steps) if ranks > 1 else []
+    return Profile(training.device, model, recorded, memory, ranks, threads() if is_on_cpu else None, collectives)
+
+
+def _recorded_on_cpu(training: Training, steps: int, ranges: Ranges | None) -> tuple[list[Recorded], Timeline]:
+    subject = _subject(training, None)
+    found = Recorded("eager", plain_steps(subject, steps, WARM_UP), recorded_steps(subject, steps, 1, ranges))
+    return [found], memory_of(subject)
+
+
+def _recorded_on_device(training: Training, steps: int, ranges: Ranges | None) -> tuple[list[Recorded], Timeline]:
+    """Captured steps, unless they cannot be, and eager ones."""
     notes: list[str] = []
-    captured = plain_steps(_on_device(training, DeviceSteps, notes.append), steps, UNTIL_CAPTURED)
+    warm_up = UNTIL_CAPTURED + (training.state.ranks.size > 1)  # ranks exchange after the first step's backward
+    captured = plain_steps(_subject(training, _steps(training, EVERY, notes.append)), steps, warm_up)
     gc.collect()  # its graphs
-    subject = _on_device(training, _Eager, lambda line: None)
+    subject = _subject(training, _eager(_steps(training, EVERY)))
     plain = plain_steps(subject, steps, WARM_UP)
     found = [Recorded("eager", plain, recorded_steps(subject, steps, 1, ranges), list(notes))]
     memory = memory_of(subject)
     del subject
     gc.collect()
     if not notes:
-        subject = _on_device(training, DeviceSteps, notes.append)
+        subject = _subject(training, _steps(training, EVERY, notes.append))
         found.insert(0, Recorded("captured", captured, recorded_steps(subject, steps, UNTIL_RECORDED, ranges), notes))
-    return Profile(training.device, model, found, memory)
+    return found, memory
 
 
-class _Eager(DeviceSteps):
-    """Steps that are launched kernel by kernel."""
+def _collectives(training: Training, steps: int) -> list[CollectiveRow]:
+    """Of `steps` further steps, whose figures nobody reads."""
+    state, device = training.state, training.device
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        parts: Any = (self._run_first, self._run_following, self._run_update, self._run_whole)
-        self._first, self._following, self._update, self._whole = parts
+    def taking() -> Callable[[], None]:
+        if device == CPU:
+            subject, warm_up = _subject(training, None), 0
+        else:
+            subject, warm_up = _subject(training, _steps(training, UNTIL_CAPTURED + steps)), UNTIL_CAPTURED
+
+        def take() -> None:
+            subject.take(subject.batches())
+
+        for _ in range(warm_up):
+            take()
+        return take
+
+    times = timed_collectives(state, device, taking, steps)
+    return collective_rows(mean_of_ranks(times, state.ranks), state.ranks.size)
 
 
-def _on_device(training: Training, kind: type[DeviceSteps], note: Callable[[str], None]) -> Subject:
-    limit = training.config.train.max_grad_norm
-    return _subject(training, kind(training.state, training.device, limit, EVERY, note))
+def _steps(training: Training, every: int, note: Callable[[str], None] = lambda line: None) -> DeviceSteps:
+    state = training.state
+    return steps_of(state)(state, training.device, training.config.train.max_grad_norm, every, note)
+
+
+def _eager(steps: DeviceSteps) -> DeviceSteps:
+    """Steps that are launched kernel by kernel from now on."""
+    parts: Any = (steps._run_first, steps._run_following, steps._run_update, steps._run_whole)
+    steps._first, steps._following, steps._update, steps._whole = parts
+    return steps
 
 
 def _subject(training: Training, on_device: DeviceSteps | None) -> Subject:
@@ -172,6 +243,9 @@ def subject_of(
         settle=lambda: None if on_device is None else _read(on_device),
         regions=regions,
         persistent=lambda: cast(Any, state.persistent()),
+        group=state.ranks.group,
+        begin=lambda: state.ranks.barrier("a step"),
+        launched=state.ranks.launched,
     )
 
 

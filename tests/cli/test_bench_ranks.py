@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,13 +15,15 @@ import pytest
 
 from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError, UsageError
+from genesis.profile.run.schema import CollectiveRow
+from genesis.tensor import Tensor
 from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
 from genesis_cli.app import run
 from genesis_cli.model_shapes import shape_named
 from genesis_cli.session.bench import measuring, shared
 from genesis_cli.session.bench.report import render_lines
-from genesis_cli.session.bench.schema import CollectiveRow, Memory, Report, SharedStep
+from genesis_cli.session.bench.schema import Memory, Report, SharedStep
 from genesis_cli.session.bench.shared import LEAST_STEPS, MOST_STEPS, timed, with_scaling
 from genesis_cli.session.bench.versus import check_recipes
 from genesis_models.registry import build
@@ -88,16 +91,24 @@ def test_two_ranks_and_one(tmp_path: Path) -> None:
     assert alone.memory.optimizer <= moments <= alone.memory.optimizer + 4096
 
 
-def _check_collectives(row: SharedStep, folder: Path) -> None:
-    """A step waits for each of them. Gradients and weights are all sent once, matrices apart."""
-    sizes = [p.array for p in build(shape_named(str(folder / "config.json"), "--size"), seed=0).parameters()]
+def check_collectives(rows: Sequence[CollectiveRow], parameters: Iterable[Tensor], own: int) -> None:
+    """Two ranks wait for each of them. Gradients of their `own` batches and weights are all sent, matrices apart."""
+    sizes = [p.array for p in parameters]
     flat = [sum(-(-p.size // 32) * 32 for p in sizes if (p.ndim > 1) == is_matrix) for is_matrix in (True, False)]
     sums = sum(-(-elements // 4096) for elements in flat)  # of squares, each of a row of 4,096 gradients
-    expected = {"reduce-scatter, gradients": sum(flat), "all-gather, norm": sums, "all-gather, weights": sum(flat)}
-    assert {each.name: each.nbytes for each in row.collectives} == {name: 4 * n for name, n in expected.items()}
-    for each in row.collectives:
-        assert each.calls == 2 and each.hidden == 0 < each.exposed == each.seconds
+    assert {each.name: (each.calls, each.nbytes) for each in rows} == {
+        "reduce-scatter, gradients": (2 * own, 4 * sum(flat) * own),
+        "all-gather, norm": (2, 4 * sums),
+        "all-gather, weights": (2, 4 * sum(flat)),
+    }
+    for each in rows:
+        assert each.hidden == 0 < each.exposed == each.seconds
         assert each.bus_rate == pytest.approx(each.nbytes / each.seconds / 2)
+
+
+def _check_collectives(row: SharedStep, folder: Path) -> None:
+    shape = shape_named(str(folder / "config.json"), "--size")
+    check_collectives(row.collectives, build(shape, seed=0).parameters(), 1)
     assert row.exposed == sum(each.seconds for each in row.collectives)
     assert row.computing is not None and row.computing > 0
 

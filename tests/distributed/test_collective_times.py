@@ -88,14 +88,19 @@ def _slow_gathers() -> None:
     fake_nccl.Comm.together = together  # type: ignore[method-assign]
 
 
-def _ordered(peers: Peers, folder: Path, order: str) -> Ranks:
-    """This fork's device, whose graphs run in an order, and the fake of NCCL, whose gathers are slow."""
+def ordered(peers: Peers, folder: Path, order: str) -> Ranks:
+    """Ranks over the fake of NCCL, and this fork's device, whose graphs run in an order."""
     forget_backends()
     driver_for.cache_clear()
     drivers[0] = OrderedDriver(0, order)
     small_spans()
-    _slow_gathers()
     return Ranks(peers, fake_group(peers, folder, STAGING))
+
+
+def counted(optimizer: Optimizer) -> list[int]:
+    """What a step exchanges: buckets, elements, and partial sums of squares."""
+    counts = [(len(flat.bucket_starts), flat.size, flat.num_spans) for flat in optimizer._shared()]
+    return [sum(each) for each in zip(*counts, strict=True)]
 
 
 def _of_model(ranks: Ranks) -> tuple[StepTimes, Optimizer]:
@@ -137,12 +142,12 @@ def _check(make: Any, order: str, folder: Path) -> None:
     """Bytes and calls are those of the plan. What is late is hidden where the step goes on, and exposed where not."""
 
     def work(peers: Peers) -> Any:
-        ranks = _ordered(peers, folder, order)
+        ranks = ordered(peers, folder, order)
+        _slow_gathers()
         times, optimizer = make(ranks)
-        flats = list(optimizer._shared())
-        counted = [(len(flat.bucket_starts), flat.size, flat.num_spans) for flat in flats]
+        counts = counted(optimizer)
         ranks.group.close()
-        return [times, [sum(each) for each in zip(*counted, strict=True)]]
+        return [times, counts]
 
     forks = ended(start_ranks(2, work, folder), 100)
     assert [each.code for each in forks] == [0, 0], [each.error for each in forks]

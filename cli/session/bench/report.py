@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
+from genesis.profile.run.collective_table import render_collectives
 from genesis_cli.session.bench.schema import (
     Breakdown,
-    CollectiveRow,
     Doubling,
     Memory,
     OpShare,
@@ -259,25 +259,12 @@ def _shared_cells(row: SharedStep, ranks: int) -> dict[str, str]:
 def _collectives(row: SharedStep, alone: Sequence[Row]) -> Iterator[str]:
     """What ranks send each other in a step, and what the step's own work takes meanwhile."""
     yield ""
-    yield f"collectives of a step, {row.label}: the median of steps, the mean of ranks"
-    yield from aligned([_collective_cells(each) for each in row.collectives], ("collective",))
+    yield from render_collectives(row.collectives, f"a step, {row.label}")
     before = [one.phases.forward.seconds + one.phases.backward.seconds for one in alone if one.label == row.label]
     if row.computing is not None and before:
         share = f"{row.computing / before[0] - 1:+.1%}"
         times = f"{format_seconds(row.computing)} in ranks, {format_seconds(before[0])} alone ({share})"
         yield from titled("compute", f"forward and backward: {times}")
-
-
-def _collective_cells(row: CollectiveRow) -> dict[str, str]:
-    return {
-        "collective": row.name,
-        "calls": f"{row.calls:,}",
-        "bytes": format_bytes(row.nbytes),
-        "time": format_seconds(row.seconds),
-        "bus": format_rate(row.bus_rate, "B/s"),
-        "hidden": format_seconds(row.hidden) if row.hidden else "none",
-        "exposed": format_seconds(row.exposed) if row.exposed else "none",
-    }
 
 
 # --- Peers ------------------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from genesis.profile.run.schema import CollectiveRow
 from genesis.profile.schema import Failure, LimitsRow, Measured, Ratio, StrictModel, Time
 
 __all__ = [
     "Breakdown",
-    "CollectiveRow",
     "Doubling",
     "Memory",
     "ModelFacts",
@@ -194,25 +194,6 @@ class PeerStep(StrictModel):
     def label(self) -> str:
         """Batch and length for people."""
         return f"{self.batch}x{self.length}"
-
-
-class CollectiveRow(StrictModel):
-    """The calls of one collective in a step: each time is the median over steps, and of these the mean over ranks."""
-
-    name: str
-    """What is called, and for what."""
-    calls: int
-    nbytes: int
-    """Of the whole buffers: what a reduce-scatter reads, an all-gather writes, an all-reduce reads."""
-    seconds: float
-    """From when a rank could begin until it was done, with the wait for ranks that come later."""
-    hidden: float
-    """Of these, seconds behind the step's own work."""
-    exposed: float
-    """Of these, seconds in which the step waited."""
-    bus_rate: float
-    """Bytes a second that links need, as nccl-tests define it: `nbytes` / `seconds` · (W - 1)/W of W ranks, and twice
-    that for an all-reduce."""
 
 
 class SharedStep(StrictModel):

@@ -6,7 +6,6 @@ what one rank does; that is `measuring.py`, after the steps of all, because it c
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import cast
@@ -15,21 +14,23 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.bench.limits import wait_for
 from genesis.bench.timing import Plan, of_wall, summarize
-from genesis.profile.run.collectives import CollectiveWatch, StepTimes, bus_factor, medians
+from genesis.profile.run.collective_table import collective_rows
+from genesis.profile.run.collectives import StepTimes
 from genesis.profile.schema import Time
 from genesis.train.config import OptimConfig
 from genesis.train.ranks import FIRST_STEPS_S, Ranks
 from genesis.train.state import TrainState
 from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.measuring import Settings, forget, host_memory, lasting
-from genesis_cli.session.bench.schema import CollectiveRow, Memory, Row, SharedStep
+from genesis_cli.session.bench.schema import Memory, Row, SharedStep
 from genesis_cli.session.bench.steps import LR, OPTIMIZER, new_state, taking
+from genesis_cli.session.collectives import forget_graphs, mean_of_ranks, timed_collectives
 from genesis_cli.session.memory_plan import PlannedRanks, memory_plan
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
-__all__ = ["collective_times", "mean_of_ranks", "shared_steps", "timed", "with_scaling"]
+__all__ = ["collective_times", "shared_steps", "timed", "with_scaling"]
 
 LEAST_STEPS, MOST_STEPS = 10, 500
 WATCHED_STEPS = {"cpu": 5, "cuda": 20}  # whose collectives are timed
@@ -78,7 +79,7 @@ def with_scaling(found: Iterable[SharedStep], alone: Iterable[Row], size: int) -
 def _measured(state: TrainState, device: Device, peak_rate: float | None, settings: Settings) -> SharedStep:
     ranks, notes, config = state.ranks, list[str](), cast(CausalLM, state.model).config
     batch, length = state.loader.batch_size, state.loader.seq_len
-    _forget_graphs(device)
+    forget_graphs(device)
     if device != CPU:
         cuda.reset_peak_memory_stats(device)
     by_step = timed(taking(state, device, notes), wait_for(device), ranks, settings.plan)
@@ -96,7 +97,7 @@ def _measured(state: TrainState, device: Device, peak_rate: float | None, settin
         flops_per_second=ranks.size * flops / step.seconds,
         mfu=None if peak_rate is None else flops / step.seconds / peak_rate,
         memory=memory,
-        collectives=_rows(times, ranks.size),
+        collectives=collective_rows(times, ranks.size),
         computing=times.computing,
         notes=notes,
     )
@@ -123,56 +124,7 @@ def timed(take: Callable[[], object], wait: Callable[[], object], ranks: Ranks, 
 
 def collective_times(state: TrainState, device: Device, count: int) -> StepTimes:
     """Medians of this rank over `count` further steps: a call of all ranks. On a GPU they are captured once more."""
-    ranks, wait = state.ranks, wait_for(device)
-    _forget_graphs(device)
-    watch, found = CollectiveWatch(state.optimizer, ranks.group, device), list[StepTimes]()
-    with watch.watching():
-        take = taking(state, device, [])
-        for _ in range(count):
-            wait()
-            ranks.barrier("a step")
-            watch.begin()
-            take()
-            ranks.launched()
-            wait()
-            found.append(watch.times())
-        del take
-        _forget_graphs(device)  # before their events
-    return medians(found)
-
-
-def _forget_graphs(device: Device) -> None:
-    """Give back what steps before took, which nobody holds any more."""
-    gc.collect()
-    if device != CPU:
-        cuda.empty_cache(device)
-
-
-def mean_of_ranks(own: StepTimes, ranks: Ranks) -> StepTimes:
-    """The mean of each time over ranks, which make the same calls."""
-    numbers = [own.computing, *(time for each in own.collectives for time in (each.seconds, each.exposed))]
-    every = ranks.in_turn(numbers)  # number by number
-    means = [sum(every[i : i + ranks.size]) / ranks.size for i in range(0, len(every), ranks.size)]
-    rows = [
-        each._replace(seconds=seconds, exposed=exposed)
-        for each, seconds, exposed in zip(own.collectives, means[1::2], means[2::2], strict=True)
-    ]
-    return StepTimes(means[0], rows)
-
-
-def _rows(times: StepTimes, size: int) -> list[CollectiveRow]:
-    return [
-        CollectiveRow(
-            name=each.name,
-            calls=each.calls,
-            nbytes=each.nbytes,
-            seconds=each.seconds,
-            hidden=each.hidden,
-            exposed=each.exposed,
-            bus_rate=each.nbytes * bus_factor(each.name, size) / each.seconds,
-        )
-        for each in times.collectives
-    ]
+    return timed_collectives(state, device, lambda: taking(state, device, []), count)
 
 
 def _memory(state: TrainState, device: Device, settings: Settings) -> Memory:

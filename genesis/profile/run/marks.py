@@ -2,7 +2,8 @@
 
 Launched one by one, a kernel has an event before it and one after it: what is between a kernel's end and the next
 one's beginning is idle time. In a graph an event follows every kernel, and a kernel's time starts where the one
-before ended. Kernels then run one after the other: what a graph would run concurrently or launch early waits.
+before ended. Kernels then run one after the other: what a graph would run concurrently or launch early waits, and so
+does what ranks send each other. A collective counts as one kernel, with all that it launches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from genesis.array import Array
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.op import Op
 from genesis.profile.run.recorder import shadowed
-from genesis.profile.run.spans import OUTSIDE
+from genesis.profile.run.spans import COLLECTIVE, OUTSIDE
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:
@@ -85,10 +86,17 @@ class Marks:
 
     Args:
         location: the phase and the module of what is launched now.
+        launched: called before a wait for what is launched.
     """
 
-    def __init__(self, backend: CudaBackend, location: Callable[[], tuple[str, str]]) -> None:
-        self.backend, self.location = backend, location
+    def __init__(
+        self,
+        backend: CudaBackend,
+        location: Callable[[], tuple[str, str]],
+        launched: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.backend, self.location, self._before_wait = backend, location, launched
+        self._in_collective = False
         self._launches: list[_Launch] = []
         self._unnamed: list[_Launch] = []  # of the op that runs, whose name follows
         self._kernels: list[Kernel] = []
@@ -138,7 +146,7 @@ class Marks:
             stack.callback(setattr, driver, "dependent", driver.dependent)
             driver.dependent = False
             stack.enter_context(watching_launches(self._launched))
-            stack.enter_context(shadowed(backend, on_side_stream=lambda nbytes: nullcontext()))
+            stack.enter_context(shadowed(backend, on_side_stream=lambda nbytes: nullcontext(), on_lane=nullcontext))
             stack.enter_context(
                 shadowed(
                     driver,
@@ -156,6 +164,21 @@ class Marks:
             self.backend.driver.destroy_event(event)
         self._all = []
 
+    def collective(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """`method`, all of whose launches count as one."""
+
+        def run(*args: Any, **settings: Any) -> None:
+            self._in_collective = True
+            try:
+                method(*args, **settings)
+            finally:
+                self._in_collective = False
+
+        def marked(*args: Any, **settings: Any) -> None:
+            self._mark(method.__name__, (), self.backend.stream, lambda: run(*args, **settings), COLLECTIVE)
+
+        return marked
+
     def op_ended(self, op: Op, operands: Sequence[Any], start: float, end: float) -> None:
         """Name the launches of an op that has run."""
         if not self._unnamed:
@@ -169,7 +192,12 @@ class Marks:
     def _launched(self, launched: KernelLaunch, stream: int) -> None:
         self._mark(launched.name, tuple(launched.grid), stream, lambda: launched.run(stream))
 
-    def _mark(self, name: str, grid: tuple[int, ...], stream: int, run: Callable[[], object]) -> None:
+    def _mark(
+        self, name: str, grid: tuple[int, ...], stream: int, run: Callable[[], object], op: str = OUTSIDE
+    ) -> None:
+        if self._in_collective:
+            run()
+            return
         record, at = self.backend.driver.record_time, time.perf_counter()
         if self._capture is not None and self.backend.pool.capturing:
             before = self._capture.launches[-1].after if self._capture.launches else self._capture.start
@@ -180,7 +208,7 @@ class Marks:
             record(before, stream)
             run()
         record(after, stream)
-        launch = _Launch(name, grid, *self.location(), at, stream, before, after)
+        launch = _Launch(name, grid, *self.location(), at, stream, before, after, op)
         into.append(launch)
         self._unnamed.append(launch)
 
@@ -196,8 +224,7 @@ class Marks:
 
     def _copies(self, copy: Any) -> Any:
         def marked(target: int, source: int, nbytes: int, stream: int) -> None:
-            self._mark("copy", (), stream, lambda: copy(target, source, nbytes, stream))
-            self._unnamed[-1].op = COPY
+            self._mark("copy", (), stream, lambda: copy(target, source, nbytes, stream), COPY)
 
         return marked
 
@@ -221,6 +248,7 @@ class Marks:
     def _replays(self, launch_graph: Any) -> Any:
         def marked(executable: int, stream: int) -> None:
             if executable in self._replayed:
+                self._before_wait()
                 self.backend.driver.synchronize()
                 self._read_graphs()
             launch_graph(executable, stream)

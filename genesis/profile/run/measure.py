@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.bench.limits import wait_for
+from genesis.distributed.group import Alone, Group
 from genesis.nn import Module
 from genesis.profile.run.marks import Kernel, Marks
 from genesis.profile.run.memory_timeline import Category, MemoryWatch, Timeline
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Mode", "Recorded", "StepRecord", "Subject", "memory_of", "plain_steps", "recorded_steps"]
 
 Mode = Literal["eager", "captured"]
+COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # of a step, by the methods of a group
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,12 @@ class Subject:
     Attributes:
         batches: the next step's batches.
         take: launches a step on them.
+        begin: waits until all ranks begin a step.
+        launched: called when a step is launched, before a wait for it, which has no end where another rank is gone.
         settle: reads the figures of the steps so far, outside of what is measured.
         regions: (object, method, phase): what belongs to which phase, apart from backward.
         persistent: the arrays that stay from step to step, by what they are for.
+        group: whose collectives are a part of a step.
     """
 
     model: Module
@@ -47,6 +52,9 @@ class Subject:
     settle: Callable[[], None]
     regions: Sequence[tuple[object, str, str]]
     persistent: Callable[[], Mapping[Category, Sequence[Array]]]
+    group: Group = field(default_factory=Alone)
+    begin: Callable[[], None] = lambda: None
+    launched: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,10 @@ def plain_steps(subject: Subject, count: int, warm_up: int) -> list[float]:
     wait, seconds = wait_for(subject.device), []
     for number in range(warm_up + count):
         wait()
+        subject.begin()
         started = time.perf_counter()
         subject.take(subject.batches())
+        subject.launched()
         wait()
         if number >= warm_up:
             seconds.append(time.perf_counter() - started)
@@ -102,7 +112,7 @@ def plain_steps(subject: Subject, count: int, warm_up: int) -> list[float]:
 def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | None = None) -> list[StepRecord]:
     """`count` steps under watch, after `warm_up` others under watch."""
     recorder, waits = Recorder(subject.model, ranges), Waits(subject.device)
-    marks = None if subject.device == CPU else Marks(_backend(subject), recorder.location)
+    marks = None if subject.device == CPU else Marks(_backend(subject), recorder.location, subject.launched)
     found = []
     try:
         with _watched(subject, recorder, marks), waits.watching(), _frozen():
@@ -128,6 +138,10 @@ def _watched(subject: Subject, recorder: Recorder, marks: Marks | None) -> Itera
             stack.enter_context(marks.watching())
         for of, method, phase in subject.regions:
             stack.enter_context(shadowed(of, **{method: recorder.marked(getattr(of, method), phase)}))
+        for name in COLLECTIVES:
+            collective = getattr(subject.group, name)
+            marked = collective if marks is None else marks.collective(collective)
+            stack.enter_context(shadowed(subject.group, **{name: recorder.collective(marked)}))
         yield
 
 
@@ -147,6 +161,7 @@ def _frozen() -> Iterator[None]:
 def _step(subject: Subject, recorder: Recorder, marks: Marks | None, waits: Waits) -> StepRecord:
     wait = wait_for(subject.device)
     wait()
+    subject.begin()
     recorder.begin()
     marked = time.perf_counter()
     if marks is not None:
@@ -157,6 +172,7 @@ def _step(subject: Subject, recorder: Recorder, marks: Marks | None, waits: Wait
         batches = subject.batches()
     subject.take(batches)
     launched, waits.on = time.perf_counter(), False
+    subject.launched()
     wait()
     end = time.perf_counter()
     kernels = [] if marks is None else marks.kernels()
@@ -177,6 +193,7 @@ def memory_of(subject: Subject) -> Timeline:
             with recorder.phase("data"):
                 batches = subject.batches()
             subject.take(batches)
+            subject.launched()
             wait()
     found = watch.timeline(subject.persistent(), recorder.frames)
     subject.settle()

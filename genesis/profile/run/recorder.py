@@ -15,7 +15,7 @@ from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
 from genesis.profile.run.nvtx import Ranges
-from genesis.profile.run.spans import Frame
+from genesis.profile.run.spans import COLLECTIVE, Frame
 
 __all__ = ["Recorder", "shadowed"]
 
@@ -104,6 +104,24 @@ class Recorder:
         def call(*args: Any, **settings: Any) -> Any:
             with self.phase(phase):
                 return method(*args, **settings)
+
+        return call
+
+    def collective(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """`method`, each call of it a phase and an op of its own; what comes behind belongs to the phase before."""
+
+        def noted(*args: Any, **settings: Any) -> None:
+            started = time.perf_counter()
+            method(*args, **settings)
+            self._note("op", COLLECTIVE, *self.location(), started)
+
+        within = self.marked(noted, "collectives")
+
+        @functools.wraps(method)
+        def call(*args: Any, **settings: Any) -> None:
+            ambient = self.ambient
+            within(*args, **settings)
+            self.ambient = ambient
 
         return call
 

@@ -10,6 +10,7 @@ from genesis.errors import escape
 from genesis.profile.cases import kind_of
 from genesis.profile.format import format_bytes, format_seconds, format_share
 from genesis.profile.generation import render_generation
+from genesis.profile.run.collective_table import render_collectives
 from genesis.profile.run.schema import Memory, ModeRow, RunReport, TimeRow
 from genesis.profile.run.spans import OUTSIDE
 
@@ -17,7 +18,7 @@ __all__ = ["render_lines"]
 
 WIDTH = 100
 INDENT = 10
-PHASES = ("forward", "backward", "optimizer", "data", "idle")
+PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")
 WAITING = 0.2  # of a step: more is worth a word
 MODULES, OPS, KERNELS, SYNCS = 10, 14, 8, 8  # rows that are shown
 
@@ -30,10 +31,16 @@ def render_lines(report: RunReport) -> Iterator[str]:
     yield f"device    {escape(report.device_name)} ({report.device}{threads})"
     yield f"model     {report.model_type}, {report.parameters:,} parameters, {report.dtype}"
     yield f"step      {batches}{report.batch} rows of {report.length} tokens"
+    if report.ranks > 1:
+        own = f"{report.micro_batches // report.ranks} of the micro-batches"
+        yield f"ranks     {report.ranks}, each with {own}; the tables of a step, and memory, are of rank 0"
     for mode in report.modes:
         yield ""
         yield from _mode(mode)
     yield ""
+    if report.collectives:
+        yield from _collectives(report)
+        yield ""
     yield from _memory(report.memory)
     if report.generation is not None:
         yield ""
@@ -153,6 +160,14 @@ def _place(line: str) -> str:
     """file:line, relative to the current folder where it is below it."""
     here = os.getcwd() + os.sep
     return escape(line.removeprefix(here))
+
+
+def _collectives(report: RunReport) -> Iterator[str]:
+    """What ranks send each other, and for how long a step waits for it."""
+    exposed = sum(row.exposed for row in report.collectives)
+    share = format_share(exposed / report.modes[0].plain_seconds)
+    yield from render_collectives(report.collectives)
+    yield from _titled("exposed", f"a step waits {_seconds(exposed)} for them, {share} of an unwatched one")
 
 
 def _memory(memory: Memory) -> Iterator[str]:

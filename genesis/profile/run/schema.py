@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from genesis.profile.generation import GenerationRow
 from genesis.profile.schema import Measured, StrictModel
 
-__all__ = ["Held", "KernelRow", "Memory", "ModeRow", "RunReport", "Sync", "TimeRow"]
+__all__ = ["CollectiveRow", "Held", "KernelRow", "Memory", "ModeRow", "RunReport", "Sync", "TimeRow"]
 
 
 class TimeRow(StrictModel):
@@ -118,6 +120,25 @@ class Memory(StrictModel):
     """The most first."""
 
 
+class CollectiveRow(StrictModel):
+    """The calls of one collective in a step: each time is the median over steps, and of these the mean over ranks."""
+
+    name: str
+    """What is called, and for what."""
+    calls: int
+    nbytes: int
+    """Of the whole buffers: what a reduce-scatter reads, an all-gather writes, an all-reduce reads."""
+    seconds: float
+    """From when a rank could begin until it was done, with the wait for ranks that come later."""
+    hidden: float
+    """Of these, seconds behind the step's own work."""
+    exposed: float
+    """Of these, seconds in which the step waited."""
+    bus_rate: float
+    """Bytes a second that links need, as nccl-tests define it: `nbytes` / `seconds` · (W - 1)/W of W ranks, and twice
+    that for an all-reduce."""
+
+
 class RunReport(Measured):
     """The profile."""
 
@@ -129,9 +150,14 @@ class RunReport(Measured):
     length: int
     """Tokens of a row."""
     micro_batches: int
+    """Of a step, over all ranks."""
+    ranks: int = 1
+    """Processes that took the steps together; modes and memory are rank 0's."""
     threads: int | None
     """That share a batch; null on a GPU."""
     modes: list[ModeRow]
+    collectives: list[CollectiveRow] = Field(default_factory=list)
+    """From further steps, of which nothing else is watched; empty with one rank."""
     memory: Memory
     """Of an eager step."""
     generation: GenerationRow | None = None

@@ -1,0 +1,104 @@
+"""`genesis profile CONFIG --nproc 2`: the report of rank 0, and the end of a job in which a rank fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genesis.profile.run.collective_table import collective_rows
+from genesis.profile.run.collectives import Collective, StepTimes
+from genesis.profile.run.report import render_lines
+from genesis.profile.run.schema import RunReport
+from genesis_models.registry import build
+from tests.cli.command import printed
+from tests.cli.test_bench_ranks import check_collectives
+from tests.train.runs import Ended, Forks, load, make, picture
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="launches ranks as forks")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
+def profiled(forks: Forks, recipe: Path, *words: str | Path, fault: Any = ()) -> Ended:
+    """Two ranks, each with two of the batches of a step."""
+    settings = ("train.device=cpu", "train.accumulation_steps=4", "data.cache_dir=null")
+    return forks.run("profile", recipe, *settings, "--steps", "2", "--nproc", "2", *words, fault=fault)
+
+
+@pytest.fixture(scope="module")
+def report(forks: Forks, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    """What rank 0 writes, which is what it prints; nothing else is there afterwards."""
+    before, out = picture(recipe.parent), tmp_path_factory.mktemp("found")
+    done = profiled(forks, recipe, "--out", out)
+    assert done.code == 0, done
+    assert "ranks: 2 on one host, by --nproc\n" in done.err and "rank 1:" not in done.out + done.err
+    assert picture(recipe.parent) == before
+    found = RunReport.model_validate_json((out / "report.json").read_text())
+    assert done.out.startswith("\n".join(render_lines(found)) + "\n\nwrote ")
+    assert json.loads((out / "trace.json").read_text())["traceEvents"]
+    return found
+
+
+def test_the_collectives_of_a_step(report: RunReport, recipe: Path) -> None:
+    assert report.command.endswith("data.cache_dir=null --steps 2 --nproc 2")
+    assert (report.ranks, report.micro_batches, report.threads) == (2, 4, 1)
+    raw: Any = load(recipe, "unused").model.config
+    check_collectives(report.collectives, build(raw, seed=0).parameters(), 2)
+
+
+def test_they_are_a_phase_and_an_op_of_the_step(report: RunReport) -> None:
+    (mode,) = report.modes
+    for table in (mode.phases, mode.modules, mode.ops):
+        assert sum(row.seconds for row in table) == pytest.approx(mode.seconds, rel=0.02)
+    (phase,) = [row for row in mode.phases if row.name == "collectives"]
+    (op,) = [row for row in mode.ops if row.name == "(collective)"]
+    assert op.calls == sum(row.calls for row in report.collectives) == 8
+    assert 0 < op.seconds <= phase.seconds < mode.seconds
+
+
+def test_the_text(report: RunReport) -> None:
+    lines = list(render_lines(report))
+    assert "ranks     2, each with 2 of the micro-batches; the tables of a step, and memory, are of rank 0" in lines
+    begin = lines.index("collectives of a step: the median of steps, the mean of ranks")
+    assert lines[begin + 1].split() == ["collective", "calls", "bytes", "time", "bus", "hidden", "exposed"]
+    assert lines[begin + 5].startswith("exposed   a step waits ") and lines[begin + 5].endswith("% of an unwatched one")
+    hidden = collective_rows(StepTimes(0.0, [Collective("all-gather, weights", 1, 8, 1e-3, 0.0)]), 2)
+    lines = list(render_lines(report.model_copy(update={"collectives": hidden})))
+    assert "exposed   a step waits 0 for them, 0% of an unwatched one" in lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (("on_rank", 1, "raise_in", "reading", "memory"), 7, "rank 1: error: the host has no memory"),
+        (("on_rank", -1, "nan_at", 1), 9, "error: the loss of micro-batch 0 is nan in step 1"),
+        (("on_rank", 0, "signal_in", "reading", 15), 143, "stopped: stopped\n  next: start it again"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_job(fault: Any, code: int, said: str, forks: Forks, recipe: Path) -> None:
+    done = profiled(forks, recipe, fault=fault)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err and done.err.count("error:") + done.err.count("stopped:") == 1
+
+
+def test_ranks_start_no_ranks(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2" if name.endswith("SIZE") else "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    code, text, told = printed("profile", recipe, "--nproc", "2")
+    assert (code, text) == (2, "") and "--nproc in a process that is rank 0 of 2 already, started by torchrun" in told
