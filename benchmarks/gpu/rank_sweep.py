@@ -5,7 +5,8 @@
 
 A setting is three numbers: thread blocks (CTAs) of a collective, 0 for NCCL's choice; NCCL's CTA policy (0 default, 1
 efficiency, 2 zero); and SMs that persistent kernels leave free while collectives run. Policy 2 is what training uses
-where it can: gradients and weights lie in memory that all ranks have mapped, and travel by DMA engines.
+where it can: gradients and weights lie in memory that all ranks have mapped, and travel by DMA engines. Policy -1 sends
+neither: what is then slower than one rank alone is not the fault of what is sent.
 
 Columns: the step's time, of the slowest rank; `exposed`, how long of it main waits for collectives, and `compute`, when
 it first does, with forward and backward done, both from events in further steps; bus bandwidth of the exchange and the
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.result_files import write_result
+from genesis.array import Array
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.graph import close_graphs
@@ -38,17 +40,20 @@ from genesis.distributed.group import Alone
 from genesis.distributed.nccl import STAGING, NcclGroup
 from genesis.distributed.watch import Watch
 from genesis.errors import DistributedError
+from genesis.op import registry
 from genesis.profile.run.collectives import bus_factor
 from genesis.train.ranks import PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis_cli.session.bench.measuring import forget
-from genesis_cli.session.bench.shared import collective_times, mean_of_ranks, timed
+from genesis_cli.session.bench.shared import collective_times, timed
 from genesis_cli.session.bench.steps import new_state, taking
+from genesis_cli.session.collectives import mean_of_ranks
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.blocks import CausalLM
 from genesis_models.presets import preset
 from genesis_models.registry import build
 
+SILENT = -1  # the policy that sends no gradients and no weights
 LIMIT_S = 60.0  # how long a rank may wait for another, once kernels are compiled
 
 
@@ -78,14 +83,29 @@ SETTINGS = (
 )
 
 
+class _Silent(NcclGroup):
+    """Ranks that keep their gradients and weights to themselves: a sum is that of the own ones."""
+
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
+        assert parts is not None and not adds, "what a step of one batch a rank sends"
+        own = source.view((out.size,), (1,), source.offset + sum(parts[: self.rank]))
+        registry["cast"](own, dtype=out.dtype, out=out)
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        """Each rank goes on with the weights that it has."""
+
+
 def group_of(setting: Setting, nccl: Any, peers: Peers, device: Device, staging: int = STAGING) -> NcclGroup:
     """The ranks' group with this setting. Raises: DistributedError."""
     identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
     ctas = setting.ctas or None
-    tuning = Tuning(min_ctas=ctas, max_ctas=ctas, cta_policy=setting.policy or None)
+    tuning = Tuning(min_ctas=ctas, max_ctas=ctas, cta_policy=setting.policy if setting.policy > 0 else None)
     driver = backend_of(device).driver
     made = Communicator(nccl, driver, peers.rank, peers.size, identity, LIMIT_S, tuning)
-    return NcclGroup(peers, device, made, staging, setting.reserved, is_mapped=setting.policy == ZERO_CTAS)
+    kind = NcclGroup if setting.policy != SILENT else _Silent
+    return kind(peers, device, made, staging, setting.reserved, is_mapped=setting.policy == ZERO_CTAS)
 
 
 def alone(model: CausalLM, steps: Steps, device: Device, ranks: Ranks) -> tuple[list[float], list[float]]:

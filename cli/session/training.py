@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,8 @@ def _train(
         check_trained(config, shape, previous)
         memory = planned_memory(config, shape, device, ranks)
         encoders = EncoderFactory(config.data, config.model.path)
+        if ranks.is_main:
+            _load_plotting()
         with ranks.main_first("data"):  # the others find it in the cache
             data = prepare_data(config, shape, console, encoders=encoders)
         chat = encoders.learned(data.train, data.tokenizer)
@@ -361,6 +365,16 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
     _draw(output, console)
     for line in _summary_lines(summary, held_out, output, "model" if config.lora is None else "adapter"):
         console.line(line)
+
+
+def _load_plotting() -> None:
+    """Have what draws the loss picture imported while this process waits for its tokenizer: it takes half a second."""
+
+    def load() -> None:
+        with suppress(Exception):  # `_draw` says what is missing
+            importlib.import_module("genesis.train.plot")
+
+    threading.Thread(target=load, daemon=True).start()
 
 
 def _draw(output: Path, console: Output) -> None:
