@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.recipes [--steps N] [NAME …]
 
 Each recipe is trained on its own data, whole or for N steps of its own size. Losses mean nothing, as the weights of a
-named model are random and its tokenizer is a small one, which cuts texts into more tokens; times and memory are those of
-the model. The save at the end is left out.
+named model are random and its tokenizer is a small one, which cuts texts into more tokens; times and memory are those
+of the model. The save at the end is left out.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--steps", type=int)
     given = parser.parse_args()
-    print("| recipe | steps | ms a step | tokens/s | peak GiB | s with data and compilation |\n|---|---|---|---|---|---|")
+    print("| recipe | steps | ms a step | tokens/s | peak GiB | s, with data and compilation |\n" + "|---" * 6 + "|")
     with tempfile.TemporaryDirectory() as name:
         for each in given.names or [known for known in recipes.names() if known != "quickstart"]:
             row = trained(each, Path(name), given.steps)
-            figures = f"{row['steps']} | {row['ms']:.1f} | {row['tokens/s']:,.0f} | {row['peak'] / 2**30:.2f} | {row['seconds']:.1f}"
-            print(f"| {each} | {figures} |", flush=True)
+            figures = [f"{row['steps']}", f"{row['ms']:.1f}", f"{row['tokens/s']:,.0f}"]
+            figures += [f"{row['peak'] / 2**30:.2f}", f"{row['seconds']:.1f}"]
+            print(f"| {' | '.join([each, *figures])} |", flush=True)
 
 
 if __name__ == "__main__":
