@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
+from genesis.backend.cuda.compile import given_up_on_error
 from genesis.bench.limits import limits_of
 from genesis.data.loader import Batch
 from genesis.io.files import temporary_folder
@@ -89,6 +90,7 @@ def profile(
         GenesisError: as `train` does.
     """
     with (
+        given_up_on_error(),
         Interrupts(saves=False) as interrupts,
         joined(config, console, interrupts) as ranks,
         ranks.during("preparation", PREPARING_S),

@@ -14,6 +14,7 @@ from threadpoolctl import ThreadpoolController
 from genesis import cuda, random
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
+from genesis.backend.cuda.compile import given_up_on_error
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ from genesis.train.snapshot import Snapshot
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
+from genesis_cli.session.compile_ahead import compile_samples
 from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
@@ -83,6 +85,7 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
     check_reads_back(config)
     check_places(config)
     with (
+        given_up_on_error(),
         Interrupts() as interrupts,
         joined(config, console, interrupts) as ranks,
         ranks.during("preparation", PREPARING_S),
@@ -109,6 +112,7 @@ def _train(
         # Before the data: what cannot be trained or does not fit is refused at once.
         check_trained(config, shape, previous)
         memory = planned_memory(config, shape, device, ranks)
+        compile_samples(config, shape, device)
         encoders = EncoderFactory(config.data, config.model.path)
         if ranks.is_main:
             _load_plotting()

@@ -169,6 +169,13 @@ class _Work:
         self._tell()
         return made
 
+    def cancel(self) -> None:
+        """Give up what has not begun."""
+        with self.lock:
+            threads, self.asked = self.__dict__.pop("threads", None), self.done
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
     def _tell(self) -> None:
         for listener in tuple(self.listeners):
             listener(self.done, self.asked)
@@ -185,6 +192,21 @@ def progress(listener: Progress) -> Iterator[None]:
         yield
     finally:
         _work.listeners.remove(listener)
+
+
+def is_compiling() -> bool:
+    """Whether kernels that were asked for are not compiled yet."""
+    return _work.done < _work.asked
+
+
+@contextmanager
+def given_up_on_error() -> Iterator[None]:
+    """Where the block ends by an error, give up compilations that have not begun: the process's end waits for all."""
+    try:
+        yield
+    except BaseException:
+        _work.cancel()
+        raise
 
 
 def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:

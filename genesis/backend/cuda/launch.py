@@ -324,13 +324,10 @@ def native_launch(
 ) -> KernelLaunch:
     """A launch of a Triton kernel's machine code, whose compilation starts now where it is needed."""
     driver, signature = backend.driver, signature_of(kernel, args, keywords)
-    # The text tells constants of 2 and 2.0 apart; they are equal otherwise.
-    key, values = (driver.index, kernel, signature, repr(signature)), list(_flatten(args, signature.types))
+    key, values = _key(driver, kernel, signature), list(_flatten(args, signature.types))
     if key in _loaded:
         return loaded_launch(driver, kernel.__name__, _loaded[key], grid, values)
-    future = _compiling.get(key)
-    if future is None:
-        future = _compiling[key] = compiling(kernel, signature, driver.properties.capability)
+    future = compile_ahead(driver, kernel, signature)
 
     def prepare(made: KernelLaunch) -> None:
         if key not in _loaded:
@@ -340,6 +337,20 @@ def native_launch(
         _pack(made, driver, _loaded[key], grid, values)
 
     return KernelLaunch(prepare, future.done, kernel.__name__, grid)
+
+
+def compile_ahead(driver: Driver, kernel: Any, signature: Signature) -> Future[Binary]:
+    """Start a compilation for a device, or take the one that was started."""
+    key = _key(driver, kernel, signature)
+    future = _compiling.get(key)
+    if future is None or future.cancelled():
+        future = _compiling[key] = compiling(kernel, signature, driver.properties.capability)
+    return future
+
+
+def _key(driver: Driver, kernel: Any, signature: Signature) -> Any:
+    # The text tells constants of 2 and 2.0 apart; they are equal otherwise.
+    return driver.index, kernel, signature, repr(signature)
 
 
 def load(backend: Runtime, image: bytes, name: str, shared: int, parameters: int) -> Function:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from genesis.backend import Device
@@ -29,7 +30,10 @@ __all__ = [
     "counting_device",
     "fake_device",
     "noted_launch",
+    "told",
 ]
+
+Tell = Callable[[Any, Signature], None]
 
 NOWHERE = 1 << 50  # addresses from here on are no process's
 FIRST = 1 << 16  # the index of the first device of this kind; there are never so many others
@@ -141,16 +145,23 @@ def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
 
 
 class _CountingDriver(FakeDriver):
-    """A fake GPU with as much memory as is asked for, which notes no launches."""
+    """A fake GPU with as much memory as is asked for, which notes no launches.
+
+    Attributes:
+        tell: is told each of Triton's kernels that is launched for the first time, and for what it would be compiled.
+    """
 
     def __init__(self, index: int, properties: Properties) -> None:
         super().__init__(index, properties)
         self.memory = 1 << 60
+        self.tell: Tell | None = None
 
     def prepare(
         self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> KernelLaunch:
         """A launch that does nothing."""
+        if self.tell is not None:
+            self.tell(kernel, signature_of(kernel, args, keywords))
         return noted_launch(kernel.__name__, grid, args, lambda: None)
 
     def noted(self, kernel: Any, signature: Any, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
@@ -159,8 +170,26 @@ class _CountingDriver(FakeDriver):
 
 
 @functools.cache
-def counting_device(properties: Properties) -> Device:
-    """A device with these properties on which only memory is counted, and there is enough of it."""
+def _counting_driver(properties: Properties) -> _CountingDriver:
     driver = _CountingDriver(next(_indices), properties)
     drivers[driver.index] = driver
-    return Device("cuda", driver.index)
+    return driver
+
+
+def counting_device(properties: Properties) -> Device:
+    """A device with these properties on which only memory is counted, and there is enough of it."""
+    return Device("cuda", _counting_driver(properties).index)
+
+
+@contextmanager
+def told(properties: Properties, tell: Tell) -> Iterator[None]:
+    """Inside the block `tell(kernel, signature)` is called for what is launched on the counting device.
+
+    Launches that are remembered are told when they are first made.
+    """
+    driver = _counting_driver(properties)
+    before, driver.tell = driver.tell, tell
+    try:
+        yield
+    finally:
+        driver.tell = before
