@@ -33,7 +33,7 @@ __all__ = [
     "told",
 ]
 
-Tell = Callable[[Any, Signature], None]
+Tell = Callable[[Any, Signature], object]
 
 NOWHERE = 1 << 50  # addresses from here on are no process's
 FIRST = 1 << 16  # the index of the first device of this kind; there are never so many others
