@@ -24,6 +24,7 @@ __all__ = [
     "CHECKPOINT",
     "GENERATION_CONFIG",
     "INDEX_NAME",
+    "MAX_SHARDS",
     "SIDE_FILES",
     "TEMPLATE_FOLDER",
     "TOKENIZER_CONFIG",
@@ -37,11 +38,12 @@ __all__ = [
     "read_json",
     "read_weight_map",
     "save_weights",
+    "shard_name",
     "side_files",
+    "write_index",
 ]
 
 WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -96,6 +98,25 @@ def read_json(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> dict
     return read_object(path, limit=limit)
 
 
+def index_name(stem: str) -> str:
+    """The name of the index of the shards of `stem`.safetensors."""
+    return f"{stem}.safetensors.index.json"
+
+
+INDEX_NAME = index_name("model")
+
+
+def shard_name(stem: str, number: int, count: int) -> str:
+    """The name of shard `number` of `count`, counted from 0, as transformers writes it."""
+    return f"{stem}-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def write_index(writer: FolderWriter, stem: str, weight_map: Mapping[str, str], total: int) -> None:
+    """Write the index of shards: which file has a tensor, and the bytes of all tensors. Errors as of `writer`."""
+    index = {"metadata": {"total_size": total}, "weight_map": dict(weight_map)}
+    writer.write(index_name(stem), indented_bytes(index))
+
+
 def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
     """The count of `names` and the first `limit` of them in order, escaped, for an error message."""
     ordered = sorted(names)
@@ -109,27 +130,30 @@ class WeightFolder:
     All headers are read and compared with the index when it is opened; tensors are read one at a time. It keeps its
     files open until `close`.
 
+    Args:
+        stem: what is in the place of "model" in these names: of a checkpoint also "optimizer".
+
     Raises:
         ModelError: no weights, both forms at once, unsafe file names, tensors missing, extra, or in two files.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], stem: str = "model") -> None:
+        self.folder, single_name, self._index = Path(folder), f"{stem}.safetensors", index_name(stem)
         self._files: dict[str, SafeTensors] = {}
         self._owner: dict[str, SafeTensors] = {}
         with boundary(ModelError, "looking for weights", self.folder):
-            single, index = (exists(self.folder / name) for name in (WEIGHTS_NAME, INDEX_NAME))
+            single, index = (exists(self.folder / name) for name in (single_name, self._index))
         if single and index:
-            what = f"the folder holds both {WEIGHTS_NAME} and {INDEX_NAME}"
+            what = f"the folder holds both {single_name} and {self._index}"
             raise ModelError(what, where=escape(folder), next="remove the one that is out of date")
         if not single and not index:
-            what = f"the folder holds neither {WEIGHTS_NAME} nor {INDEX_NAME}"
+            what = f"the folder holds neither {single_name} nor {self._index}"
             raise ModelError(
                 what, where=escape(folder), next="give a model folder with safetensors weights; no other form is read"
             )
         try:
             if single:
-                self._open(WEIGHTS_NAME, escape(folder))
+                self._open(single_name, escape(folder))
             else:
                 self._open_shards()
         except BaseException:
@@ -172,6 +196,10 @@ class WeightFolder:
         """Read elements of the tensor `name` from number `start` on; errors as in `SafeTensors.read_part`."""
         self._owner_of(name).read_part(name, start, buffer)
 
+    def read_elements(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The elements [start, stop) of the tensor `name`; errors as in `SafeTensors.read_elements`."""
+        return self._owner_of(name).read_elements(name, start, stop)
+
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
@@ -186,8 +214,8 @@ class WeightFolder:
 
     def _open_shards(self) -> None:
         """Open the files that the index names, and check that index and headers tell the same."""
-        where = escape(self.folder / INDEX_NAME)
-        weight_map = read_weight_map(safe_join(self.folder, INDEX_NAME, where=where), where)
+        where = escape(self.folder / self._index)
+        weight_map = read_weight_map(safe_join(self.folder, self._index, where=where), where)
         shards = sorted(set(weight_map.values()))
         for shard in shards:
             self._open(shard, where)
@@ -241,15 +269,13 @@ def save_weights(
     if len(shards) == 1:
         names = [WEIGHTS_NAME]
     else:
-        names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+        names = [shard_name("model", i, len(shards)) for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         with writer.create(name) as file:
             write_tensors(file, {tensor: tensors[tensor] for tensor in shard}, metadata)
     if len(shards) > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        total = sum(array.nbytes for array in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        writer.write(INDEX_NAME, indented_bytes(index))
+        write_index(writer, "model", weight_map, sum(array.nbytes for array in tensors.values()))
         names.append(INDEX_NAME)
     for old in writer.existing():
         if _WEIGHT_FILE.fullmatch(old) and old not in names:

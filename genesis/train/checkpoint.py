@@ -46,9 +46,9 @@ from genesis.io.files import (
     verify_manifest,
 )
 from genesis.io.hashing import StateHash
-from genesis.io.hf import CHECKPOINT, WeightFolder, read_json
+from genesis.io.hf import CHECKPOINT, MAX_SHARDS, WeightFolder, read_json, shard_name, write_index
 from genesis.io.paths import is_folder, list_folder, safe_join
-from genesis.io.safetensors import SafeTensors, TensorSource, write_tensors
+from genesis.io.safetensors import TensorSource, write_tensors
 from genesis.io.strict_json import indented_bytes
 from genesis.optim.saving import MASTER, StoredTensor
 from genesis.tensor import Tensor
@@ -122,7 +122,8 @@ class Checkpoints:
                     snapshot = Snapshot.of(state)
                     folder = stack.enter_context(self._staged(snapshot, self.fs)) if ranks.is_main else None
                     path = Path(ranks.from_main("staged", None if folder is None else str(folder.staged)))
-                    size = ranks.size if ranks.all(path.is_dir()) else 1
+                    shares = ranks.all(path.is_dir()) and len(self._kept(snapshot)) > 0
+                    size = min(ranks.size, MAX_SHARDS) if shares else 1
                     own = stack.enter_context(FolderShare(path, self.fs)) if folder is None else folder
                     self._write_share(own, snapshot, snapshot.share(ranks.rank, size), hashed, ranks.rank, size)
                 written = own.records if isinstance(own, FolderShare) else {}
@@ -131,7 +132,7 @@ class Checkpoints:
                     folder.take_in(records)
                     hashed.add_digests(digests)
                 if folder is not None:
-                    digest = self._complete(folder, snapshot, hashed)
+                    digest = self._complete(folder, snapshot, hashed, size)
             if ranks.is_main:
                 self.rotate(state.step)
             return str(ranks.from_main("saved", digest))
@@ -171,14 +172,18 @@ class Checkpoints:
             self.write_model(folder, snapshot)
         kept = self._kept(snapshot)
         tensors = {n: _hashed(f"optimizer.{n}", kept[n], hashed) for n in share.optimizer if n in kept}
-        if tensors or rank == 0:
-            with folder.create(optimizer_file(rank, size)) as file:
+        if tensors or (rank, size) == (0, 1):
+            with folder.create(_optimizer_file(rank, size)) as file:
                 write_tensors(file, tensors, {"format": "pt"})
         snapshot.hash_arrays(share, hashed)
 
-    def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash) -> str:
-        """Write what is no tensor; returns the state hash."""
-        digest = snapshot.digest(hashed)
+    def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash, size: int = 1) -> str:
+        """Write what is no tensor, once so many ranks have written their shares; returns the state hash."""
+        digest, kept = snapshot.digest(hashed), self._kept(snapshot)
+        if size > 1:
+            shares = [(snapshot.share(rank, size), _optimizer_file(rank, size)) for rank in range(size)]
+            files = {name: file for share, file in shares for name in share.optimizer if name in kept}
+            write_index(folder, "optimizer", files, sum(source.nbytes for source in kept.values()))
         folder.metadata.update(step=snapshot.step, state_hash=digest, threads=snapshot.threads)
         folder.write(RNG, indented_bytes(snapshot.rng))
         folder.write(DATA, indented_bytes(snapshot.data))
@@ -290,28 +295,19 @@ class Checkpoints:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
 
 
-def optimizer_file(rank: int, size: int) -> str:
-    """The name of the file that a rank writes the optimizer's tensors to."""
-    return OPTIMIZER if size == 1 else f"optimizer-{rank + 1:05}-of-{size:05}.safetensors"
+def _optimizer_file(rank: int, size: int) -> str:
+    return OPTIMIZER if size == 1 else shard_name("optimizer", rank, size)
 
 
 @contextmanager
 def optimizer_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
-    """The optimizer's tensors of a checkpoint, which can be read inside the block.
-
-    Raises:
-        ModelError: a file is damaged, there is none, or two have the same tensor.
-    """
-    found: dict[str, StoredTensor] = {}
-    with ExitStack() as stack:
-        for name in sorted(filter(OPTIMIZER_FILE.fullmatch, list_folder(folder))) or [OPTIMIZER]:
-            file = stack.enter_context(SafeTensors(safe_join(folder, name)))
-            if twice := found.keys() & file.entries.keys():
-                raise ModelError(f"two files hold {escape(min(twice))}", where=escape(folder))
-            for key, entry in file.entries.items():
-                read = functools.partial(file.read_elements, key)
-                found[key] = StoredTensor(as_dtype(entry.dtype), entry.shape, read)
-        yield found
+    """The optimizer's tensors of a checkpoint, which can be read inside the block. Raises: ModelError."""
+    with WeightFolder(folder, "optimizer") as files:
+        entries = {name: files.entry(name) for name in files.names}
+        yield {
+            name: StoredTensor(as_dtype(entry.dtype), entry.shape, functools.partial(files.read_elements, name))
+            for name, entry in entries.items()
+        }
 
 
 def _hashed(name: str, source: TensorSource, into: StateHash) -> TensorSource:

@@ -5,6 +5,7 @@ A sample of `tests.distributed.full`, which `make ranks-faults` runs whole.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -85,7 +86,9 @@ def test_each_rank_writes_some_of_a_checkpoint_that_training_waits_for(runs: Run
             found.append({name: (each.shape, each.whole().tobytes()) for name, each in tensors.items()})
     assert found[0] == found[1]
     folder = runs.folder / "waited-2/checkpoint-2"
-    files = sorted(folder.glob("optimizer*"))
+    files = sorted(folder.glob("optimizer-*"))
+    index = json.loads((folder / "optimizer.safetensors.index.json").read_text())["weight_map"]
+    assert index.keys() == found[0].keys() and {*index.values()} == {each.name for each in files}
     assert [each.name for each in files] == [f"optimizer-0000{n}-of-00002.safetensors" for n in (1, 2)]
     sizes = [each.stat().st_size for each in files]
     assert sizes[0] < sizes[1]  # rank 0 also writes the weights
@@ -95,6 +98,17 @@ def test_each_rank_writes_some_of_a_checkpoint_that_training_waits_for(runs: Run
         done = runs.forks.run(*two, "--resume")
         assert done.code == 5 and f"the file '{path.name}' is damaged" in done.err and done.err.count("error:") == 1
         path.write_bytes(kept)
+
+
+def test_ranks_without_optimizer_states_save_what_one_process_does(runs: Runs) -> None:
+    settings = (*SIZES, "optim.name=sgd", "optim.momentum=0", "train.steps=2", "eval.every=null", "checkpoint.every=1")
+    found = []
+    for n in (1, 2):
+        words = runs.words(f"without-states-{n}", n, *settings, "checkpoint.background=off")
+        said = hash_of(runs.forks.run(*words))
+        files = (runs.folder / f"without-states-{n}/checkpoint-1").iterdir()
+        found.append((said, {path.name: path.read_bytes() for path in files}))
+    assert found[0] == found[1] and "optimizer.safetensors" in found[0][1]
 
 
 def test_a_rank_that_is_killed_in_a_save_in_the_background(runs: Runs) -> None:
