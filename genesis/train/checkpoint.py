@@ -11,11 +11,11 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,22 @@ OPTIMIZER_FILE = re.compile(r"optimizer(-\d{5}-of-\d{5})?\.safetensors")
 
 WriteModel = Callable[[FolderWriter, Snapshot], None]
 ReadMasters = Callable[[Path], Mapping[str, np.ndarray]]
+
+
+class _Part(NamedTuple):
+    """What one rank hashes, and writes, of a checkpoint.
+
+    Attributes:
+        tensors: of the optimizer, that it writes.
+        file: where to; None where there are none.
+    """
+
+    share: Share
+    tensors: list[str]
+    file: str | None
+
+
+NOTHING = _Part(Share([], []), [], None)
 
 
 class Checkpoints:
@@ -122,17 +138,17 @@ class Checkpoints:
                     snapshot = Snapshot.of(state)
                     folder = stack.enter_context(self._staged(snapshot, self.fs)) if ranks.is_main else None
                     path = Path(ranks.from_main("staged", None if folder is None else str(folder.staged)))
-                    shares = ranks.all(path.is_dir()) and len(self._kept(snapshot)) > 0
-                    size = min(ranks.size, MAX_SHARDS) if shares else 1
+                    parts = self._parts(snapshot, min(ranks.size, MAX_SHARDS) if ranks.all(path.is_dir()) else 1)
+                    part = parts[ranks.rank] if ranks.rank < len(parts) else NOTHING
                     own = stack.enter_context(FolderShare(path, self.fs)) if folder is None else folder
-                    self._write_share(own, snapshot, snapshot.share(ranks.rank, size), hashed, ranks.rank, size)
+                    self._write_part(own, snapshot, part, hashed)
                 written = own.records if isinstance(own, FolderShare) else {}
                 for records, digests in ranks.to_main("written", [written, hashed.array_digests()])[1:]:
                     assert folder is not None, "rank 0"
                     folder.take_in(records)
                     hashed.add_digests(digests)
                 if folder is not None:
-                    digest = self._complete(folder, snapshot, hashed, size)
+                    digest = self._complete(folder, snapshot, hashed, parts)
             if ranks.is_main:
                 self.rotate(state.step)
             return str(ranks.from_main("saved", digest))
@@ -145,8 +161,9 @@ class Checkpoints:
         """
         fs, hashed = fs or self.fs, StateHash()
         with self._staged(snapshot, fs) as folder:
-            self._write_share(folder, snapshot, snapshot.share(), hashed)
-            digest = self._complete(folder, snapshot, hashed)
+            parts = self._parts(snapshot)
+            self._write_part(folder, snapshot, parts[0], hashed)
+            digest = self._complete(folder, snapshot, hashed, parts)
         self.rotate(snapshot.step, fs)
         return digest
 
@@ -163,26 +180,33 @@ class Checkpoints:
             return snapshot.optimizer
         return {name: source for name, source in snapshot.optimizer.items() if not name.endswith(f".{MASTER}")}
 
-    def _write_share(
-        self, folder: AtomicFolder | FolderShare, snapshot: Snapshot, share: Share, hashed: StateHash, rank: int = 0,
-        size: int = 1,
-    ) -> None:  # fmt: skip
-        """Write a share of the optimizer's tensors, and rank 0 the model; `hashed` gets the arrays of the share."""
+    def _parts(self, snapshot: Snapshot, size: int = 1) -> list[_Part]:
+        """What each of so many ranks hashes and writes."""
+        kept, shares = self._kept(snapshot), [snapshot.share(rank, size) for rank in range(size)]
+        tensors = [[name for name in share.optimizer if name in kept] for share in shares]
+        writers = [rank for rank, names in enumerate(tensors) if names] or [0]
+        count = len(writers)
+        files = {r: OPTIMIZER if count == 1 else shard_name("optimizer", i, count) for i, r in enumerate(writers)}
+        return [_Part(share, names, files.get(r)) for r, (share, names) in enumerate(zip(shares, tensors, strict=True))]
+
+    def _write_part(
+        self, folder: AtomicFolder | FolderShare, snapshot: Snapshot, part: _Part, hashed: StateHash
+    ) -> None:
+        """Write a rank's tensors of the optimizer, and on rank 0 the model; `hashed` gets the arrays of its share."""
         if isinstance(folder, AtomicFolder):
             self.write_model(folder, snapshot)
-        kept = self._kept(snapshot)
-        tensors = {n: _hashed(f"optimizer.{n}", kept[n], hashed) for n in share.optimizer if n in kept}
-        if tensors or (rank, size) == (0, 1):
-            with folder.create(_optimizer_file(rank, size)) as file:
+        if part.file is not None:
+            kept = self._kept(snapshot)
+            tensors = {name: _hashed(f"optimizer.{name}", kept[name], hashed) for name in part.tensors}
+            with folder.create(part.file) as file:
                 write_tensors(file, tensors, {"format": "pt"})
-        snapshot.hash_arrays(share, hashed)
+        snapshot.hash_arrays(part.share, hashed)
 
-    def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash, size: int = 1) -> str:
-        """Write what is no tensor, once so many ranks have written their shares; returns the state hash."""
+    def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash, parts: Sequence[_Part]) -> str:
+        """Write what is no tensor, once all parts are written; returns the state hash."""
         digest, kept = snapshot.digest(hashed), self._kept(snapshot)
-        if size > 1:
-            shares = [(snapshot.share(rank, size), _optimizer_file(rank, size)) for rank in range(size)]
-            files = {name: file for share, file in shares for name in share.optimizer if name in kept}
+        files = {name: part.file for part in parts for name in part.tensors if part.file is not None}
+        if len(set(files.values())) > 1:
             write_index(folder, "optimizer", files, sum(source.nbytes for source in kept.values()))
         folder.metadata.update(step=snapshot.step, state_hash=digest, threads=snapshot.threads)
         folder.write(RNG, indented_bytes(snapshot.rng))
@@ -293,10 +317,6 @@ class Checkpoints:
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
-
-
-def _optimizer_file(rank: int, size: int) -> str:
-    return OPTIMIZER if size == 1 else shard_name("optimizer", rank, size)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Snapshot:
             least = loads.index(min(loads))
             loads[least] += source.nbytes
             own += [name] if least == rank else []
-        return Share(list(self.weights)[rank::size] if rank < size else [], own)
+        return Share(list(self.weights)[rank::size], own)
 
     def hash_arrays(self, share: Share, into: StateHash) -> None:
         """Add the arrays of a share that `into` does not hold yet."""
