@@ -43,9 +43,10 @@ LEFT_OUT_NAME = "left_out.json"
 
 NO_TARGET = "no target"  # the kind of defect that is always left out: nothing is wrong with such a record
 
-# Encodings take some 300 bytes a token while a batch is worked on; pieces let one long document use all threads.
+# Encodings take some 300 bytes a token while a batch is worked on. Pieces let a long document use all threads, and are
+# short beside a thread's share of a batch: the last of them holds up the batch.
 BATCH_CHARS = 1 << 20
-PIECE_CHARS = 1 << 18
+PIECE_CHARS = 1 << 15
 _CUT_WINDOW = 1 << 14
 # What is encoded at once where nothing proves that a cut changes no id: some gigabytes of memory.
 MAX_PIECE_CHARS = 1 << 23
