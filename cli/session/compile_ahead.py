@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import genesis
 from genesis import cuda
@@ -17,6 +17,7 @@ from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.compile import is_compiling
 from genesis.backend.cuda.launch import compile_ahead
 from genesis.backend.cuda.simulated.fake import counting_device, told
+from genesis.errors import GenesisError
 from genesis.train.config import Config
 from genesis_cli.session.trained_parameters import select_trained
 from genesis_models.config import ModelConfig
@@ -44,7 +45,8 @@ def compiled_ahead(device: Device) -> Iterator[None]:
 def compile_samples(config: Config, shape: ModelConfig, device: Device) -> None:
     """Begin to compile the kernels of a run's samples, where those of its steps were not all in the cache."""
     if device != CPU and config.eval.prompts and is_compiling():
-        with compiled_ahead(device):
+        # What is wrong with a prompt is said when it is drawn from.
+        with compiled_ahead(device), suppress(GenesisError):
             draw_samples(config, shape, counting_device(cuda.get_device_properties(device)))
 
 

@@ -21,12 +21,13 @@ from genesis.backend.cuda.compile import Signature, given_up_on_error, is_compil
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.fake import counting_device, told
 from genesis.data.tokenizer import Tokenizer, train_bpe
-from genesis.errors import ConfigError
+from genesis.errors import ConfigError, UsageError
 from genesis.train.config import Config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
 from genesis.train.shards import summed_loss
 from genesis.train.state import TrainState
+from genesis_cli.session import compile_ahead
 from genesis_cli.session.compile_ahead import draw_samples
 from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.memory import run_plan
@@ -96,6 +97,22 @@ def sample(config: Config, model: Any) -> None:
     draw = functools.partial(sample_texts, stop=frozenset(), parse_special=False, goes_on=lambda: True)
     with genesis.no_grad():
         draw(model, tokenizer, config.eval.prompts, drawn, config.eval.sample_tokens)
+
+
+def test_a_prompt_that_is_too_long_is_no_matter_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(
+        make(tmp_path),
+        str(tmp_path / "run"),
+        "train.device=cuda",
+        "model.dtype=float32",
+        f"eval.prompts=[{'word ' * 400}]",
+    )
+    asked = list[int]()
+    monkeypatch.setattr(compile_ahead, "is_compiling", lambda: not asked.append(1))
+    compile_ahead.compile_samples(config, model_config(config), CUDA)
+    assert asked
+    with pytest.raises(UsageError):
+        draw_samples(config, model_config(config), counting_device(cuda.get_device_properties(CUDA)))
 
 
 def test_an_error_gives_up_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
