@@ -120,7 +120,6 @@ class FolderShare:
     Args:
         folder: as of `AtomicFolder.staged`.
         fs: the file system to write through.
-
     """
 
     def __init__(self, folder: Path, fs: FileSystem = DEFAULT) -> None:
