@@ -33,9 +33,11 @@ TOKENS = 4  # of a sample that are drawn: the first, those of steps before they 
 
 @contextmanager
 def compiled_ahead(device: Device) -> Iterator[None]:
-    """Inside the block, what is launched on the fake GPU like `device` begins to be compiled for `device`."""
-    driver = backend_of(device).driver
-    if driver.prepare is not None:  # it compiles nothing
+    """Inside the block, what is launched on the fake GPU like `device` begins to be compiled for `device`: for a run
+    that goes on, as a process ends when all is compiled.
+    """
+    driver = None if device == CPU else backend_of(device).driver
+    if driver is None or driver.prepare is not None:  # nothing is compiled there
         yield
         return
     with told(cuda.get_device_properties(device), functools.partial(compile_ahead, driver)):

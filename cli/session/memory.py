@@ -12,7 +12,6 @@ from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
 from genesis.train.ranks import ALONE, Ranks
-from genesis_cli.session.compile_ahead import compiled_ahead
 from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks, memory_plan
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained
@@ -76,8 +75,7 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device, ranks: Ra
         check_fits(parameter_count(shape), config.model.dtype, device, where="model")
         return None
     planned = PlannedRanks(ranks.size, config.train.zero, ranks.group.is_in_stream_order)
-    with compiled_ahead(device):
-        plan, (free, total) = run_plan(config, shape, device, ranks=planned), cuda.mem_get_info(device)
+    plan, (free, total) = run_plan(config, shape, device, ranks=planned), cuda.mem_get_info(device)
     room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in plan.parts.items() if name != "batch")
     if plan.total * (1 - TOLERANCE) > room:

@@ -36,6 +36,7 @@ from genesis.train.step import take_step
 from genesis_cli.session.bench.generation import FAST, Settings, generation_row
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
+from genesis_cli.session.compile_ahead import compiled_ahead
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
 from genesis_cli.session.ranks import check_same_data, joined, same_settings
@@ -114,7 +115,8 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
     config, dtype = settled(config, device)
     config = same_settings(ranks, config)
     shape = model_config(config)
-    memory = planned_memory(config, shape, device, ranks)
+    with compiled_ahead(device):
+        memory = planned_memory(config, shape, device, ranks)
     cache = ranks.from_main("cache", _cache(config, stack) if ranks.is_main else None)
     with ranks.main_first("data"):  # the others find it in the cache, except on a host that does not reach it
         own = cache if ranks.is_main or Path(cache).is_dir() else stack.enter_context(temporary_folder())

@@ -43,7 +43,7 @@ from genesis.train.snapshot import Snapshot
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
-from genesis_cli.session.compile_ahead import compile_samples
+from genesis_cli.session.compile_ahead import compile_samples, compiled_ahead
 from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
@@ -111,7 +111,8 @@ def _train(
         shape = model_config(config)
         # Before the data: what cannot be trained or does not fit is refused at once.
         check_trained(config, shape, previous)
-        memory = planned_memory(config, shape, device, ranks)
+        with compiled_ahead(device):
+            memory = planned_memory(config, shape, device, ranks)
         compile_samples(config, shape, device)
         encoders = EncoderFactory(config.data, config.model.path)
         if ranks.is_main:
