@@ -160,20 +160,19 @@ class _Work:
         with self.lock:
             self.asked += 1
         self._tell()
-        return self.threads.submit(self._run, make)
+        future = self.threads.submit(make)
+        future.add_done_callback(self._ended)
+        return future
 
-    def _run(self, make: Callable[[], Binary]) -> Binary:
-        made = make()
+    def _ended(self, future: Future[Binary]) -> None:
+        """It is done, has failed, or was given up."""
         with self.lock:
             self.done += 1
         self._tell()
-        return made
 
     def cancel(self) -> None:
         """Give up what has not begun."""
-        with self.lock:
-            threads, self.asked = self.__dict__.pop("threads", None), self.done
-        if threads is not None:
+        if (threads := self.__dict__.pop("threads", None)) is not None:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _tell(self) -> None:
@@ -195,7 +194,7 @@ def progress(listener: Progress) -> Iterator[None]:
 
 
 def is_compiling() -> bool:
-    """Whether kernels that were asked for are not compiled yet."""
+    """Whether compilations that were asked for have not ended."""
     return _work.done < _work.asked
 
 
