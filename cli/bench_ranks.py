@@ -96,7 +96,7 @@ def measured_by(request: Request, ranks: Ranks) -> Measured | None:
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis_cli.session.bench import measuring
-    from genesis_cli.session.bench.shared import shared_steps, with_scaling
+    from genesis_cli.session.bench.shared import has_no_room, shared_steps, with_scaling
     from genesis_cli.session.bench.versus_ranks import versus_ranks
 
     config, cases, device, settings = request.config, request.cases, request.device, request.settings
@@ -111,7 +111,9 @@ def measured_by(request: Request, ranks: Ranks) -> Measured | None:
         if measured is not None:
             for found in measuring.bench_model(config, cases, measured.limits, settings, tell):
                 measured.add(found)
-            measured.shared, measured.peers = with_scaling(shared, measured.rows, ranks.size), peers
+            measured.shared = with_scaling(shared, [*measured.rows, *measured.failures], ranks.size)
+            measured.failures = [each for each in measured.failures if not has_no_room(each)]
+            measured.peers = peers
     finally:
         tell("")
     ranks.barrier("one rank's steps")

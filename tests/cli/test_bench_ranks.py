@@ -16,6 +16,7 @@ import pytest
 from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError, UsageError
 from genesis.profile.run.schema import CollectiveRow
+from genesis.profile.schema import Failure
 from genesis.tensor import Tensor
 from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
@@ -24,7 +25,7 @@ from genesis_cli.model_shapes import shape_named
 from genesis_cli.session.bench import measuring, shared
 from genesis_cli.session.bench.report import render_lines
 from genesis_cli.session.bench.schema import Memory, Report, SharedStep
-from genesis_cli.session.bench.shared import LEAST_STEPS, MOST_STEPS, timed, with_scaling
+from genesis_cli.session.bench.shared import LEAST_STEPS, MOST_STEPS, NO_ROOM, timed, with_scaling
 from genesis_cli.session.bench.versus import check_recipes
 from genesis_models.registry import build
 from tests.cli.command import printed
@@ -200,3 +201,15 @@ def test_scaling_and_the_text() -> None:
     assert "note      a note" in lines
     assert sum(line.startswith(("rank 0    4x8: 1.00 s a step", "rank 1    4x8: 500 ms a step")) for line in lines) == 2
     assert max(map(len, lines)) <= 100
+
+
+def test_a_case_for_which_one_rank_alone_has_no_room() -> None:
+    """It is no failure: all ranks together have taken it."""
+    full = Failure(name="step", label="4x8", error="cuda:0 has no room for 28.4 GiB", exit_code=7)
+    broken = full.model_copy(update={"label": "1x8", "exit_code": 9})
+    found = with_scaling([shared_row(1, 1.25), shared_row(4, 1.0)], [full, broken], 2)
+    assert [row.scaling for row in found] == [None, None]
+    assert [row.notes for row in found] == [["a note"], ["a note", f"4x8: {NO_ROOM}"]]
+    lines = list(render_lines(made_report([]).model_copy(update={"shared": found, "ranks": 2})))
+    assert "2 ranks, each with a batch of its own" in lines  # no table above
+    assert "note      4x8: one rank alone has no room for it, so that its scaling is not known" in lines

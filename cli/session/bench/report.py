@@ -222,7 +222,8 @@ def _priority(each: OpShare, found: Breakdown) -> str:
 def _shared(report: Report) -> Iterator[str]:
     """One line for each batch and length, and the largest case's memory."""
     yield ""
-    yield f"{report.ranks} ranks, each with a batch of its own; the table above is of one rank alone"
+    above = "; the table above is of one rank alone" if report.rows else ""
+    yield f"{report.ranks} ranks, each with a batch of its own{above}"
     yield from aligned([_shared_cells(row, report.ranks) for row in report.shared], LEFT)
     how = (
         "step: of the slowest rank; scaling: tokens/s of a rank, as a share of one rank's alone; exposed: in which a"

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
-from typing import cast
+from typing import Any, cast
 
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.bench.limits import wait_for
 from genesis.bench.timing import Plan, of_wall, summarize
+from genesis.errors import OutOfMemoryError
 from genesis.profile.run.collective_table import collective_rows
 from genesis.profile.run.collectives import StepTimes
-from genesis.profile.schema import Time
+from genesis.profile.schema import Failure, Time
 from genesis.train.config import OptimConfig
 from genesis.train.ranks import FIRST_STEPS_S, Ranks
 from genesis.train.state import TrainState
@@ -30,9 +31,10 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
-__all__ = ["collective_times", "shared_steps", "timed", "with_scaling"]
+__all__ = ["collective_times", "has_no_room", "shared_steps", "timed", "with_scaling"]
 
 LEAST_STEPS, MOST_STEPS = 10, 500
+NO_ROOM = "one rank alone has no room for it, so that its scaling is not known"
 WATCHED_STEPS = {"cpu": 5, "cuda": 20}  # whose collectives are timed
 
 
@@ -66,14 +68,23 @@ def shared_steps(
         yield found
 
 
-def with_scaling(found: Iterable[SharedStep], alone: Iterable[Row], size: int) -> list[SharedStep]:
-    """The rows of `size` ranks, compared with those of one."""
-    rates = {(row.batch, row.length): row.tokens_per_second for row in alone}
-    return [
-        row.model_copy(update={"scaling": row.tokens_per_second / size / rates[key]}) if key in rates else row
-        for row in found
-        for key in [(row.batch, row.length)]
-    ]
+def with_scaling(found: Iterable[SharedStep], alone: Iterable[Row | Failure], size: int) -> list[SharedStep]:
+    """The rows of `size` ranks, compared with those of one, or with a note that one has no room for the case."""
+    of_one = {each.label: each for each in alone}
+    return [row.model_copy(update=_compared(row, of_one.get(row.label), size)) for row in found]
+
+
+def _compared(row: SharedStep, one: Row | Failure | None, size: int) -> dict[str, Any]:
+    if isinstance(one, Row):
+        return {"scaling": row.tokens_per_second / size / one.tokens_per_second}
+    if one is not None and has_no_room(one):
+        return {"notes": [*row.notes, f"{row.label}: {NO_ROOM}"]}
+    return {}
+
+
+def has_no_room(failure: Failure) -> bool:
+    """Whether it failed for want of memory, which is no fault of a case that several ranks have taken."""
+    return failure.exit_code == OutOfMemoryError.exit_code
 
 
 def _measured(state: TrainState, device: Device, peak_rate: float | None, settings: Settings) -> SharedStep:
