@@ -176,7 +176,7 @@ def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = compile.Signature((), (), ())
 
     def work() -> None:
-        compile._key(Kernel(), signature, (9, 0))
+        compile._entry(Kernel(), signature, (9, 0))
         compile.compiled(Kernel(), signature, (9, 0))
 
     monkeypatch.setattr("triton.compiler.ASTSource", Source)

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from genesis.backend.cuda.compile_workers import Workers, encoded
 from genesis.backend.cuda.tma import Facts, is_descriptor
 from genesis.cache import USER, Cache, Entry, private_folder, user_folder
 from genesis.errors import DeviceError
@@ -32,6 +33,7 @@ __all__ = [
     "cache_folder",
     "compile_kernel",
     "compiled",
+    "compiled_into",
     "compiling",
     "dependent",
     "describe",
@@ -144,11 +146,12 @@ Progress = Callable[[int, int], None]
 class _Work:
     """The compilations of this process, side by side in threads, and how many there are.
 
-    Triton's passes and the assembler, most of the work, run outside Python's lock.
+    Where many are asked for, workers make them, each for the thread that waits for it.
     """
 
     def __init__(self) -> None:
         self.asked = self.done = 0
+        self.workers = Workers()
         self.listeners: list[Progress] = []
         self.lock = threading.Lock()
 
@@ -168,12 +171,25 @@ class _Work:
         """It is done, has failed, or was given up."""
         with self.lock:
             self.done += 1
+            is_last = self.done == self.asked
         self._tell()
+        if is_last:
+            self.workers.end()
 
     def cancel(self) -> None:
         """Give up what has not begun."""
         if (threads := self.__dict__.pop("threads", None)) is not None:
             threads.shutdown(wait=False, cancel_futures=True)
+
+    def made_elsewhere(self, cache: Cache, name: str, *kernel: Any) -> Binary | None:
+        """What a worker has made, and left in the cache; None where it was not to be had."""
+        encode = functools.partial(encoded, str(cache.folder), name, *kernel)
+        if not self.workers.made(encode, self.asked - self.done):
+            return None
+        found = _found(cache, name)
+        if found is None:  # each process has a cache of its own where the folder is not safe
+            self.workers.most = 0
+        return found
 
     def _tell(self) -> None:
         for listener in tuple(self.listeners):
@@ -210,7 +226,7 @@ def given_up_on_error() -> Iterator[None]:
 
 def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:
     """The machine code of `kernel` for a signature: from the cache, or from a compilation that starts now."""
-    cache, name = _cache(cache_folder()), f"{_key(kernel, signature, capability)}.kernel"
+    cache, name = _cache(cache_folder()), _entry(kernel, signature, capability)
     found = _found(cache, name)
     if found is None:
         return _work.start(functools.partial(_made_once, cache, name, kernel, signature, capability))
@@ -224,13 +240,26 @@ def _made_once(cache: Cache, name: str, kernel: Any, signature: Signature, capab
     with cache.alone(name):
         found = _found(cache, name)
         if found is None:
+            found = _work.made_elsewhere(cache, name, kernel, signature, capability)
+        if found is None:
             found = compile_kernel(kernel, signature, capability)
             _keep(cache, name, found)
     return found
 
 
-def _key(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
-    """A name for everything that the machine code depends on."""
+def compiled_into(folder: Path, name: str, kernel: Any, signature: Signature, capability: tuple[int, int]) -> bool:
+    """Compile an entry of the cache in a folder; whether it is there: the folder may be one that cannot be written.
+
+    It is not, either, where the kernel is another one than the name says.
+    """
+    if name != _entry(kernel, signature, capability):
+        return False
+    _keep(_cache(folder), name, compile_kernel(kernel, signature, capability))
+    return _found(_cache(folder), name) is not None
+
+
+def _entry(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
+    """An entry's name, which tells everything that the machine code depends on."""
     import triton
 
     with _parsing:
@@ -246,7 +275,7 @@ def _key(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
         constants,
         signature.options,
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.kernel"
 
 
 MAX_BYTES = 64 << 20  # of a kernel's entry

@@ -1,0 +1,80 @@
+"""Workers compile what is asked for, leave nothing behind, and are done without where they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.host
+
+SCRIPT = """
+import json, sys
+import triton, triton.language as tl
+from genesis.backend.cuda import compile, compile_workers
+from genesis.backend.cuda.compile import Signature
+from genesis.kernels.pointwise.elementwise import _add, _mul, binary_kernel
+
+how = sys.argv[1]
+compile_workers.MANY, compile._work.workers.most = 1, 2
+here, started = [], []
+original, worker = compile.compile_kernel, compile_workers._Worker.__init__
+compile.compile_kernel = lambda *args: here.append(1) or original(*args)
+
+def start(self):
+    worker(self)
+    started.append(self.process)
+    if how == "killed":
+        self.process.kill()
+
+compile_workers._Worker.__init__ = start
+
+@triton.jit
+def own(x, y):
+    return x + y
+
+def ask(function):
+    types = ("*fp32:16", "*fp32:16", "*fp32:16", "i32:16", ("i32:16",), *((("constexpr", 1),),) * 3)
+    constants = dict(BLOCK=1024, F=function, INT64=False, SCALARS=0, WORK=tl.float32)
+    signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
+    return compile.compiling(binary_kernel, signature, (9, 0))
+
+made = [each.result() for each in [ask(function) for function in ((own,) if how == "own" else (_add, _mul))]]
+compile._work.threads.shutdown()
+print(json.dumps(dict(here=len(here), started=len(started), running=[p.pid for p in started if p.poll() is None],
+    sizes=[len(each.image) for each in made], most=compile._work.workers.most)))
+"""
+
+
+def run(folder: Path, how: str) -> dict[str, Any]:
+    (folder / "tmp").mkdir()
+    (folder / "cache").mkdir()
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(folder / "script.py"), how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["running"] == [] and list((folder / "tmp").iterdir()) == []
+    assert all(size > 1000 for size in found["sizes"])
+    return found
+
+
+def test_workers_compile_and_end(tmp_path: Path) -> None:
+    found = run(tmp_path, "well")
+    assert found["here"] == 0 and 1 <= found["started"] <= 2 and found["most"] == 2
+    assert len(list((tmp_path / "cache" / "genesis" / "kernels").glob("*.kernel"))) == 2
+
+
+@pytest.mark.parametrize(("how", "most"), [("killed", 0), ("own", 2)])
+def test_what_no_worker_can_do_is_compiled_here(tmp_path: Path, how: str, most: int) -> None:
+    """A worker that ended by itself, and functions that another process would not find by their names."""
+    found = run(tmp_path, how)
+    assert found["here"] >= 1 and found["most"] == most
