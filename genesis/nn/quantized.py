@@ -12,6 +12,8 @@ from typing import Literal
 import genesis.ops.quantized_linear as ops
 from genesis.array import Array, empty
 from genesis.autograd import apply, no_grad
+from genesis.autograd.modes import fixed_weights
+from genesis.backend.recording import mode
 from genesis.dtypes import DType, float8_e4m3fn, float32, int8, uint8
 from genesis.nn.layers import Linear
 from genesis.nn.module import Module
@@ -74,7 +76,9 @@ def quantized_linear(
     """
     codes, scale = (_whole([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
     bias = None if layers[0].bias is None else _whole([each.bias for each in layers])
-    made: Tensor = apply(ops.quantized_linear, x, codes, scale, bias, residual, norm, eps=eps, swiglu=swiglu)
+    lies_there = codes.array.storage is layers[0].codes.array.storage  # and is no copy, which is written just ahead
+    with fixed_weights(mode.fixed_weights and lies_there):
+        made: Tensor = apply(ops.quantized_linear, x, codes, scale, bias, residual, norm, eps=eps, swiglu=swiglu)
     return made
 
 

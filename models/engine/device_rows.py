@@ -12,6 +12,7 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import DType, float8_e4m3fn
 from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.nn.lora import LoRALinear
+from genesis.nn.quantized import QuantizedLinear
 from genesis.ops import fp8
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
@@ -151,8 +152,8 @@ def _weight(model: CausalLM) -> Tensor:
 
 
 def has_fixed_weights(model: CausalLM) -> bool:
-    """Whether layers read nothing but parameters, where these lie: a step computes no weight and copies none."""
-    plain = (nn.Linear, nn.RMSNorm, nn.Embedding)
+    """Whether layers read parameters or codes alone, where these lie: a step computes no weight and copies none."""
+    plain = (nn.Linear, nn.RMSNorm, nn.Embedding, QuantizedLinear)
     own = [each for each in model.modules() if [*each.parameters(recurse=False), *each.buffers(recurse=False)]]
     lie_whole = all(each.is_contiguous() for each in model.parameters())
     return model.is_fused and lie_whole and all(type(each) in plain for each in own)

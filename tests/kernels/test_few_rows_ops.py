@@ -16,6 +16,7 @@ from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, float32
 from genesis.kernels.gemm.few_rows import MAX_ROWS
 from genesis.nn import fused
+from genesis.nn.quantized import quantize_layers, quantized_linear
 from genesis.op import Op
 from genesis.ops.linear import linear, packed_linear
 from genesis.ops.norm_linear import norm_linear
@@ -134,3 +135,21 @@ def test_weights_that_nothing_writes_are_loaded_early(name: str) -> None:
     first, second, third = (results(is_fixed) for is_fixed in (False, True, False))
     for a, b, c in zip(first, second, third, strict=True):
         assert np.array_equal(a, b) and np.array_equal(a, c)
+
+
+def test_codes_that_are_copied_first_are_not_loaded_early() -> None:
+    """Layers in 8 bits that are multiplied together are neighbours in memory; others are copied to be."""
+    layers, early = [nn.Linear(16, 8, bias=False) for _ in range(2)], list[bool]()
+    on_device = [each.to("cuda") for each in layers]
+    neighbours = quantize_layers(on_device, "int8")
+    apart = [quantize_layers([each], "int8")[0] for each in on_device]
+
+    def note(made: KernelLaunch, stream: int) -> None:
+        if made.name == "few_rows_fma_kernel":
+            early.append(made.constants["EARLY"])
+        made.run(stream)
+
+    x = genesis.tensor(np.random.default_rng(0).standard_normal((1, 16)).astype(np.float32), device="cuda")
+    with no_grad(), fixed_weights(True), watching_launches(note):
+        found = [quantized_linear(x, each).cpu().numpy() for each in (neighbours, apart)]
+    assert early == [True, False] and np.array_equal(*found)
