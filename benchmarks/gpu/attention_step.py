@@ -30,18 +30,27 @@ from genesis.ops.attention import attention
 from genesis.ops.attention_step import attention_step
 
 COPY = 4.3e12  # bytes a second
+NORMED, EPS = 128, 1e-6  # heads of this size are normalised
 MODELS = {"Qwen2.5-0.5B": (14, 2, 64), "Llama-3.2-1B": (32, 8, 64), "Qwen3-0.6B": (16, 8, 128)}
 SIZES = [(1, 128), (1, 400), (1, 900), (1, 8192), (8, 400), (8, 8192), (32, 400)]
 LONG = [(1, 32768), (8, 32768), (32, 8192)]
 MEMORY = 12 << 30  # of all caches of a graph
+
+
+def mma(keys: int, part: int, splits: int, warps: int) -> StepTile:
+    """From registers."""
+    return StepTile(keys, part, splits, min(splits, 32), warps, 1, True)
+
+
 TILES = {
     64: [
-        StepTile(512, 512, 1, 4, 8, 1), StepTile(128, 256, 32, 32, 4, 2), StepTile(128, 256, 16, 16, 4, 2),
-        StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3), StepTile(64, 128, 4, 4, 4, 3),
+        StepTile(512, 512, 1, 4, 8, 1), StepTile(128, 256, 32, 32, 4, 2), StepTile(64, 128, 32, 32, 4, 3),
+        mma(512, 512, 1, 8), mma(256, 512, 1, 8), mma(256, 256, 2, 8), mma(128, 128, 4, 4), mma(256, 256, 32, 8),
+        mma(256, 256, 32, 4), mma(128, 256, 32, 4), mma(128, 128, 64, 4), mma(128, 512, 32, 4),
     ],
     128: [
-        StepTile(128, 128, 4, 4, 8, 2), StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3),
-        StepTile(64, 128, 4, 4, 4, 3), StepTile(64, 128, 1, 4, 4, 3), StepTile(64, 128, 4, 4, 4, 4),
+        StepTile(128, 128, 4, 4, 8, 2), StepTile(64, 128, 32, 32, 4, 3), mma(256, 256, 2, 8), mma(256, 512, 1, 8),
+        mma(128, 128, 4, 4), mma(128, 256, 2, 4), mma(128, 128, 32, 4), mma(256, 256, 32, 8), mma(128, 256, 32, 4),
     ],
 }  # fmt: skip
 
@@ -60,15 +69,16 @@ class Steps:
         self.lengths = torch.full((batch,), length, device="cuda")
         angles = torch.rand(capacity, d // 2, device="cuda") * 6
         self.tables = [torch.cos(angles), torch.sin(angles)]
-        shared = [shared_array(x) for x in (self.lengths, *self.tables)]
+        self.weights = [torch.rand(d, **make) + 0.5 for _ in range(2)] if d == NORMED else []
+        shared = [shared_array(x) for x in (self.lengths, *self.tables, *self.weights)]
         self.inputs = [(shared_array(x), shared_array(y), *shared) for x, y in zip(self.qkv, self.caches, strict=True)]
         self.nbytes = 4 * batch * k * length * d
 
     def ours(self, tile: StepTile | None = None, early: bool = True) -> list[Callable[[], Any]]:
-        how: dict[str, Any] = {"scale": self.heads[2] ** -0.5, "early": early}
+        how: dict[str, Any] = {"scale": self.heads[2] ** -0.5, "early": early, "eps": EPS}
         if tile is None:
             return [lambda x=x: attention_step(*x, **how) for x in self.inputs]  # type: ignore[misc]
-        out = empty((self.batch, self.heads[0], self.heads[2]), bfloat16, self.inputs[0][0].device)
+        self.out = out = empty((self.batch, self.heads[0], self.heads[2]), bfloat16, self.inputs[0][0].device)
         return [lambda x=x: attention_step_into(out, *x, **how, tile=tile) for x in self.inputs]  # type: ignore[misc]
 
     def theirs(self) -> list[Callable[[], Any]]:
@@ -82,16 +92,19 @@ class Steps:
             )
         return found
 
-    def error(self) -> float:
+    def error(self, tile: StepTile | None = None) -> float:
         """The relative error of the first layer's step against the formula in float64."""
-        wanted, found = self.by_formula(), self.ours()[0]().numpy()
-        return float((torch.tensor(found.astype(np.float64)) - wanted).norm() / wanted.norm())
+        wanted, made = self.by_formula(), self.ours(tile)[0]()
+        found = (self.out if tile else made).numpy().astype(np.float64)
+        return float((torch.tensor(found) - wanted).norm() / wanted.norm())
 
     def by_formula(self) -> torch.Tensor:
         """The first layer's step in float64, on the host."""
         q, k, d = self.heads
         x, cache = self.qkv[0].double(), self.caches[0].double()
         cos, sin = (t[self.length].double() for t in self.tables)
+        for rows, weight in zip((x[:, :q], x[:, q : q + k]), self.weights, strict=False):
+            rows *= torch.rsqrt(rows.square().mean(-1, keepdim=True) + EPS) * weight.double()
         left, right = x[:, : q + k].chunk(2, -1)
         rotated = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
         own = torch.stack([rotated[:, q:], x[:, q + k :]])[:, :, :, None]  # [2, B, K, 1, D]
@@ -142,6 +155,8 @@ def _row(name: str, heads: tuple[int, int, int], batch: int, length: int, tiles:
     print(f"{name:13} batch {batch:2} length {length:5}: {us:7.2f} us  early {early:7.2f} us  {share:4.0%} of copy"
           f"  torch {torch_us:7.2f} us  error {wrong:.1e}", flush=True)  # fmt: skip
     for tile in dict.fromkeys(fitted):
+        wrong = steps.error(tile)
+        assert wrong < 1e-2, (name, batch, length, tile, wrong)
         print(f"    {gpu_us(steps.ours(tile), n):7.2f} us  {tuple(tile)}", flush=True)
 
 

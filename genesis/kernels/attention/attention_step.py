@@ -14,6 +14,9 @@ would round another term, and which of them is stored would not be defined.
 
 A short step is a chain of latencies: length, keys and values, heads, attention. A part's first tile of keys and values
 is loaded before the heads, and where the caller says that qkv alone is new (`early`), before the kernel ahead is done.
+
+The kernel below takes everything. Where rows are of 64 or 128 floats of 2 bytes, attention_step_mma.py has fewer such
+latencies: `is_for_mma`.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels import maths
+from genesis.kernels.attention.attention_parts import add_parts, part_of, prefetch_part, saturated, store_heads
+from genesis.kernels.attention.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.tiles import padded_head_dim
-from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
-from genesis.ops.attention_step import LARGEST
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 
 __all__ = ["StepTile", "attention_step_into"]
 
-LIMIT = tl.constexpr(LARGEST)
 PROGRAMS = 512  # of a launch of few sequences: long ones fill the SMs, and programs without keys end at once
 HELD = 1 << 14  # elements that a program adds up at once
 
@@ -58,6 +61,8 @@ class StepTile(NamedTuple):
         splits: the most parts of a sequence.
         together: parts that are loaded at once when they are added up.
         warps, stages: of a program, and of its pipeline.
+        is_mma: whether it is one of the kernel that keeps keys and values in registers; a warp then has a multiple of
+            32 keys, and there is no pipeline.
     """
 
     keys: int
@@ -66,6 +71,7 @@ class StepTile(NamedTuple):
     together: int
     warps: int
     stages: int
+    is_mma: bool = False
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
         """The same with no more parts than are of use.
@@ -89,30 +95,6 @@ def loaded(p_x, m_x, TYPE: tl.constexpr):
     else:
         b_x = tl.load(p_x, mask=m_x, other=0)
     return operand(b_x, TYPE)
-
-
-@triton.jit
-def part_of(length, window, i_split, splits, PART: tl.constexpr, BN: tl.constexpr):
-    """The keys [begin, end) of a part, and how many parts of the keys before `length` there are."""
-    low = length * 0
-    if window is not None:
-        low = tl.maximum(length + 1 - window, 0)
-    part = tl.maximum(tl.cdiv(tl.cdiv(length - low, splits), BN) * BN, PART)
-    begin = low + i_split * part
-    return begin, tl.minimum(begin + part, length), tl.maximum(tl.cdiv(length - low, part), 1)
-
-
-@triton.jit
-def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr,
-                  KEYS: tl.constexpr):  # fmt: skip
-    """Bring the first KEYS keys of [begin, end), or some more, and their values to L2."""
-    LINE: tl.constexpr = 1024 // p_keys.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
-    LINES: tl.constexpr = triton.next_power_of_2((SIZE + LINE - 1) // LINE)
-    o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, triton.next_power_of_2(KEYS))
-    o_kv = o_key.to(tl.int64)[:, None] * so_cache[3] + o_line[None, :] * so_cache[4]
-    m_kv = (o_key < end)[:, None] & (o_line < SIZE)[None, :]  # [PART, LINES]
-    prefetch(p_keys + o_kv, m_kv, OVERLAP)
-    prefetch(p_values + o_kv, m_kv, OVERLAP)
 
 
 @triton.jit
@@ -187,49 +169,6 @@ def attend(b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE: tl
     b_p, b_rescale = fast_exp2(b_s - b_base[:, None]), fast_exp2(b_max - b_base)
     b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc * b_rescale[:, None], input_precision=PRECISION, out_dtype=WORK)
     return b_new_max, b_sum * b_rescale + tl.sum(b_p, 1), b_acc
-
-
-@triton.jit
-def saturated(b_x, TYPE: tl.constexpr):
-    """Cast to the cache's type, in e4m3 with the largest number in the place of those beyond it; NaN stays."""
-    if tl.float8e4nv == TYPE:
-        b_x = tl.where(b_x > LIMIT, LIMIT, tl.where(b_x < -LIMIT, -LIMIT, b_x))
-    return converted(b_x, TYPE)
-
-
-@triton.jit
-def store_heads(p_x, b_x, GROUP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """Store the heads of a group, contiguous, of a tile [ROWS, BD]."""
-    o_g, o_d = tl.arange(0, ROWS), tl.arange(0, BD)
-    m_x = (o_g < GROUP)[:, None] & (o_d < SIZE)[None, :]
-    tl.store(p_x + (o_g * SIZE)[:, None] + o_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m_x)
-
-
-@triton.jit
-def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr,
-              TOGETHER: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """o [BG, BD] of the parts of one key head's queries, TOGETHER of them at a time, in order."""
-    o_s, o_g, o_d = tl.arange(0, TOGETHER), tl.arange(0, BG), tl.arange(0, BD)
-    b_max = tl.full((BG,), -float("inf"), WORK)
-    b_sum = tl.zeros((BG,), WORK)
-    b_acc = tl.zeros((BG, BD), WORK)
-    for first in range(0, active, TOGETHER):
-        o_part = first + o_s
-        m_state = (o_part < active)[:, None] & (o_g < GROUP)[None, :]  # [TOGETHER, BG]
-        p_state = p_states + (o_part * (2 * GROUP))[:, None] + o_g[None, :]
-        b_m = tl.load(p_state, mask=m_state, other=-float("inf"), cache_modifier=".cg")
-        b_l = tl.load(p_state + GROUP, mask=m_state, other=0, cache_modifier=".cg")
-        m_part = m_state[:, :, None] & (o_d < SIZE)[None, None, :]  # [TOGETHER, BG, BD]
-        o_x = (o_part * (GROUP * SIZE))[:, None, None] + (o_g * SIZE)[None, :, None] + o_d[None, None, :]
-        b_o = tl.load(p_parts + o_x, mask=m_part, other=0, cache_modifier=".cg")
-        b_new_max = tl.maximum(b_max, tl.max(b_m, 0))  # [BG]
-        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of heads that only fill the tile
-        b_factor, b_rescale = fast_exp2(b_m - b_base[None, :]), fast_exp2(b_max - b_base)
-        b_factors = tl.broadcast_to(b_factor[:, :, None], (TOGETHER, BG, BD))
-        b_acc = b_acc * b_rescale[:, None] + tl.sum(rounded_product(b_o, b_factors), 0)
-        b_sum = b_sum * b_rescale + tl.sum(rounded_product(b_l, b_factor), 0)
-        b_max = b_new_max
-    return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]
 
 
 @triton.jit(do_not_specialize=["capacity", "window", "splits"])
@@ -380,19 +319,49 @@ _WIDE = {
     128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
 }
+# From registers, measured on an H100, within steps of models: there are wide tiles for short capacities, too, where
+# fewer programs than SMs have keys; and beyond these parts of one tile, with 4 warps, of which an SM holds two.
+_MMA_SHORT = {
+    64: StepTile(keys=512, part=512, splits=1, together=4, warps=8, stages=1, is_mma=True),
+    128: StepTile(keys=256, part=256, splits=2, together=4, warps=8, stages=1, is_mma=True),
+}
+_MMA = {
+    64: StepTile(keys=256, part=256, splits=32, together=32, warps=4, stages=1, is_mma=True),
+    128: StepTile(keys=128, part=128, splits=32, together=32, warps=4, stages=1, is_mma=True),
+}
 SHORT = 512  # keys
 SMS = 132  # of an H100 or H200
+MMA_GROUP, MMA_KEYS = 8, 32  # query heads of a key head at most; keys of a warp's scores
 
 
-def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
+def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int, is_mma: bool = False) -> StepTile:
     """How the work of a step is divided; arguments as of `StepTile.fitted`, itemsize of the inputs."""
     if itemsize > 2:
         return _WIDE[padded].fitted(padded, group, pairs, capacity)
-    half, short = _HALF[padded], _SHORT.get(padded)
-    if short is not None and half.part < capacity <= SHORT and pairs <= SMS:
-        return short._replace(splits=min(short.splits, SMS // pairs, triton.cdiv(capacity, short.part)))
-    many = 8 * pairs >= PROGRAMS  # at most 8 parts of a sequence
+    half, short = (_MMA[padded], _MMA_SHORT[padded]) if is_mma else (_HALF[padded], _SHORT.get(padded))
+    if short is not None and half.part < capacity <= SHORT and (is_mma or pairs <= SMS):
+        return short._replace(splits=max(1, min(short.splits, SMS // pairs, triton.cdiv(capacity, short.part))))
+    many = 8 * pairs >= PROGRAMS and not is_mma  # at most 8 parts of a sequence
     return (_LONG.get(padded, half) if many else half).fitted(padded, group, pairs, capacity)
+
+
+def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> bool:
+    """Whether a step's operands are those of attention_step_mma.py: 16 bytes of a row are loaded at once.
+
+    Args:
+        rest: the tables of RoPE and the norms' weights.
+    """
+    *strides, step = cache.strides
+    rows_of_16_bytes = step == 1 and all(stride * cache.dtype.itemsize % 16 == 0 for stride in strides)
+    types = (float32, float32, qkv.dtype, qkv.dtype)
+    return (
+        qkv.dtype.itemsize == 2
+        and cache.shape[-1] in _MMA
+        and group <= MMA_GROUP
+        and rows_of_16_bytes
+        and all(x is None or (x.dtype is kind and x.data_ptr() % 16 == 0) for x, kind in zip(rest, types, strict=True))
+        and qkv.data_ptr() % 16 == cache.data_ptr() % 16 == 0
+    )
 
 
 def attention_step_into(
@@ -400,7 +369,7 @@ def attention_step_into(
     query_weight: Array | None = None, key_weight: Array | None = None, active: Array | None = None, *, scale: float,
     window: int = 0, eps: float = 0.0, early: bool = False, tile: StepTile | None = None,
 ) -> None:  # fmt: skip
-    """Launch the kernel, with a given division of the work or the table's."""
+    """Launch a kernel, with a given division of the work or the table's."""
     _, batch, key_heads, capacity, size = cache.shape
     backend, group = backend_of(qkv.device), out.shape[1] // key_heads
     capability, padded = backend.driver.properties.capability, padded_head_dim(size)
@@ -411,23 +380,29 @@ def attention_step_into(
         raise ShapeError(what, next=f"the CUDA kernel takes at most {COUNTERS} of at most 256")
     if not out.size:
         return
-    t = tile or tile_of(qkv.dtype.itemsize, max(padded, 64), group, batch * key_heads, capacity)
+    qkv, lengths, *rest = (
+        None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
+    )
+    on_mma = is_for_mma(qkv, cache, group, *rest[:4])
+    t = tile or tile_of(qkv.dtype.itemsize, max(padded, 64), group, batch * key_heads, capacity, on_mma)
     work = work_type(qkv.dtype)
     parts, states = (
         empty((batch * key_heads, t.splits, group, n), work, qkv.device) if t.splits > 1 else None for n in (size, 2)
     )
     counters = Array(backend.counters, (COUNTERS,), (1,), int32, qkv.device, 0)
-    qkv, lengths, *rest = (
-        None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
-    )
+    kind, how = TRITON[qkv.dtype.name], {"PART": t.part, "TOGETHER": t.together, "num_warps": t.warps}
+    kernel: Any
+    if t.is_mma:
+        kernel = attention_step_mma_kernel
+        how |= {"TYPE": kind, "TILE": (t.warps, t.keys // (MMA_KEYS * t.warps))}
+    else:
+        kernel, precision = attention_step_kernel, "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"
+        how |= {"DOT": (kind, TRITON[work.name], precision), "STAGES": t.stages}
+        how |= {"TILE": (max(16, triton.next_power_of_2(group)), t.keys, padded)}
     launch(
-        attention_step_kernel, batch * key_heads * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest,
-        capacity, window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work),
-        cache.strides,
-        DOT=(TRITON[qkv.dtype.name], TRITON[work.name], "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"),
-        PART=t.part, TOGETHER=t.together, HEADS=(key_heads, group, size),
-        TILE=(max(16, triton.next_power_of_2(group)), t.keys, padded), STAGES=t.stages,
-        LAUNCH=(can_overlap(qkv), early), num_warps=t.warps,
+        kernel, batch * key_heads * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest, capacity,
+        window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
+        HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early), **how,
     )  # fmt: skip
 
 

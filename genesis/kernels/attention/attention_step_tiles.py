@@ -1,0 +1,228 @@
+"""The assembly of a generation step's attention from registers: products of tiles, what warps sum up, and tables.
+
+Plain reference: the functions for the interpreter below. What a thread holds of each tile: attention_step_mma.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.kernels.gemm.few_rows_mma import constraints, layout_line
+from genesis.kernels.types import converted
+
+__all__ = ["BLOCKS", "combine", "load_table", "scores", "weighted"]
+
+BLOCKS = tl.constexpr(4)  # of 8 keys, whose scores are a tile
+
+
+@constexpr_function
+def mma_of(kind: tl.dtype) -> str:
+    """m16n8k16 of operands of a type."""
+    return f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32".replace("fp16", "f16")
+
+
+@constexpr_function
+def beginning(warps: int) -> str:
+    """Of an assembly with MMAs: rows 8 to 15 of A and C are none, and those of the result are not looked at."""
+    registers = ".reg .b32 none, b0, b1; .reg .f32 c2, c3, zero;"
+    return f"{{ {layout_line(warps)}\n{registers} mov.b32 none, 0; mov.f32 zero, 0f00000000;"
+
+
+@constexpr_function
+def scores_text(kind: tl.dtype, warps: int) -> str:
+    """The assembly of `scores`: sums $0 to $7, queries $8 to $11, keys of four blocks $12 to $27, then earlier sums."""
+    lines = [beginning(warps)]
+    for i in range(4):
+        d, k, c = 2 * i, 12 + 4 * i, 28 + 2 * i
+        lines += [
+            f"{mma_of(kind)} {{${d}, ${d + 1}, c2, c3}}, {{$8, none, $9, none}}, {{${k}, ${k + 1}}},"
+            f" {{${c}, ${c + 1}, zero, zero}};",
+            f"{mma_of(kind)} {{${d}, ${d + 1}, c2, c3}}, {{$10, none, $11, none}}, {{${k + 2}, ${k + 3}}},"
+            f" {{${d}, ${d + 1}, zero, zero}};",
+        ]
+    return "\n".join([*lines, "}"])
+
+
+@constexpr_function
+def weighted_text(kind: tl.dtype, warps: int) -> str:
+    """The assembly of `weighted`: sums $0 to $15, probabilities $16 to $19, values of four blocks, two keys each, from
+    $20 on, sums before from $52 on."""
+    lines = [beginning(warps)]
+    for j in range(8):
+        halves, d = ("0x5410", "0x7632")[j % 2], f"{{${j}, ${8 + j}, c2, c3}}"
+        for pair in range(2):  # of blocks
+            v, p = 20 + 16 * pair + j // 2, 16 + 2 * pair
+            c = f"{{${52 + j}, ${60 + j}, zero, zero}}" if pair == 0 else f"{{${j}, ${8 + j}, zero, zero}}"
+            lines += [
+                f"prmt.b32 b0, ${v}, ${v + 4}, {halves};",
+                f"prmt.b32 b1, ${v + 8}, ${v + 12}, {halves};",
+                f"{mma_of(kind)} {d}, {{${p}, none, ${p + 1}, none}}, {{b0, b1}}, {c};",
+            ]
+    return "\n".join([*lines, "}"])
+
+
+@triton.jit
+def scores(q, k0, k1, k2, k3, acc, BS: tl.constexpr):
+    """acc + the products of the group's queries with four blocks of keys, over 32 columns."""
+    TEXT: tl.constexpr = scores_text(q.dtype, BS)
+    return tl.inline_asm_elementwise(
+        TEXT, constraints(8, 20, 8), [q, k0, k1, k2, k3, acc], tl.float32, is_pure=True, pack=8
+    )
+
+
+@triton.jit
+def weighted(p, v, low, high, BS: tl.constexpr):
+    """low, high + the products of probabilities with the values of four blocks, in 64 columns."""
+    TEXT: tl.constexpr = weighted_text(p.dtype, BS)
+    return tl.inline_asm_elementwise(
+        TEXT,
+        constraints(16, 36, 16),
+        [p, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], low, high],
+        (tl.float32, tl.float32),
+        is_pure=True,
+        pack=8,
+    )
+
+
+@constexpr_function
+def combined_text(warps: int, count: int) -> str:
+    """The assembly of `combine`: results from $0, $8 and $16 on, as many as a thread has, the others -0; $24 is the
+    warp's greatest score, $32 its sum, from $40 on come count * 8 elements of o.
+
+    A thread stores its elements at [warp, element / 4, lane, element % 4], and one of each row score and sum at [warp,
+    g]. Then every warp adds its elements up over all warps, in order.
+    """
+    elements = 8 * count
+    part, states = elements // warps, warps * elements * 128  # bytes of all elements
+    registers = ", ".join([*(f"m{w}" for w in range(warps)), "v0, v1, v2, v3, most"])
+    lines = [
+        f"{{ {layout_line(warps)}",
+        f".shared .align 16 .b8 warps[{states + warps * 64}];",
+        f".reg .b32 warp, lane, at, own, head; .reg .pred first, none; .reg .f32 {registers};",
+        "mov.u32 own, warps;",
+        "mov.u32 warp, %tid.x;",
+        "and.b32 lane, warp, 31;",
+        "shr.u32 warp, warp, 5;",
+        "shr.u32 head, lane, 2;",
+        "mad.lo.u32 head, head, 8, own;",
+        "mad.lo.u32 own, lane, 16, own;",
+        "and.b32 lane, lane, 3;",
+        "setp.eq.u32 first, lane, 0;",
+        "mad.lo.u32 at, warp, 64, head;",
+        f"@first st.shared.v2.f32 [at + {states}], {{$24, $32}};",
+        f"mad.lo.u32 at, warp, {elements * 128}, own;",
+    ]
+    for i in range(0, elements, 4):
+        lines.append(f"st.shared.v4.f32 [at + {i * 128}], {{{', '.join(f'${40 + i + j}' for j in range(4))}}};")
+    lines += ["bar.sync 0;", f"ld.shared.f32 m0, [head + {states}];", "mov.f32 most, m0;"]
+    for w in range(1, warps):
+        lines += [f"ld.shared.f32 m{w}, [head + {states + 64 * w}];", f"max.f32 most, most, m{w};"]
+    lines += ["setp.eq.f32 none, most, 0fFF800000;", "mov.f32 $0, most;", "@none mov.f32 most, 0f00000000;"]
+    lines += [
+        f"mul.lo.u32 warp, warp, {part};",  # the first of its elements
+        "and.b32 at, warp, 3;",
+        "shr.u32 warp, warp, 2;",
+        "mad.lo.u32 own, warp, 512, own;",
+        "mad.lo.u32 own, at, 4, own;",
+    ]
+    for w in range(warps):
+        lines += [f"sub.f32 m{w}, m{w}, most;", f"ex2.approx.ftz.f32 m{w}, m{w};"]
+        lines += [f"ld.shared.f32 v0, [head + {states + 64 * w + 4}];", added(8, "v0", w)]
+        for i in range(0, part, 4):
+            width = min(part, 4)
+            vector = ", ".join(f"v{j}" for j in range(width))
+            where = f"[own + {w * elements * 128 + i * 128}]"
+            lines.append(
+                f"ld.shared.v{width}.f32 {{{vector}}}, {where};" if width > 1 else f"ld.shared.f32 v0, {where};"
+            )
+            lines += [added(16 + i + j, f"v{j}", w) for j in range(width)]
+    lines += [f"mov.f32 ${8 * k + i}, ${8 * k};" for k in range(2) for i in range(1, part)]
+    lines += [f"mov.f32 ${8 * k + i}, 0f80000000;" for k in range(3) for i in range(part, 8)]
+    return "\n".join([*lines, "}"])
+
+
+@constexpr_function
+def added(to: int, value: str, warp: int) -> str:
+    """Add a warp's value, brought to the base of all."""
+    return f"fma.rn.f32 ${to}, {value}, m{warp}, ${to};" if warp else f"mul.f32 ${to}, {value}, m0;"
+
+
+@triton.jit
+def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
+    """Of all warps the greatest score, the sum, and o, of which a warp has a part."""
+    TEXT: tl.constexpr = combined_text(BS, COUNT)
+    where: tl.constexpr = constraints(24, 0, 8 * (2 + COUNT))
+    given = (b_max, b_sum)
+    given += tiles
+    return tl.inline_asm_elementwise(TEXT, where, given, (tl.float32, tl.float32, tl.float32), is_pure=False, pack=8)
+
+
+@constexpr_function
+def table_text(warps: int) -> str:
+    """The assembly of `load_table`: eight floats from where the first of eight pointers is."""
+    return f"""{{ {layout_line(warps)}
+    ld.global.nc.v4.f32 {{$0, $1, $2, $3}}, [$8];
+    ld.global.nc.v4.f32 {{$4, $5, $6, $7}}, [$8 + 16];
+    }}"""
+
+
+@triton.jit
+def load_table(p, BS: tl.constexpr):
+    """What is at pointers p, eight neighbours in each thread, which nothing writes. Triton would load four and exchange
+    them between threads."""
+    TEXT: tl.constexpr = table_text(BS)
+    where: tl.constexpr = "=f,=f,=f,=f,=f,=f,=f,=f,l,l,l,l,l,l,l,l"
+    return tl.inline_asm_elementwise(TEXT, where, [p.to(tl.int64, bitcast=True)], tl.float32, is_pure=True, pack=8)
+
+
+if is_interpreted():
+
+    def of_threads(tile: Any) -> np.ndarray:
+        """A tile's values [warp, g, t, j]."""
+        values: np.ndarray = converted(tile, tl.float32).handle.data.reshape(-1, 8, 4, 8)
+        return values
+
+    def as_tile(values: np.ndarray, like: Any) -> Any:
+        data = np.ascontiguousarray(values.reshape(like.handle.data.shape), np.float32)
+        return tl.tensor(type(like.handle)(data, tl.float32), like.type)
+
+    def scores(q: Any, k0: Any, k1: Any, k2: Any, k3: Any, acc: Any, BS: Any) -> Any:
+        """The same on the numpy values."""
+        with np.errstate(all="ignore"):
+            found = [np.einsum("whte,wkte->whk", of_threads(q), of_threads(k)) for k in (k0, k1, k2, k3)]
+        whole = np.stack([each.reshape(*each.shape[:2], 4, 2) for each in found], 3)  # [w, head, t, block, b]
+        return acc + as_tile(whole, acc)
+
+    def weighted(p: Any, v: Any, low: Any, high: Any, BS: Any) -> Any:
+        """The same on the numpy values."""
+        values = np.stack([of_threads(each) for each in v])  # [(block, b), w, g, t, j]
+        with np.errstate(all="ignore"):
+            found = np.einsum("whti,iwgtj->whgj", of_threads(p), values)
+        return low + as_tile(found[:, :, 0::2], low), high + as_tile(found[:, :, 1::2], high)
+
+    def combine(b_max: Any, b_sum: Any, tiles: Any, BS: Any, COUNT: Any) -> Any:
+        """The same on the numpy values."""
+        m, total = of_threads(b_max)[:, :, 0, 0], of_threads(b_sum)[:, :, 0, 0]  # [w, g]
+        o = np.concatenate([of_threads(each) for each in tiles], -1)  # [w, g, t, elements]
+        with np.errstate(all="ignore"):
+            most = m.max(0)
+            factor = np.exp2(m - np.where(most == -np.inf, 0, most))
+            found = most, (factor * total).sum(0), (factor[:, :, None, None] * o).sum(0)
+        part, made = o.shape[-1] // len(o), []
+        for i, each in enumerate(found):
+            own = np.full((*o.shape[:3], 8), -0.0, np.float32)
+            for w in range(len(o)):
+                own[w, ..., :part] = each[:, None, None] if i < 2 else each[..., w * part : (w + 1) * part]
+            made.append(as_tile(own, b_max))
+        return tuple(made)
+
+    @triton.jit
+    def load_table(p, BS: tl.constexpr):
+        """The same, for the interpreter."""
+        return tl.load(p)
