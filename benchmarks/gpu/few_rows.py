@@ -170,7 +170,7 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
     """What is tried beside the rule's choice: on the CUDA cores, on the tensor cores, and both with early loads."""
     sms = backend.driver.properties.sm_count
     if m == 1:
-        yield choose_fma_tile(m, p.k, itemsize)
+        yield choose_fma_tile(m, p.k, itemsize, p.norm)
     rule = choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
     yield rule
     for early in (False, True):

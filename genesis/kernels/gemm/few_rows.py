@@ -88,8 +88,11 @@ class Norm(NamedTuple):
 # --- Launching --------------------------------------------------------------------------------------------------------
 
 
-def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
+def choose_fma_tile(m: int, k: int, itemsize: int, norm: bool = False) -> FewRowsTile:
     """The tile on the CUDA cores: a warp has a row of W, or of a long one a slice, so that few loads follow each other.
+
+    With a norm, of which every program computes all, and codes aside, it has two: programs are fewer then, and leave
+    room for those of the kernel behind, whose loads begin earlier.
 
     Args:
         itemsize: bytes of an element of W.
@@ -97,7 +100,8 @@ def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
     lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
     while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
         slices *= 2
-    return FewRowsTile(4 // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
+    rows = 2 if norm and m == 1 and itemsize == 2 else 1
+    return FewRowsTile(4 * rows // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
 
 
 def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
@@ -224,7 +228,7 @@ def _launch(
     # of one row the conversion of 8-bit codes is the bound: on the tensor cores it serves twice as many of them
     if t is None and on_mma and (m > 1 or (itemsize == 1 and n >= WIDE * sms)):
         t = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
-    t = t or choose_fma_tile(m, k, itemsize)
+    t = t or choose_fma_tile(m, k, itemsize, norm is not None)
     scale, eps, rstd = norm or (None, 0.0, None)
     rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
     sizes = m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps)
