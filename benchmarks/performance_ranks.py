@@ -34,7 +34,8 @@ def ranks(results: Sequence[Result]) -> Iterator[str]:
         return
     yield from ("## Several GPUs", "")
     yield from INTRODUCTION
-    rows = sorted(newest.values(), key=lambda each: (each[1]["size"], each[1]["tokens"], each[1]["copies"]))
+    order = ("size", "tokens", "ranks", "copies")
+    rows = sorted(newest.values(), key=lambda each: [each[1][key] for key in order])
     yield from markdown_table(COLUMNS, [_cells(row) for _, row in rows], ("model", "copies", "peer"))
     yield ""
     for result in {id(result): result for result, _ in newest.values()}.values():
@@ -54,7 +55,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["copies"],
         f"{row['ms']:.1f} ms",
         f"{row['tokens_per_second']:,.0f}",
-        f"{row['scaling']:.1%}",
+        f"{row['scaling']:.1%}" if row.get("scaling") else "–",
         f"{row['exposed_ms']:.2f} ms",
         f"{row['peak_gib']:.1f} GiB" if row.get("peak_gib") else "–",
         row.get("peer") or "–",

@@ -47,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--few") or not config.getoption("--gpu"):
         os.environ["OP_SUITE"] = "few"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is left open
+    if config.getoption("--gpu") and "PYTEST_XDIST_WORKER" in os.environ:
+        # There are processes enough.
+        importlib.import_module("genesis.backend.cuda.compilations")._work.workers.most = 0
     gc.disable()  # until all is collected, of which hardly anything is garbage: 10 s of each worker
 
 

@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu.timing import backend, gpu_graph, shared_array, torch_gpu_graph
-from genesis.backend.cuda.compile import compiling
+from genesis.backend.cuda.compilations import compiling
 from genesis.backend.cuda.launch import signature_of
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.kernels.gemm import linalg

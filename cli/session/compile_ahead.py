@@ -14,7 +14,7 @@ import genesis
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.compile import is_compiling
+from genesis.backend.cuda.compilations import is_compiling
 from genesis.backend.cuda.launch import compile_ahead
 from genesis.backend.cuda.simulated.fake import counting_device, told
 from genesis.errors import GenesisError

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
-from genesis.backend.cuda.compile import given_up_on_error
+from genesis.backend.cuda.compilations import given_up_on_error
 from genesis.bench.limits import limits_of
 from genesis.data.loader import Batch
 from genesis.io.files import temporary_folder

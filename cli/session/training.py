@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 from genesis import cuda, random
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
-from genesis.backend.cuda.compile import given_up_on_error
+from genesis.backend.cuda.compilations import given_up_on_error
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer

@@ -16,8 +16,9 @@ import genesis
 import genesis.backend.cuda as cuda_backend
 from genesis import cuda
 from genesis.backend import Device
-from genesis.backend.cuda import compile as compiling
-from genesis.backend.cuda.compile import Signature, given_up_on_error, is_compiling
+from genesis.backend.cuda import compilations
+from genesis.backend.cuda.compilations import given_up_on_error, is_compiling
+from genesis.backend.cuda.compile import Signature
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.fake import counting_device, told
 from genesis.data.tokenizer import Tokenizer, train_bpe
@@ -117,8 +118,8 @@ def test_a_prompt_that_is_too_long_is_no_matter_here(tmp_path: Path, monkeypatch
 
 def test_an_error_gives_up_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the end of a run that is refused would wait for a minute of compilations."""
-    work = compiling._Work()
-    monkeypatch.setattr(compiling, "_work", work)
+    work = compilations._Work()
+    monkeypatch.setattr(compilations, "_work", work)
     gate, futures = threading.Event(), list[Any]()
 
     @given_up_on_error()

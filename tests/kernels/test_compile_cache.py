@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from genesis.backend.cuda import compile
+from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.tma import Facts
 from genesis.cache import Cache
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.host
 
 SCRIPT = """
 import json, sys, time
-from genesis.backend.cuda import compile
+from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.compile import Signature
 from genesis.kernels.pointwise.elementwise import _add, binary_kernel
 import triton.language as tl
@@ -33,13 +33,13 @@ types = ("*fp32:16", "*fp32:16", "*fp32:16", "i32:16", ("i32:16",), *((("constex
 constants = dict(BLOCK=1024, F=_add, INT64=False, SCALARS=0, WORK=tl.float32)
 signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
 compiled = []
-original = compile.compile_kernel
-compile.compile_kernel = lambda *args: compiled.append(1) or time.sleep(float(sys.argv[1])) or original(*args)
+original = compilations.compile_kernel
+compilations.compile_kernel = lambda *args: compiled.append(1) or time.sleep(float(sys.argv[1])) or original(*args)
 seen = []
 print(flush=True)
 sys.stdin.readline()
-with compile.progress(lambda done, asked: seen.append((done, asked))):
-    made = compile.compiling(binary_kernel, signature, (9, 0)).result()
+with compilations.progress(lambda done, asked: seen.append((done, asked))):
+    made = compilations.compiling(binary_kernel, signature, (9, 0)).result()
 print(json.dumps(dict(compiled=len(compiled), size=len(made.image), seen=seen, name=made.name, warps=made.warps)))
 """
 
@@ -103,16 +103,16 @@ MADE = compile.Binary(b"\x7fELF" + bytes(60), "kernel", 1024, 4, 9, (Facts(3, 7,
 def test_no_flipped_bit_of_a_kernels_entry_changes_a_launch(tmp_path: Path) -> None:
     """The header was outside of the checksum: 74 of 1,296 flipped bits loaded with other facts."""
     cache = Cache(tmp_path)
-    compile._keep(cache, "k", MADE)
-    assert compile._found(cache, "k") == MADE
+    compilations._keep(cache, "k", MADE)
+    assert compilations._found(cache, "k") == MADE
     with open(tmp_path / "k", "r+b", buffering=0) as file:
         data = file.read()
         for bit in range(8 * len(data)):
             at, right = bit // 8, data[bit // 8]
             os.pwrite(file.fileno(), bytes([right ^ 1 << bit % 8]), at)
-            assert compile._found(cache, "k") is None, bit
+            assert compilations._found(cache, "k") is None, bit
             os.pwrite(file.fileno(), bytes([right]), at)
-    assert compile._found(cache, "k") == MADE
+    assert compilations._found(cache, "k") == MADE
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_facts_that_no_kernel_has_are_not_loaded(tmp_path: Path, wrong: dict[str
     cache, facts = Cache(tmp_path), {**MADE._asdict(), **wrong}
     del facts["image"]
     cache.put("k", {"facts": json.dumps(facts).encode(), "image": MADE.image})
-    assert compile._found(cache, "k") is None
+    assert compilations._found(cache, "k") is None
 
 
 def test_a_file_of_an_older_version_is_replaced(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     facts = {"sha256": hashlib.sha256(b"code").hexdigest(), "name": "kernel", "shared": 0, "warps": 4, "parameters": 3}
     (tmp_path / "k").write_bytes(json.dumps({**facts, "descriptors": []}).encode() + b"\ncode")
-    assert compile._found(cache, "k") is None
-    compile._keep(cache, "k", MADE)
-    assert compile._found(cache, "k") == MADE
+    assert compilations._found(cache, "k") is None
+    compilations._keep(cache, "k", MADE)
+    assert compilations._found(cache, "k") == MADE
 
 
 def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = compile.Signature((), (), ())
 
     def work() -> None:
-        compile._entry(Kernel(), signature, (9, 0))
+        compile.entry_name(Kernel(), signature, (9, 0))
         compile.compiled(Kernel(), signature, (9, 0))
 
     monkeypatch.setattr("triton.compiler.ASTSource", Source)

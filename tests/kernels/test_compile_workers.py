@@ -17,15 +17,15 @@ pytestmark = pytest.mark.host
 SCRIPT = """
 import json, sys
 import triton, triton.language as tl
-from genesis.backend.cuda import compile, compile_workers
+from genesis.backend.cuda import compilations, compile_workers
 from genesis.backend.cuda.compile import Signature
 from genesis.kernels.pointwise.elementwise import _add, _mul, binary_kernel
 
 how = sys.argv[1]
-compile_workers.MANY, compile._work.workers.most = 1, 2
+compile_workers.MANY, compilations._work.workers.most = 1, 2
 here, started = [], []
-original, worker = compile.compile_kernel, compile_workers._Worker.__init__
-compile.compile_kernel = lambda *args: here.append(1) or original(*args)
+original, worker = compilations.compile_kernel, compile_workers._Worker.__init__
+compilations.compile_kernel = lambda *args: here.append(1) or original(*args)
 
 def start(self):
     worker(self)
@@ -43,12 +43,12 @@ def ask(function):
     types = ("*fp32:16", "*fp32:16", "*fp32:16", "i32:16", ("i32:16",), *((("constexpr", 1),),) * 3)
     constants = dict(BLOCK=1024, F=function, INT64=False, SCALARS=0, WORK=tl.float32)
     signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
-    return compile.compiling(binary_kernel, signature, (9, 0))
+    return compilations.compiling(binary_kernel, signature, (9, 0))
 
 made = [each.result() for each in [ask(function) for function in ((own,) if how == "own" else (_add, _mul))]]
-compile._work.threads.shutdown()
+compilations._work.threads.shutdown()
 print(json.dumps(dict(here=len(here), started=len(started), running=[p.pid for p in started if p.poll() is None],
-    sizes=[len(each.image) for each in made], most=compile._work.workers.most)))
+    sizes=[len(each.image) for each in made], most=compilations._work.workers.most)))
 """
 
 

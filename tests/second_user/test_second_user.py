@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from genesis.backend.cuda import compile
+from genesis.backend.cuda import compilations, compile
+from genesis.backend.cuda.compile import Binary
 from genesis.cache import USER, Cache, EntryWriter, private_folder
 from genesis.cache import trust as trust_module
 from genesis.errors import BusyError, ConfigError, DiskError, ModelError
@@ -37,7 +38,7 @@ pytestmark = [
 ]
 
 KEY, OURS, THEIRS = {"format": 1}, b"ours", b"theirs"
-KERNEL = compile.Binary(OURS, "kernel", 0, 4, 3)
+KERNEL = Binary(OURS, "kernel", 0, 4, 3)
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.chmod(0o1777)
     # What the attacker plants is right in every byte: made by the code itself, for other content.
     theirs = folder / "theirs"
-    compile._keep(Cache(theirs, own=1), "k.kernel", KERNEL._replace(image=THEIRS))
+    compilations._keep(Cache(theirs, own=1), "k.kernel", KERNEL._replace(image=THEIRS))
     Cache(theirs).get("tokens", KEY, lambda writer: writer.write("ids", THEIRS))
     (folder / "precious").write_text("kept")
     subprocess.run(["chown", "-R", str(ATTACKER), str(theirs)], check=True)
@@ -74,7 +75,7 @@ def attack(place: Path, script: str) -> None:
 def entries(place: Path, folder: str, mode: int) -> Path:
     """A cache of ours with a kernel and tokens, whose folder has this mode."""
     cache = Cache(place / folder)
-    compile._keep(cache, "k.kernel", KERNEL)
+    compilations._keep(cache, "k.kernel", KERNEL)
     cache.get("tokens", KEY, lambda writer: writer.write("ids", OURS))
     cache.folder.chmod(mode)
     return cache.folder
@@ -83,9 +84,9 @@ def entries(place: Path, folder: str, mode: int) -> Path:
 def check_kernel(place: Path, folder: str = "genesis/kernels") -> None:
     """No kernel but ours comes out, at the first start and at the next one in this process."""
     cache = Cache(place / folder, **USER, tell=lambda line: None)
-    assert compile._found(cache, "k.kernel") in (None, KERNEL)
-    compile._keep(cache, "k.kernel", KERNEL)
-    assert compile._found(Cache(place / folder, **USER, tell=lambda line: None), "k.kernel") == KERNEL
+    assert compilations._found(cache, "k.kernel") in (None, KERNEL)
+    compilations._keep(cache, "k.kernel", KERNEL)
+    assert compilations._found(Cache(place / folder, **USER, tell=lambda line: None), "k.kernel") == KERNEL
 
 
 def check_tokens(place: Path, folder: str = "cache") -> None:
@@ -337,6 +338,6 @@ def test_the_attacks_are_real(place: Path) -> None:
     cache.chmod(0o700)
     for path in cache.iterdir():
         path.chmod(0o600)
-    found = compile._found(Cache(cache), "k.kernel")
+    found = compilations._found(Cache(cache), "k.kernel")
     assert found is not None and found.image == THEIRS
     assert json.dumps(KEY) and Cache(cache).get("tokens", KEY, lambda w: w.write("ids", OURS)).state == "found"

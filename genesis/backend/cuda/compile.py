@@ -1,44 +1,33 @@
-"""From a kernel's source and signature to machine code, through Triton's compiler and a cache of our own.
+"""From a kernel's source and signature to machine code, through Triton's compiler.
 
-Nothing here touches a GPU: any machine can compile for any architecture. The cache (`genesis.cache`) has one entry a
-kernel, with what a launch needs and the machine code. An entry that is damaged, or that somebody else could have
-written, is compiled again and replaced.
+Nothing here touches a GPU: any machine can compile for any architecture. What is compiled when: compilations.py.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from genesis.backend.cuda.compile_workers import Workers, encoded
 from genesis.backend.cuda.tma import Facts, is_descriptor
-from genesis.cache import USER, Cache, Entry, private_folder, user_folder
+from genesis.cache import private_folder
 from genesis.errors import DeviceError
 
 __all__ = [
     "Binary",
     "Double",
-    "Progress",
     "Signature",
-    "cache_folder",
     "compile_kernel",
     "compiled",
-    "compiled_into",
-    "compiling",
     "dependent",
     "describe",
+    "entry_name",
     "is_array",
-    "progress",
 ]
 
 # --- What a kernel is compiled for ------------------------------------------------------------------------------------
@@ -107,7 +96,7 @@ def describe(value: Any, nested: bool = False, specialize: bool = True) -> Any:
     raise TypeError(f"a kernel takes arrays, numbers and tuples of them, not {type(value).__name__}")
 
 
-# --- The cache, and compilations that run -----------------------------------------------------------------------------
+# --- What it is compiled to -------------------------------------------------------------------------------------------
 
 
 class Binary(NamedTuple):
@@ -130,136 +119,8 @@ class Binary(NamedTuple):
     descriptors: tuple[Facts, ...] = ()
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: XDG_CACHE_HOME/genesis/kernels, by default below ~/.cache."""
-    return user_folder("kernels")
-
-
-@functools.cache
-def _cache(folder: Path) -> Cache:
-    return Cache(folder, **USER)
-
-
-Progress = Callable[[int, int], None]
-
-
-class _Work:
-    """The compilations of this process, side by side in threads, and how many there are.
-
-    Where many are asked for, workers make them, each for the thread that waits for it.
-    """
-
-    def __init__(self) -> None:
-        self.asked = self.done = 0
-        self.workers = Workers()
-        self.listeners: list[Progress] = []
-        self.lock = threading.Lock()
-
-    @functools.cached_property
-    def threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="genesis-compile")
-
-    def start(self, make: Callable[[], Binary]) -> Future[Binary]:
-        with self.lock:
-            self.asked += 1
-        self._tell()
-        future = self.threads.submit(make)
-        future.add_done_callback(self._ended)
-        return future
-
-    def _ended(self, future: Future[Binary]) -> None:
-        """It is done, has failed, or was given up."""
-        with self.lock:
-            self.done += 1
-            is_last = self.done == self.asked
-        self._tell()
-        if is_last:
-            self.workers.end()
-
-    def cancel(self) -> None:
-        """Give up what has not begun."""
-        if (threads := self.__dict__.pop("threads", None)) is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    def made_elsewhere(self, cache: Cache, name: str, *kernel: Any) -> Binary | None:
-        """What a worker has made, and left in the cache; None where it was not to be had."""
-        encode = functools.partial(encoded, str(cache.folder), name, *kernel)
-        if not self.workers.made(encode, self.asked - self.done):
-            return None
-        found = _found(cache, name)
-        if found is None:  # each process has a cache of its own where the folder is not safe
-            self.workers.most = 0
-        return found
-
-    def _tell(self) -> None:
-        for listener in tuple(self.listeners):
-            listener(self.done, self.asked)
-
-
-_work = _Work()
-
-
-@contextmanager
-def progress(listener: Progress) -> Iterator[None]:
-    """Call `listener(done, asked)` at every kernel that is asked for or done inside the block, from any thread."""
-    _work.listeners.append(listener)
-    try:
-        yield
-    finally:
-        _work.listeners.remove(listener)
-
-
-def is_compiling() -> bool:
-    """Whether compilations that were asked for have not ended."""
-    return _work.done < _work.asked
-
-
-@contextmanager
-def given_up_on_error() -> Iterator[None]:
-    """Where the block ends by an error, give up compilations that have not begun: the process's end waits for all."""
-    try:
-        yield
-    except BaseException:
-        _work.cancel()
-        raise
-
-
-def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:
-    """The machine code of `kernel` for a signature: from the cache, or from a compilation that starts now."""
-    cache, name = _cache(cache_folder()), _entry(kernel, signature, capability)
-    found = _found(cache, name)
-    if found is None:
-        return _work.start(functools.partial(_made_once, cache, name, kernel, signature, capability))
-    ready: Future[Binary] = Future()
-    ready.set_result(found)
-    return ready
-
-
-def _made_once(cache: Cache, name: str, kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
-    """Compile where no other process does: ranks of one host ask for the same kernels at the same time."""
-    with cache.alone(name):
-        found = _found(cache, name)
-        if found is None:
-            found = _work.made_elsewhere(cache, name, kernel, signature, capability)
-        if found is None:
-            found = compile_kernel(kernel, signature, capability)
-            _keep(cache, name, found)
-    return found
-
-
-def compiled_into(folder: Path, name: str, kernel: Any, signature: Signature, capability: tuple[int, int]) -> bool:
-    """Compile an entry of the cache in a folder; whether it is there: the folder may be one that cannot be written.
-
-    It is not, either, where the kernel is another one than the name says.
-    """
-    if name != _entry(kernel, signature, capability):
-        return False
-    _keep(_cache(folder), name, compile_kernel(kernel, signature, capability))
-    return _found(_cache(folder), name) is not None
-
-
-def _entry(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
-    """An entry's name, which tells everything that the machine code depends on."""
+def entry_name(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
+    """A name for everything that the machine code depends on."""
     import triton
 
     with _parsing:
@@ -276,41 +137,6 @@ def _entry(kernel: Any, signature: Signature, capability: tuple[int, int]) -> st
         signature.options,
     )
     return f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.kernel"
-
-
-MAX_BYTES = 64 << 20  # of a kernel's entry
-MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # beyond every GPU and every kernel
-_FACTS = ("name", "shared", "warps", "parameters", "descriptors")
-
-
-def _found(cache: Cache, name: str) -> Binary | None:
-    entry = cache.find(name, limit=MAX_BYTES)
-    return None if entry is None else _binary(entry)
-
-
-def _binary(entry: Entry) -> Binary | None:
-    """What an entry holds, or None where a figure is none that a kernel can have."""
-    try:
-        facts = json.loads(bytes(entry.part("facts")))
-        name, shared, warps, parameters, descriptors = (facts[key] for key in _FACTS)
-        maps = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in descriptors)
-        numbers = [n for s, k, i, box in maps for n in (s, k, i, *box)]
-        bounds = (
-            (shared, MAX_SHARED),
-            (warps, MAX_WARPS),
-            (parameters, MAX_PARAMETERS),
-            *((n, MAX_BOX) for n in numbers),
-        )
-        if not isinstance(name, str) or not all(type(n) is int and 0 <= n <= most for n, most in bounds):
-            return None
-        return Binary(bytes(entry.part("image")), name, shared, warps, parameters, maps)
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _keep(cache: Cache, name: str, made: Binary) -> None:
-    facts = {key: getattr(made, key) for key in _FACTS}
-    cache.put(name, {"facts": json.dumps(facts).encode(), "image": made.image})
 
 
 @functools.cache

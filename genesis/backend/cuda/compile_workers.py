@@ -2,13 +2,14 @@
 
 Triton's passes and the assembler run outside Python's lock, what lies between them inside it: threads alone make about
 four kernels at a time of one, and whatever else the process does waits for its turn among them. A worker is given a
-kernel's name and signature, and leaves the machine code in the cache, where the process that asked finds it. What a
-worker cannot take, or fails at, is compiled where it was asked for.
+kernel's name and signature, and answers with the machine code. What a worker cannot take, or fails at, is compiled
+where it was asked for.
 
     python -m genesis.backend.cuda.compile_workers < jobs > answers
 
-A job is eight bytes that give its length, and JSON; an answer one byte, 1 where the entry was written. A worker ends
-with its input, so that none outlives the process that started it.
+Jobs and answers are parts of bytes, each behind its length: of a job one of JSON, of an answer JSON with the facts and
+then the image; where a worker failed, two empty parts. A worker ends with its input, so that none outlives the process
+that started it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name
+from genesis.backend.cuda.tma import Facts
 
 __all__ = ["Workers", "encoded", "serve"]
 
@@ -90,15 +93,18 @@ class _Worker:
             process_group=0,  # Ctrl-C is for the process that asks
         )
 
-    def take(self, job: bytes) -> bool:
-        """Whether the job was done. Raises: OSError where the process has ended."""
+    def take(self, job: bytes) -> Binary | None:
+        """What it makes; None where it fails. Raises: OSError where the process has ended."""
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(len(job).to_bytes(8, "little") + job)
-        self.process.stdin.flush()
-        answer = self.process.stdout.read(1)
-        if not answer:
+        _write(self.process.stdin, job)
+        facts, image = _read(self.process.stdout), _read(self.process.stdout)
+        if facts is None or image is None:
             raise BrokenPipeError
-        return answer == b"\1"
+        if not facts:
+            return None
+        name, shared, warps, parameters, maps = json.loads(facts)
+        descriptors = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in maps)
+        return Binary(image, name, shared, warps, parameters, descriptors)
 
     def end(self) -> None:
         """Stop it, soon where it has a job."""
@@ -126,26 +132,31 @@ class Workers:
         self.most = min(MOST, cores - 1) if cores >= FEWEST_CORES else 0
         self._all: list[_Worker] = []
         self._idle: list[_Worker] = []
+        self._ending = 0
         self._lock = threading.Lock()
 
-    def made(self, encode: Callable[[], bytes | None], waiting: int) -> bool:
-        """Whether a worker has done a job, for which the thread waits here.
+    @property
+    def running(self) -> int:
+        """Processes that have not ended."""
+        return len(self._all) + self._ending
+
+    def made(self, kernel: Any, signature: Signature, capability: tuple[int, int], *, waiting: int) -> Binary | None:
+        """What a worker makes of a kernel, for which the thread waits here; None where there is none to have.
 
         Args:
-            encode: see `encoded`.
-            waiting: jobs that are not done, this one included.
+            waiting: kernels that are asked for and not done, this one included.
         """
         worker = self._taken(waiting)
         if worker is None:
-            return False
-        job, is_done = encode(), False
+            return None
+        found, job = None, encoded(entry_name(kernel, signature, capability), kernel, signature, capability)
         with suppress(OSError):
-            is_done = job is not None and worker.take(job)
+            found = None if job is None else worker.take(job)
         with self._lock:
-            if not is_done and job is not None:
+            if found is None and job is not None:
                 self.most = 0
             self._idle.append(worker)
-        return is_done
+        return found
 
     def _taken(self, waiting: int) -> _Worker | None:
         """A worker for the thread alone; None where there is none to have."""
@@ -166,21 +177,39 @@ class Workers:
         """Stop all. Jobs that run fail, and are done where they were asked for."""
         with self._lock:
             ended, self._all, self._idle = self._all, [], []
+            self._ending += len(ended)
+        for worker in ended:
+            worker.process.terminate()
         for worker in ended:
             worker.end()
+            with self._lock:
+                self._ending -= 1
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
     """Do jobs until there are no more."""
-    from genesis.backend.cuda.compile import Signature, compiled_into
-
-    while len(size := jobs.read(8)) == 8:
-        job, is_done = jobs.read(int.from_bytes(size, "little")), False
+    while (job := _read(jobs)) is not None:
+        facts, image = b"", b""
         with suppress(Exception):  # it is compiled again where it was asked for, and fails there
-            folder, name, kernel, signature, capability = (_value(each) for each in json.loads(job))
-            is_done = compiled_into(Path(folder), name, kernel, Signature(*signature), capability)
-        answers.write(b"\1" if is_done else b"\0")
-        answers.flush()
+            name, kernel, signature, capability = (_value(each) for each in json.loads(job))
+            signature = Signature(*signature)
+            if entry_name(kernel, signature, capability) == name:  # of the same source
+                image, *rest = compile_kernel(kernel, signature, capability)
+                facts = json.dumps(rest).encode()
+        for part in (facts, image):
+            _write(answers, part)
+
+
+def _write(stream: IO[bytes], part: bytes) -> None:
+    stream.write(len(part).to_bytes(8, "little") + part)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes | None:
+    """The next part; None at the stream's end."""
+    size = stream.read(8)
+    part = stream.read(int.from_bytes(size, "little"))
+    return None if len(size) < 8 or len(part) < int.from_bytes(size, "little") else part
 
 
 def main() -> None:

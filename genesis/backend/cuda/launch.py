@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis.backend import ArrayLike
-from genesis.backend.cuda.compile import Binary, Double, Signature, compiling, describe, is_array
+from genesis.backend.cuda.compilations import compiling
+from genesis.backend.cuda.compile import Binary, Double, Signature, describe, is_array
 from genesis.backend.cuda.driver import Driver, Function, Grid
 from genesis.backend.cuda.stream import Runtime
 from genesis.backend.cuda.tma import MAP_BYTES, Facts, encoder, is_descriptor

@@ -14,7 +14,7 @@ from genesis.kernels.maths import rounded_product
 from genesis.kernels.types import converted
 from genesis.ops.attention_step import LARGEST
 
-__all__ = ["add_parts", "part_of", "prefetch_part", "prefetch_rows", "saturated", "store_heads"]
+__all__ = ["add_parts", "part_of", "prefetch_part", "saturated", "store_heads"]
 
 LIMIT = tl.constexpr(LARGEST)
 
@@ -31,22 +31,16 @@ def part_of(length, window, i_split, splits, PART: tl.constexpr, BN: tl.constexp
 
 
 @triton.jit
-def prefetch_rows(p, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr):
-    """Bring the first KEYS keys, or values, of [begin, end), or some more, to L2."""
-    LINE: tl.constexpr = 1024 // p.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
+def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr,
+                  KEYS: tl.constexpr):  # fmt: skip
+    """Bring the first KEYS keys of [begin, end), or some more, and their values to L2."""
+    LINE: tl.constexpr = 1024 // p_keys.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
     LINES: tl.constexpr = triton.next_power_of_2((SIZE + LINE - 1) // LINE)
     o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, triton.next_power_of_2(KEYS))
     o_kv = o_key.to(tl.int64)[:, None] * so_cache[3] + o_line[None, :] * so_cache[4]
     m_kv = (o_key < end)[:, None] & (o_line < SIZE)[None, :]  # [KEYS, LINES]
-    prefetch(p + o_kv, m_kv, OVERLAP)
-
-
-@triton.jit
-def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr,
-                  KEYS: tl.constexpr):  # fmt: skip
-    """Both of keys and values."""
-    prefetch_rows(p_keys, begin, end, so_cache, OVERLAP, SIZE, KEYS)
-    prefetch_rows(p_values, begin, end, so_cache, OVERLAP, SIZE, KEYS)
+    prefetch(p_keys + o_kv, m_kv, OVERLAP)
+    prefetch(p_values + o_kv, m_kv, OVERLAP)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ would round another term, and which of them is stored would not be defined.
 A short step is a chain of latencies: length, keys and values, heads, attention. A part's first tile of keys and values
 is loaded before the heads, and where the caller says that qkv alone is new (`early`), before the kernel ahead is done.
 
-The kernel below takes everything. Where rows are of 64 or 128 floats of 2 bytes, attention_step_mma.py has fewer such
+The kernel below takes everything. For heads of 64 floats of 2 bytes attention_step_mma.py has fewer such
 latencies: `is_for_mma`.
 """
 
@@ -319,29 +319,25 @@ _WIDE = {
     128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
 }
-# From registers, measured on an H100, within steps of models: there are wide tiles for short capacities, too, where
-# fewer programs than SMs have keys; and beyond these parts of one tile, with 4 warps, of which an SM holds two.
-_MMA_SHORT = {
-    64: StepTile(keys=512, part=512, splits=1, together=4, warps=8, stages=1, is_mma=True),
-    128: StepTile(keys=256, part=256, splits=2, together=4, warps=8, stages=1, is_mma=True),
-}
-_MMA = {
-    64: StepTile(keys=256, part=256, splits=32, together=32, warps=4, stages=1, is_mma=True),
-    128: StepTile(keys=128, part=128, splits=32, together=32, warps=4, stages=1, is_mma=True),
-}
+# From registers, measured on an H100 within steps of models: for short capacities one wide tile; beyond these, parts of
+# a tile with 4 warps, of which an SM holds two.
+_MMA_SHORT = StepTile(keys=512, part=512, splits=1, together=4, warps=8, stages=1, is_mma=True)
+_MMA = StepTile(keys=256, part=256, splits=32, together=32, warps=4, stages=1, is_mma=True)
 SHORT = 512  # keys
 SMS = 132  # of an H100 or H200
-MMA_GROUP, MMA_KEYS = 8, 32  # query heads of a key head at most; keys of a warp's scores
+MMA_SIZE, MMA_GROUP, MMA_KEYS = 64, 8, 32  # columns; query heads of a key head at most; keys of a warp's scores
 
 
 def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int, is_mma: bool = False) -> StepTile:
     """How the work of a step is divided; arguments as of `StepTile.fitted`, itemsize of the inputs."""
     if itemsize > 2:
         return _WIDE[padded].fitted(padded, group, pairs, capacity)
-    half, short = (_MMA[padded], _MMA_SHORT[padded]) if is_mma else (_HALF[padded], _SHORT.get(padded))
-    if short is not None and half.part < capacity <= SHORT and (is_mma or pairs <= SMS):
-        return short._replace(splits=max(1, min(short.splits, SMS // pairs, triton.cdiv(capacity, short.part))))
-    many = 8 * pairs >= PROGRAMS and not is_mma  # at most 8 parts of a sequence
+    if is_mma:
+        return _MMA_SHORT if _MMA.part < capacity <= SHORT else _MMA.fitted(padded, group, pairs, capacity)
+    half, short = _HALF[padded], _SHORT.get(padded)
+    if short is not None and half.part < capacity <= SHORT and pairs <= SMS:
+        return short._replace(splits=min(short.splits, SMS // pairs, triton.cdiv(capacity, short.part)))
+    many = 8 * pairs >= PROGRAMS  # at most 8 parts of a sequence
     return (_LONG.get(padded, half) if many else half).fitted(padded, group, pairs, capacity)
 
 
@@ -356,7 +352,7 @@ def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> boo
     types = (float32, float32, qkv.dtype, qkv.dtype)
     return (
         qkv.dtype.itemsize == 2
-        and cache.shape[-1] in _MMA
+        and cache.shape[-1] == MMA_SIZE
         and group <= MMA_GROUP
         and rows_of_16_bytes
         and all(x is None or (x.dtype is kind and x.data_ptr() % 16 == 0) for x, kind in zip(rest, types, strict=True))

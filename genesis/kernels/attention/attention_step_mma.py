@@ -1,5 +1,5 @@
-"""A generation step's attention on the tensor cores, from registers: for 2-byte floats, heads of 64 or 128 columns, and
-up to 8 query heads for a key head.
+"""A generation step's attention on the tensor cores, from registers: for 2-byte floats, heads of 64 columns, and up to
+8 query heads for a key head.
 
 Plain reference: genesis/ops/attention_step.py: `attention_step`. The launches, what is common with the kernel for
 everything else, and how work is divided: attention_step.py.
@@ -23,14 +23,7 @@ import triton
 import triton.language as tl
 
 from genesis.kernels import maths
-from genesis.kernels.attention.attention_parts import (
-    add_parts,
-    part_of,
-    prefetch_part,
-    prefetch_rows,
-    saturated,
-    store_heads,
-)
+from genesis.kernels.attention.attention_parts import add_parts, part_of, prefetch_part, saturated, store_heads
 from genesis.kernels.attention.attention_step_tiles import BLOCKS, combine, load_table, scores, weighted
 from genesis.kernels.attention.common import fast_exp2
 from genesis.kernels.dependents import allow_next, wait_for_previous
@@ -192,7 +185,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     NB: tl.constexpr = TILE[1]
     N: tl.constexpr = NB * BLOCKS
     KEYS: tl.constexpr = BS * 8 * N
-    IS_SMALL: tl.constexpr = SIZE == 64  # so that registers hold values, too, while queries are prepared
     OVERLAP: tl.constexpr = LAUNCH[0]
     EARLY: tl.constexpr = LAUNCH[0] and LAUNCH[1]
     ROTATES: tl.constexpr = p_cos is not None
@@ -224,11 +216,7 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     begin, end, active = part_of(length, window, i_split, splits, PART, KEYS)
     is_last = i_split == active - 1
     k = load_keys(p_keys, o_r, o_c, begin, end, so_cache, BS, SIZE, N)
-    v = ()
-    if IS_SMALL:
-        v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N)
-    else:
-        prefetch_rows(p_values, begin, end, so_cache, OVERLAP, SIZE, KEYS)
+    v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N)
     cos, sin, query_w, key_w = (), (), (), ()
     if ROTATES:
         o_pair = length * (SIZE // 2) + o_c + o_r * 0
@@ -269,9 +257,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
         q += (converted(b_q, TYPE),)
         q_later += (converted(b_q_later, TYPE),)
     q += q_later
-
-    if not IS_SMALL:
-        v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N)
 
     # Each warp's softmax over its keys in the cache. The token's own key and value begin it in the first warp of the
     # last part. Nobody reads them from memory in this launch.
