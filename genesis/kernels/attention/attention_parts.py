@@ -14,7 +14,7 @@ from genesis.kernels.maths import rounded_product
 from genesis.kernels.types import converted
 from genesis.ops.attention_step import LARGEST
 
-__all__ = ["add_parts", "part_of", "prefetch_part", "saturated", "store_heads"]
+__all__ = ["end_part", "part_of", "prefetch_early", "prefetch_part", "saturated", "store_heads"]
 
 LIMIT = tl.constexpr(LARGEST)
 
@@ -41,6 +41,19 @@ def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr,
     m_kv = (o_key < end)[:, None] & (o_line < SIZE)[None, :]  # [KEYS, LINES]
     prefetch(p_keys + o_kv, m_kv, OVERLAP)
     prefetch(p_values + o_kv, m_kv, OVERLAP)
+
+
+@triton.jit
+def prefetch_early(p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP: tl.constexpr,
+                   SIZE: tl.constexpr, PART: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Bring a part to L2 while the kernel ahead runs. It may be about to change the length: what is read here decides
+    nothing.
+    """
+    if OVERLAP:
+        early = tl.load(p_length, cache_modifier=".cg")
+        early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
+        begin, end, _ = part_of(early, window, i_split, splits, PART, BN)
+        prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
 
 
 @triton.jit
@@ -84,3 +97,19 @@ def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr
         b_sum = b_sum * b_rescale + tl.sum(rounded_product(b_l, b_factor), 0)
         b_max = b_new_max
     return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]
+
+
+@triton.jit
+def end_part(p_result, p_parts, p_states, p_counter, active, WORK: tl.constexpr, GROUP: tl.constexpr,
+             SIZE: tl.constexpr, TOGETHER: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """Count a part that is stored; the program that ends the last one adds up all of them, and leaves the counter at 0.
+
+    All stores of the program come before it is counted, all counts before the sum: one thread adds, with release and
+    acquire, between barriers of all.
+    """
+    tl.debug_barrier()
+    if tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu") == active - 1:
+        BG: tl.constexpr = triton.next_power_of_2(GROUP)
+        b_o = add_parts(p_parts, p_states, active, WORK, GROUP, SIZE, TOGETHER, BG, BD)
+        store_heads(p_result, b_o, GROUP, SIZE, BG, BD)
+        tl.store(p_counter, 0)

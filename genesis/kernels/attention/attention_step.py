@@ -35,7 +35,14 @@ from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels import maths
-from genesis.kernels.attention.attention_parts import add_parts, part_of, prefetch_part, saturated, store_heads
+from genesis.kernels.attention.attention_parts import (
+    end_part,
+    part_of,
+    prefetch_early,
+    prefetch_part,
+    saturated,
+    store_heads,
+)
 from genesis.kernels.attention.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.tiles import padded_head_dim
@@ -205,13 +212,8 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     p_values = p_keys + so_cache[0]
     allow_next(OVERLAP)
     if not EARLY:
-        # What earlier launches left is on its way to L2 before the one before is done. It may be about to change the
-        # length: what is read here decides nothing.
-        if OVERLAP:
-            early = tl.load(p_lengths + i_row, cache_modifier=".cg")
-            early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
-            begin, end, _ = part_of(early, window, i_split, splits, PART, BN)
-            prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
+        p_length = p_lengths + i_row
+        prefetch_early(p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP, SIZE, PART, BN)
         wait_for_previous(OVERLAP)
         b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
 
@@ -288,15 +290,8 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
             tl.store(p_state, b_new_max, mask=m_group)
             tl.store(p_state + GROUP, b_sum, mask=m_group)
             store_heads(p_parts + (first + i_split) * (GROUP * SIZE), b_acc, GROUP, SIZE, BM, BD)
-            # All stores of the program come before it is counted, all counts before the sum: one thread adds, with
-            # release and acquire, between barriers of all.
-            tl.debug_barrier()
-            if tl.atomic_add(p_counters + i_pair, 1, sem="acq_rel", scope="gpu") == active - 1:
-                BG: tl.constexpr = triton.next_power_of_2(GROUP)
-                p_first = p_parts + first * (GROUP * SIZE)
-                b_o = add_parts(p_first, p_states + first * (2 * GROUP), active, WORK, GROUP, SIZE, TOGETHER, BG, BD)
-                store_heads(p_result, b_o, GROUP, SIZE, BG, BD)
-                tl.store(p_counters + i_pair, 0)
+            p_first, p_first_state = p_parts + first * (GROUP * SIZE), p_states + first * (2 * GROUP)
+            end_part(p_result, p_first, p_first_state, p_counters + i_pair, active, WORK, GROUP, SIZE, TOGETHER, BD)
 
 
 # --- Launch -----------------------------------------------------------------------------------------------------------

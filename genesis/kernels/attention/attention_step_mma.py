@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from genesis.kernels import maths
-from genesis.kernels.attention.attention_parts import add_parts, part_of, prefetch_part, saturated, store_heads
+from genesis.kernels.attention.attention_parts import end_part, part_of, prefetch_early, prefetch_part, saturated
 from genesis.kernels.attention.attention_step_tiles import BLOCKS, combine, load_table, scores, weighted
 from genesis.kernels.attention.common import fast_exp2
 from genesis.kernels.dependents import allow_next, wait_for_previous
@@ -198,13 +198,10 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     p_values = p_keys + so_cache[0]
     allow_next(OVERLAP)
     if not EARLY:
-        # What earlier launches left is on its way to L2 before the one before is done. It may be about to change the
-        # length: what is read here decides nothing.
-        if OVERLAP:
-            early = tl.load(p_lengths + i_row, cache_modifier=".cg")
-            early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
-            begin, end, _ = part_of(early, window, i_split, splits, PART, KEYS)
-            prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
+        p_length = p_lengths + i_row
+        prefetch_early(
+            p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP, SIZE, PART, KEYS
+        )
         wait_for_previous(OVERLAP)
 
     # Which keys are this program's, and the first of them.
@@ -305,12 +302,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
             tl.store(p_state + o_e * 0 + o_t * 0, b_greatest, mask=m_state)
             tl.store(p_state + GROUP + o_e * 0 + o_t * 0, b_sum, mask=m_state)
             tl.store(p_parts + (first + i_split) * (GROUP * SIZE) + o_o, b_o, mask=m_o)
-            # All stores of the program come before it is counted, all counts before the sum: one thread adds, with
-            # release and acquire, between barriers of all.
-            tl.debug_barrier()
-            if tl.atomic_add(p_counters + i_pair, 1, sem="acq_rel", scope="gpu") == active - 1:
-                BG: tl.constexpr = triton.next_power_of_2(GROUP)
-                p_first, p_first_state = p_parts + first * (GROUP * SIZE), p_states + first * (2 * GROUP)
-                b_all = add_parts(p_first, p_first_state, active, tl.float32, GROUP, SIZE, TOGETHER, BG, SIZE)
-                store_heads(p_result, b_all, GROUP, SIZE, BG, SIZE)
-                tl.store(p_counters + i_pair, 0)
+            p_first, p_first_state = p_parts + first * (GROUP * SIZE), p_states + first * (2 * GROUP)
+            p_counter = p_counters + i_pair
+            end_part(p_result, p_first, p_first_state, p_counter, active, tl.float32, GROUP, SIZE, TOGETHER, SIZE)
