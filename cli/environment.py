@@ -95,12 +95,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _cpu() -> dict[str, Any]:
-    affinity = getattr(os, "sched_getaffinity", None)
+    from genesis.backend.cores import usable_cores
+
     name = platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), name)
-    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return {"name": name, "cores": os.cpu_count(), "usable_cores": usable, "quota_cores": _cgroup_cores()}
+    return {"name": name, "cores": os.cpu_count(), "usable_cores": usable_cores(), "quota_cores": _cgroup_cores()}
 
 
 def _cgroup(name: str) -> str:

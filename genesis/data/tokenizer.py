@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from genesis.backend.cores import usable_cores
 from genesis.data.affixes import post_processor_affixes, start_template
 from genesis.data.pieces import CutRule, cut_rule, puts_prefix, without_prefix
 from genesis.data.tokenizer_check import check_bounded
@@ -369,17 +370,12 @@ def _library() -> ModuleType:
     It takes these settings from the environment only, and at its first parallel call.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("RAYON_NUM_THREADS", str(min(_MAX_THREADS, _usable_cores())))
+    os.environ.setdefault("RAYON_NUM_THREADS", str(min(_MAX_THREADS, usable_cores())))
     import tokenizers
 
     # A forked child has none of the parent's threads: it must not wait for them.
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
     return tokenizers
-
-
-def _usable_cores() -> int:
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _is_encodable(text: str) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from genesis.backend.cuda.compile_workers import Workers
+
 pytest.importorskip("triton")
 pytestmark = pytest.mark.host
 
@@ -78,3 +80,13 @@ def test_what_no_worker_can_do_is_compiled_here(tmp_path: Path, how: str, most: 
     """A worker that ended by itself, and functions that another process would not find by their names."""
     found = run(tmp_path, how)
     assert found["here"] >= 1 and found["most"] == most
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "most"), [(2, "", 0), (4, "", 3), (16, "", 12), (16, "4", 3), (16, "x", 12)]
+)
+def test_how_many_there_are(cores: int, ranks: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on a Mac
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert Workers().most == most

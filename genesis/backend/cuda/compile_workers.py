@@ -14,6 +14,7 @@ that started it.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from genesis.backend.cores import usable_cores
 from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name
 from genesis.backend.cuda.tma import Facts
 
@@ -121,19 +123,20 @@ class _Worker:
 
 
 class Workers:
-    """The workers of a process, which start as they are needed.
-
-    Attributes:
-        most: how many there may be. None are used any more once one has failed at a job or ended by itself.
-    """
+    """The workers of a process, which start as they are needed; none any more once one has failed or ended itself."""
 
     def __init__(self) -> None:
-        cores = len(os.sched_getaffinity(0)) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-        self.most = min(MOST, cores - 1) if cores >= FEWEST_CORES else 0
         self._all: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._ending = 0
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def most(self) -> int:
+        """As the cores allow, which the ranks of a host share."""
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        cores = usable_cores() // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
+        return min(MOST, cores - 1) if cores >= FEWEST_CORES and sys.executable else 0
 
     @property
     def running(self) -> int:
