@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ def ask(function):
     signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
     return compilations.compiling(binary_kernel, signature, (9, 0))
 
+if how == "left":  # the process is killed while they have jobs
+    worker_take = compile_workers._Worker.take
+    compile_workers._Worker.take = lambda self, job: print(self.process.pid, flush=True) or worker_take(self, job)
 made = [each.result() for each in [ask(function) for function in ((own,) if how == "own" else (_add, _mul))]]
 compilations._work.threads.shutdown()
 print(json.dumps(dict(here=len(here), started=len(started), running=[p.pid for p in started if p.poll() is None],
@@ -54,16 +58,21 @@ print(json.dumps(dict(here=len(here), started=len(started), running=[p.pid for p
 """
 
 
-def run(folder: Path, how: str) -> dict[str, Any]:
+def start(folder: Path, how: str) -> subprocess.Popen[str]:
     (folder / "tmp").mkdir()
     (folder / "cache").mkdir()
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
     (folder / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(folder / "script.py"), how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(folder: Path, how: str) -> dict[str, Any]:
+    job = start(folder, how)
+    out, errors = job.communicate()
+    assert job.returncode == 0, errors
+    found: dict[str, Any] = json.loads(out)
     assert found["running"] == [] and list((folder / "tmp").iterdir()) == []
     assert all(size > 1000 for size in found["sizes"])
     return found
@@ -80,6 +89,22 @@ def test_what_no_worker_can_do_is_compiled_here(tmp_path: Path, how: str, most: 
     """A worker that ended by itself, and functions that another process would not find by their names."""
     found = run(tmp_path, how)
     assert found["here"] >= 1 and found["most"] == most
+
+
+def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    job = start(tmp_path, "left")
+    assert job.stdout
+    job.stdout.readline()  # one has a job
+    children = [each.read_text().split() for each in Path(f"/proc/{job.pid}/task").glob("*/children")]
+    workers = [int(pid) for each in children for pid in each]
+    assert workers
+    job.kill()
+    job.communicate()
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert not [each for each in (tmp_path / "tmp").iterdir() if each.name.startswith("genesis-")]
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,8 @@ class _Worker:
         descriptors = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in maps)
         return Binary(image, name, shared, warps, parameters, descriptors)
 
-    def end(self) -> None:
-        """Stop it, soon where it has a job."""
-        self.process.terminate()
+    def ended(self) -> None:
+        """Wait until it has ended, soon after it was told to, where it has a job, too."""
         try:
             self.process.wait(LAST_JOB_S)
         except subprocess.TimeoutExpired:
@@ -184,7 +183,7 @@ class Workers:
         for worker in ended:
             worker.process.terminate()
         for worker in ended:
-            worker.end()
+            worker.ended()
             with self._lock:
                 self._ending -= 1
 
@@ -215,9 +214,15 @@ def _read(stream: IO[bytes]) -> bytes | None:
     return None if len(size) < 8 or len(part) < int.from_bytes(size, "little") else part
 
 
+def _end(*_: Any) -> None:
+    """Leave, and remove temporary files undisturbed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit()
+
+
 def main() -> None:
     """A worker's process, which leaves no temporary file behind."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGTERM, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
