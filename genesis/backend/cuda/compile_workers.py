@@ -222,6 +222,7 @@ def _end(*_: Any) -> None:
 
 def main() -> None:
     """A worker's process, which leaves no temporary file behind."""
+    os.nice(5)  # what the process that asked does meanwhile goes first
     signal.signal(signal.SIGTERM, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     answers = os.fdopen(os.dup(1), "wb")
