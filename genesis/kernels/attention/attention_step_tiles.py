@@ -13,18 +13,12 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.gemm.few_rows_mma import constraints, layout_line
+from genesis.kernels.gemm.few_rows_mma import constraints, layout_line, mma_of
 from genesis.kernels.types import converted
 
 __all__ = ["BLOCKS", "combine", "load_table", "scores", "weighted"]
 
 BLOCKS = tl.constexpr(4)  # of 8 keys, whose scores are a tile
-
-
-@constexpr_function
-def mma_of(kind: tl.dtype) -> str:
-    """m16n8k16 of operands of a type."""
-    return f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32".replace("fp16", "f16")
 
 
 @constexpr_function

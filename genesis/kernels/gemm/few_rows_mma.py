@@ -55,6 +55,12 @@ def layout_line(warps: int) -> str:
 
 
 @constexpr_function
+def mma_of(kind: tl.dtype) -> str:
+    """m16n8k16 of operands of a type."""
+    return f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32".replace("fp16", "f16")
+
+
+@constexpr_function
 def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     """The assembly of `mma` for 8 elements of a thread: sums for 16 rows of W and one or two blocks of 8 rows of x.
 
@@ -71,8 +77,7 @@ def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     def four(at: int) -> str:
         return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
 
-    operation = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32".replace("fp16", "f16")
-    lines = [f"{operation} {four(d)}, {a}, {b}, {four(c)};" for d, a, b, c in steps]
+    lines = [f"{mma_of(kind)} {four(d)}, {a}, {b}, {four(c)};" for d, a, b, c in steps]
     return "\n".join([f"{{ {layout_line(warps)}", *lines, "}"])
 
 
