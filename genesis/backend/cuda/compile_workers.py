@@ -1,11 +1,8 @@
 """Processes that compile kernels, for when many are asked for at once and there are cores for them.
 
-Triton's passes and the assembler run outside Python's lock, what lies between them inside it: threads alone make about
-four kernels at a time of one, and whatever else the process does waits for its turn among them. A worker is given a
-kernel's name and signature, and answers with the machine code. What a worker cannot take, or fails at, is compiled
-where it was asked for.
-
-    python -m genesis.backend.cuda.compile_workers < jobs > answers
+Triton's passes and the assembler run outside Python's lock, what lies between them inside it: threads wait for each
+other there, and whatever else the process does waits among them. A worker is given a kernel's name and signature, and
+answers with the machine code. What a worker cannot take, or fails at, is compiled where it was asked for.
 
 Jobs and answers are parts of bytes, each behind its length: of a job one of JSON, of an answer JSON with the facts and
 then the image; where a worker failed, two empty parts. A worker ends with its input, so that none outlives the process
@@ -87,8 +84,8 @@ class _Worker:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "genesis.backend.cuda.compile_workers"],
-            env={**os.environ, "PYTHONPATH": path},
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
+            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},  # not one for each core
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -228,7 +225,3 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
     serve(sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    main()
