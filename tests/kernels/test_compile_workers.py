@@ -35,6 +35,8 @@ def start(self):
     started.append(self.process)
     if how == "killed":
         self.process.kill()
+    if how == "garbled":
+        self.process.stdout = __import__("io").BytesIO(bytes([9, 0, 0, 0, 0, 0, 0, 0]) + b"no answer" + bytes(8))
 
 compile_workers._Worker.__init__ = start
 
@@ -84,9 +86,9 @@ def test_workers_compile_and_end(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "genesis" / "kernels").glob("*.kernel"))) == 2
 
 
-@pytest.mark.parametrize(("how", "most"), [("killed", 0), ("own", 2)])
+@pytest.mark.parametrize(("how", "most"), [("killed", 0), ("garbled", 0), ("own", 2)])
 def test_what_no_worker_can_do_is_compiled_here(tmp_path: Path, how: str, most: int) -> None:
-    """A worker that ended by itself, and functions that another process would not find by their names."""
+    """A worker that ended by itself or gave no answer, and functions that others would not find by their names."""
     found = run(tmp_path, how)
     assert found["here"] >= 1 and found["most"] == most
 

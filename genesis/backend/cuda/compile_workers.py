@@ -149,7 +149,7 @@ class Workers:
         if worker is None:
             return None
         found, job = None, encoded(entry_name(kernel, signature, capability), kernel, signature, capability)
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it has ended, or what it says is no answer
             found = None if job is None else worker.take(job)
         with self._lock:
             if found is None and job is not None:
