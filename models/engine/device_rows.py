@@ -155,7 +155,7 @@ def has_fixed_weights(model: CausalLM) -> bool:
     """Whether layers read parameters or codes alone, where these lie: a step computes no weight and copies none."""
     plain = (nn.Linear, nn.RMSNorm, nn.Embedding, QuantizedLinear)
     own = [each for each in model.modules() if [*each.parameters(recurse=False), *each.buffers(recurse=False)]]
-    lie_whole = all(each.is_contiguous() for each in model.parameters())
+    lie_whole = all(each.is_contiguous() for each in (*model.parameters(), *model.buffers()))
     return model.is_fused and lie_whole and all(type(each) in plain for each in own)
 
 

@@ -232,7 +232,10 @@ def test_a_step_loads_weights_early_where_they_are_parameters(model: genesis_mod
     watched.model.layers[0].mlp.down_proj = type("Own", (genesis.nn.Linear,), {})(8, 8)
     weight = moved.model.layers[0].self_attn.o_proj.weight
     moved.model.layers[0].self_attn.o_proj.weight = genesis.nn.Parameter(weight.detach().t().contiguous().t())
-    for each in (adapted, watched, moved):
+    turned = quantize(genesis_models.load(golden("qwen3-tied").folder), "int8")
+    layer = turned.model.layers[0].self_attn.o_proj
+    layer.codes = layer.codes.t().contiguous().t()
+    for each in (adapted, watched, moved, turned):
         assert not device_rows.has_fixed_weights(each)
 
 

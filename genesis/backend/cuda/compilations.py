@@ -7,8 +7,6 @@ damaged, or that somebody else could have written, is compiled again and replace
 from __future__ import annotations
 
 import functools
-import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name
+from genesis.backend.cores import usable_cores
+from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name, packed, unpacked
 from genesis.backend.cuda.compile_workers import Workers
-from genesis.backend.cuda.tma import Facts
-from genesis.cache import USER, Cache, Entry, user_folder
+from genesis.cache import USER, Cache, user_folder
 
 __all__ = ["Progress", "cache_folder", "compiling", "given_up_on_error", "is_compiling", "progress"]
 
@@ -40,7 +38,7 @@ class _Work:
 
     @functools.cached_property
     def threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="genesis-compile")
+        return ThreadPoolExecutor(min(usable_cores(), 16), thread_name_prefix="genesis-compile")
 
     def start(self, make: Callable[[], Binary]) -> Future[Binary]:
         with self.lock:
@@ -137,35 +135,16 @@ def _cache(folder: Path) -> Cache:
 
 
 MAX_BYTES = 64 << 20  # of a kernel's entry
-MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # beyond every GPU and every kernel
-_FACTS = ("name", "shared", "warps", "parameters", "descriptors")
 
 
 def _found(cache: Cache, name: str) -> Binary | None:
     entry = cache.find(name, limit=MAX_BYTES)
-    return None if entry is None else _binary(entry)
-
-
-def _binary(entry: Entry) -> Binary | None:
-    """What an entry holds, or None where a figure is none that a kernel can have."""
     try:
-        facts = json.loads(bytes(entry.part("facts")))
-        name, shared, warps, parameters, descriptors = (facts[key] for key in _FACTS)
-        maps = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in descriptors)
-        numbers = [n for s, k, i, box in maps for n in (s, k, i, *box)]
-        bounds = (
-            (shared, MAX_SHARED),
-            (warps, MAX_WARPS),
-            (parameters, MAX_PARAMETERS),
-            *((n, MAX_BOX) for n in numbers),
-        )
-        if not isinstance(name, str) or not all(type(n) is int and 0 <= n <= most for n, most in bounds):
-            return None
-        return Binary(bytes(entry.part("image")), name, shared, warps, parameters, maps)
-    except (ValueError, KeyError, TypeError):
+        return None if entry is None else unpacked(bytes(entry.part("facts")), bytes(entry.part("image")))
+    except KeyError:
         return None
 
 
 def _keep(cache: Cache, name: str, made: Binary) -> None:
-    facts = {key: getattr(made, key) for key in _FACTS}
-    cache.put(name, {"facts": json.dumps(facts).encode(), "image": made.image})
+    facts, image = packed(made)
+    cache.put(name, {"facts": facts, "image": image})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import re
 import tempfile
 import threading
@@ -28,6 +29,8 @@ __all__ = [
     "describe",
     "entry_name",
     "is_array",
+    "packed",
+    "unpacked",
 ]
 
 # --- What a kernel is compiled for ------------------------------------------------------------------------------------
@@ -117,6 +120,35 @@ class Binary(NamedTuple):
     warps: int
     parameters: int
     descriptors: tuple[Facts, ...] = ()
+
+
+MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # beyond every GPU and every kernel
+_FACTS = ("name", "shared", "warps", "parameters", "descriptors")
+
+
+def packed(made: Binary) -> tuple[bytes, bytes]:
+    """The facts as JSON, and the image."""
+    return json.dumps({key: getattr(made, key) for key in _FACTS}).encode(), made.image
+
+
+def unpacked(facts: bytes, image: bytes) -> Binary | None:
+    """What was packed, or None where a figure is none that a kernel can have."""
+    try:
+        found = json.loads(facts)
+        name, shared, warps, parameters, descriptors = (found[key] for key in _FACTS)
+        maps = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in descriptors)
+        numbers = [n for s, k, i, box in maps for n in (s, k, i, *box)]
+        bounds = (
+            (shared, MAX_SHARED),
+            (warps, MAX_WARPS),
+            (parameters, MAX_PARAMETERS),
+            *((n, MAX_BOX) for n in numbers),
+        )
+        if not isinstance(name, str) or not all(type(n) is int and 0 <= n <= most for n, most in bounds):
+            return None
+        return Binary(image, name, shared, warps, parameters, maps)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def entry_name(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from genesis.backend.cores import usable_cores
-from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name
-from genesis.backend.cuda.tma import Facts
+from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name, packed, unpacked
 
-__all__ = ["Workers", "encoded", "serve"]
+__all__ = ["Workers", "main"]
 
 OWN = "genesis."  # modules whose kernels a worker can import without running anything of a user's
 MANY = 8  # kernels that are asked for and not done, from which on a worker's start pays
@@ -36,7 +35,7 @@ MOST = 12
 LAST_JOB_S = 5.0  # which a worker may take to end
 
 
-def encoded(*job: Any) -> bytes | None:
+def _encoded(*job: Any) -> bytes | None:
     """A job for a worker as JSON; None where it has a part that another process could not find."""
     try:
         return json.dumps([_plain(each) for each in job]).encode()
@@ -93,17 +92,13 @@ class _Worker:
         )
 
     def take(self, job: bytes) -> Binary | None:
-        """What it makes; None where it fails. Raises: OSError where the process has ended."""
+        """What it makes; None where it fails, or gives no answer. Raises: OSError where the process has ended."""
         assert self.process.stdin and self.process.stdout
         _write(self.process.stdin, job)
         facts, image = _read(self.process.stdout), _read(self.process.stdout)
         if facts is None or image is None:
             raise BrokenPipeError
-        if not facts:
-            return None
-        name, shared, warps, parameters, maps = json.loads(facts)
-        descriptors = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in maps)
-        return Binary(image, name, shared, warps, parameters, descriptors)
+        return unpacked(facts, image)
 
     def ended(self) -> None:
         """Wait until it has ended, soon after it was told to, where it has a job, too."""
@@ -145,14 +140,17 @@ class Workers:
         Args:
             waiting: kernels that are asked for and not done, this one included.
         """
-        worker = self._taken(waiting)
-        if worker is None:
+        if not self.most:
             return None
-        found, job = None, encoded(entry_name(kernel, signature, capability), kernel, signature, capability)
-        with suppress(OSError, ValueError):  # it has ended, or what it says is no answer
-            found = None if job is None else worker.take(job)
+        job = _encoded(entry_name(kernel, signature, capability), kernel, signature, capability)
+        worker = None if job is None else self._taken(waiting)
+        if job is None or worker is None:
+            return None
+        found = None
+        with suppress(OSError):  # it has ended
+            found = worker.take(job)
         with self._lock:
-            if found is None and job is not None:
+            if found is None:
                 self.most = 0
             self._idle.append(worker)
         return found
@@ -193,8 +191,7 @@ def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
             name, kernel, signature, capability = (_value(each) for each in json.loads(job))
             signature = Signature(*signature)
             if entry_name(kernel, signature, capability) == name:  # of the same source
-                image, *rest = compile_kernel(kernel, signature, capability)
-                facts = json.dumps(rest).encode()
+                facts, image = packed(compile_kernel(kernel, signature, capability))
         for part in (facts, image):
             _write(answers, part)
 
