@@ -343,6 +343,9 @@ class Optimizer:
         value = factor.array if isinstance(factor, Tensor) else factor
         for array in self._gradients():
             registry["mul"](array, value, out=array)
+        for flat in self._shared():
+            if flat.is_beside:
+                flat.find_squares()
 
     def clip_factor(self, report: Tensor, loss: Tensor, max_norm: float | None) -> Tensor:
         """The scale under which a step clips, and is left out once a loss or norm was not finite; nothing waits.
@@ -370,16 +373,16 @@ class Optimizer:
 
         Each figure is one rank's, and 0 on the others: so their sum over ranks has no order.
         """
-        flats, count = list(self._shared()), losses.shape[0]
-        size = count + sum(flat.num_spans for flat in flats)
+        flats = list(self._shared())
+        parts = [losses.array, *(flat.squares for flat in flats)]
+        size = sum(part.size for part in parts)
         if self._figures is None or self._figures.size != size:
             self._figures = flats[0].buffer(float64, "losses and squares of ranks", size)
-        figures, at = self._figures, count
-        registry["fill"](out=figures, value=0, shape=figures.shape, dtype=float64)
-        registry["cast"](losses.array, dtype=float64, out=figures.view((count,), (1,), figures.offset))
-        for flat in flats:
-            flat.square_spans(figures.view((flat.num_spans,), (1,), figures.offset + at))
-            at += flat.num_spans
+        figures, at = self._figures, 0
+        for part in parts:
+            place = figures.view((part.size,), (1,), figures.offset + at)
+            registry["cast"](part, dtype=float64, out=place)
+            at += part.size
         with flats[0].sending():
             flats[0].group.all_reduce(figures)
         flats[0].join()

@@ -57,6 +57,8 @@ class SharedBuffers(FlatBuffers):
 
     Attributes:
         has_all_sums: whether every rank has the sums of all gradients at the end of a step, and not of its parts alone.
+        squares: where collectives are beside the step, the partial sums that one process makes of the squares of all
+            gradients, one of each `NORM_SPAN` elements; 0 where they are another rank's.
     """
 
     def __init__(self, params: Sequence[Tensor], grad_dtype: DType | None, group: Group, *, is_sharded: bool) -> None:
@@ -72,6 +74,9 @@ class SharedBuffers(FlatBuffers):
         self._next_gathered = 0  # the bucket whose values are sent next, while an update goes on
         total_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
         self.summed = self.buffer(total_dtype, "sums of gradients", self.size if self.has_all_sums else end)
+        if self.is_beside:
+            self.squares = self.buffer(float64, "squares of gradients", -(-self.size // NORM_SPAN))
+            self.find_squares()  # of zeros: a kernel is best loaded while no rank waits for another
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """What of the elements [start, stop) this rank updates."""
@@ -154,6 +159,8 @@ class SharedBuffers(FlatBuffers):
         bucket = self._buckets[number]
         with self.sending():
             self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
+            if self.is_beside:
+                self._square(number)
 
     def complete(self) -> None:
         """All micro-batches are exchanged: give every rank all sums, where it needs them."""
@@ -235,19 +242,17 @@ class SharedBuffers(FlatBuffers):
             self.group.all_gather(mine, place, parts)
         return sum_of_rows(rows.view_np(), self.size)
 
-    @property
-    def num_spans(self) -> int:
-        """In how many parts `square_spans` gives the squares."""
-        return -(-self.size // NORM_SPAN)
+    def find_squares(self) -> None:
+        """Set `squares` anew, as an exchange does bucket by bucket."""
+        for number in range(len(self._buckets)):
+            self._square(number)
 
-    def square_spans(self, out: Array) -> None:
-        """Set what is this rank's of the sums of squares that one process makes of all gradients, `[num_spans]`."""
-        for number, own in enumerate(self._own):
-            sums = self._sums(number)
-            if sums.size:
-                spans = -(-sums.size // NORM_SPAN)
-                place = out.view((spans,), (1,), out.offset + own.start // NORM_SPAN)
-                registry["square_spans"](sums, of=self.size, out=place)
+    def _square(self, number: int) -> None:
+        sums = self._sums(number)
+        if sums.size:
+            first, count = self._own[number].start // NORM_SPAN, -(-sums.size // NORM_SPAN)
+            place = self.squares.view((count,), (1,), self.squares.offset + first)
+            registry["square_spans"](sums, of=self.size, out=place)
 
     def first_not_finite(self) -> int | None:
         """The first parameter with a gradient here that is not finite."""

@@ -46,9 +46,9 @@ def test_the_settings_of_a_sweep() -> None:
 
 def test_the_table() -> None:
     row = {"ctas": 0, "policy": 2, "reserved": 8, "ms": 52.125, "exposed_ms": 1.5, "compute_ms": 47.0, "scaling": 0.97}
-    row |= {"exchange_gbps": 250.0, "gather_gbps": 300.04, "notes": []}
+    row |= {"exchange_gbps": 250.0, "gather_gbps": 300.04, "alone_ms": 50.5612, "notes": []}
     said = rank_sweep.line(row)
-    assert said.split() == ["auto", "2", "8", "52.12", "1.50", "47.00", "250.0", "300.0", "97.0%"]
+    assert said.split() == ["auto", "2", "8", "52.12", "1.50", "47.00", "250.0", "300.0", "50.56", "97.0%"]
     assert len(said) == len(HEAD)
     assert rank_sweep.line({**row, "error": "no"}).split() == ["auto", "2", "8", "no"]
 
@@ -74,6 +74,7 @@ def test_a_sweep(lora: bool, tmp_path: Path) -> None:
     for each in _on_ranks(2, work, tmp_path, 600):
         first, row = each.value
         assert (row["ctas"], row["policy"], row["reserved"], row["notes"]) == (4, 2, 2, [])
-        assert row["scaling"] == pytest.approx(first["alone_ms"] / row["ms"])
+        assert row["scaling"] == pytest.approx(row["alone_ms"] / row["ms"])
+        assert len(first["each_alone_ms"]) == len(first["at_once_ms"]) == 2
         assert min(row["ms"], row["compute_ms"], row["exchange_gbps"], row["gather_gbps"]) > 0
         assert len(rank_sweep.line(row)) == len(HEAD)
