@@ -8,7 +8,8 @@ import importlib
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -97,8 +98,13 @@ def wide_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     if few_rows is None:
         yield
         return
-    choose = few_rows.choose_fma_tile
-    with mock.patch.object(few_rows, "choose_fma_tile", lambda *given: choose(*given)._replace(bn=64)):
+
+    def wide(choose: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: choose(*given)._replace(bn=64)
+
+    with ExitStack() as patches:
+        for name in ("choose_fma_tile", "choose_one_row_tile"):
+            patches.enter_context(mock.patch.object(few_rows, name, wide(getattr(few_rows, name))))
         yield
 
 

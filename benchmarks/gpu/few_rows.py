@@ -28,10 +28,12 @@ from genesis.dtypes import float8_e4m3fn
 from genesis.kernels.gemm import few_rows
 from genesis.kernels.gemm.few_rows import (
     MMA_K,
+    ONE_ROW_K,
     FewRowsTile,
     Norm,
     choose_fma_tile,
     choose_mma_tile,
+    choose_one_row_tile,
     few_rows_into,
     few_rows_swiglu_into,
     held_registers,
@@ -168,24 +170,29 @@ def shared(w: torch.Tensor) -> Array:
 
 def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
     """What is tried beside the rule's choice: on the CUDA cores, on the tensor cores, and both with early loads."""
-    sms = backend.driver.properties.sm_count
     if m == 1:
-        yield choose_fma_tile(m, p.k, itemsize, p.norm)
-    rule = choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
+        yield from _one_row_tiles(p, itemsize)
+        return
+    rule = choose_mma_tile(m, p.n, p.k, backend.driver.properties.sm_count, p.halves, p.norm)
     yield rule
-    for early in (False, True):
-        for slices, warps, trips in itertools.product((1, 2, 4), (4, 8), (1, 2)) if m == 1 else ():
-            bk = slices * 32 * 16 // itemsize
-            if (steps := -(-p.k // bk // trips)) * p.halves <= 16:
-                yield FewRowsTile(warps // slices, bk, warps, steps, early)
-        blocks = max(1, m // 8)
-        for bn, warps, trips in itertools.product((8, 16, 32), (4, 8), (1, 2, 3, 4)):
-            steps, of_w = -(-p.k // (MMA_K * warps) // trips), p.halves * max(1, bn // 16) + p.norm
-            registers = held_registers(blocks, bn, steps, p.halves, p.norm)
-            shared_bytes = of_w * max(1, blocks // 2) * warps * (512 if blocks == 1 else 1024)
-            fits = registers <= 190 and (registers + 40) * 32 * warps <= 65536 and shared_bytes <= 44 << 10
-            if fits and MMA_K * warps <= p.k and (bn == rule.bn or not early):
-                yield FewRowsTile(bn, MMA_K, warps, steps, early)
+    blocks = max(1, m // 8)
+    for early, bn, warps, trips in itertools.product((False, True), (8, 16, 32), (4, 8), (1, 2, 3, 4)):
+        steps, of_w = -(-p.k // (MMA_K * warps) // trips), p.halves * max(1, bn // 16) + p.norm
+        registers = held_registers(blocks, bn, steps, p.halves, p.norm)
+        shared_bytes = of_w * max(1, blocks // 2) * warps * (512 if blocks == 1 else 1024)
+        fits = registers <= 190 and (registers + 40) * 32 * warps <= 65536 and shared_bytes <= 44 << 10
+        if fits and MMA_K * warps <= p.k and (bn == rule.bn or not early):
+            yield FewRowsTile(bn, MMA_K, warps, steps, early)
+
+
+def _one_row_tiles(p: Problem, itemsize: int) -> Iterator[FewRowsTile]:
+    yield choose_one_row_tile(p.k, itemsize, p.halves, p.norm)._replace(early=True)
+    yield choose_fma_tile(1, p.k, itemsize)._replace(early=True)
+    for rows, warps, trips in itertools.product((4, 8, 16), (1, 2, 4, 8), (1, 2, 3)):
+        steps = -(-p.k // (ONE_ROW_K * warps) // trips)
+        registers = steps * (2 * itemsize * rows + 4 * (1 + p.norm)) + 4 * rows
+        if registers <= 170 and ONE_ROW_K * warps < 2 * p.k:
+            yield FewRowsTile(rows // p.halves, ONE_ROW_K, warps, steps, True, one_row=True)
 
 
 def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[str], compile_only: bool) -> None:
@@ -230,7 +237,7 @@ def launched_as(how: str) -> Iterator[None]:
         return rule(*sizes)._replace(early=True)
 
     with ExitStack() as patches:
-        for name in ("choose_fma_tile", "choose_mma_tile") if how == "early loads" else ():
+        for name in ("choose_one_row_tile", "choose_mma_tile") if how == "early loads" else ():
             patches.enter_context(mock.patch.object(few_rows, name, functools.partial(early, getattr(few_rows, name))))
         if how in ("wait", "plain"):
             patches.enter_context(mock.patch.object(few_rows, "can_overlap", return_value=False))
@@ -241,19 +248,14 @@ def launched_as(how: str) -> Iterator[None]:
 
 def chain(name: str, model: Model, m: int, weights: Weights, compile_only: bool) -> None:
     """All layers' matmuls in one graph."""
-    turns, sms = [], backend.driver.properties.sm_count
+    turns = []
     for _ in range(1 if compile_only else model.layers):
         for p in problems(model)[:4]:
             turns.append((Operands(p, m, weights), weights.take(p.halves * p.n, p.k)))
     nbytes = sum(w.numel() * w.element_size() for _, w in turns)
     times = {}
-    for how in ("overlap", "early loads", *(["norms on tensor cores"] if m == 1 else []), "wait", "plain"):
-        calls = []
-        for o, w in turns:
-            p, tile = o.problem, None
-            if p.norm and how == "norms on tensor cores":
-                tile = choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
-            calls.append(o.call(w, tile))
+    for how in ("overlap", "early loads", "wait", "plain"):
+        calls = [o.call(w) for o, w in turns]
         with launched_as(how):
             if not compile_only:
                 times[how] = gpu_us(calls, n=len(calls), replays=9) * len(calls)

@@ -160,9 +160,10 @@ def line(row: dict[str, Any]) -> str:
     head = f"{row['ctas'] or 'auto':>5}{row['policy']:>7}{row['reserved']:>9}"
     if "error" in row:
         return f"{head}  {row['error'][:80]}"
+    note = f"  {row['notes'][0][:60]}" if row["notes"] else ""
     return (
         f"{head}{row['ms']:10.2f}{row['exposed_ms']:10.2f}{row['compute_ms']:10.2f}{row['exchange_gbps']:10.1f}"
-        f"{row['gather_gbps']:8.1f}{row['alone_ms']:10.2f}{row['scaling']:9.1%}{'' if not row['notes'] else '  ' + row['notes'][0][:60]}"
+        f"{row['gather_gbps']:8.1f}{row['alone_ms']:10.2f}{row['scaling']:9.1%}{note}"
     )
 
 

@@ -16,8 +16,9 @@ from genesis.distributed import Peers
 from genesis.distributed.nccl import NcclGroup
 from genesis.dtypes import bfloat16, float32
 from genesis.errors import DistributedError, OutOfMemoryError
-from genesis.optim import AdamW, shared
+from genesis.optim import AdamW
 from genesis.tensor import Tensor
+from tests.cuda.stream_order import small_spans
 from tests.distributed import nccl_ranks
 from tests.distributed.test_group import expected_sum, of, values
 from tests.distributed.test_nccl import given
@@ -100,11 +101,11 @@ def test_memory_is_used_again_where_no_rank_uses_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_flat_buffers(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flat_buffers(is_mapped: bool, tmp_path: Path) -> None:
     """Gradients and weights are mapped, where the group maps memory; sums are not."""
-    monkeypatch.setattr(shared, "NORM_SPAN", 64)
 
     def work(peers: Peers, group: NcclGroup) -> list[Any]:
+        small_spans()
         param = given(values(0, 640, bfloat16))
         flat = next(AdamW([Tensor(param).requires_grad_()], fused=True, ranks=group)._shared())
         buffers = (flat.values, flat.gradients, flat.summed)

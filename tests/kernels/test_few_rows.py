@@ -19,6 +19,7 @@ from genesis.kernels.gemm.few_rows import (
     Norm,
     choose_fma_tile,
     choose_mma_tile,
+    choose_one_row_tile,
     few_rows_into,
     few_rows_swiglu_into,
     held_registers,
@@ -32,7 +33,10 @@ STEP = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-21}
 EPILOGUES = [(False, False, False), (True, True, False), (False, True, True), (True, False, True)]
 SMALL = FewRowsTile(8, 16, 4, 2)
 TENSOR_CORES = [FewRowsTile(8, 32, 2, 2), FewRowsTile(16, 32, 1, 1, True), FewRowsTile(32, 32, 4, 3)]
-
+ONE_ROW = [FewRowsTile(*sizes, one_row=True) for sizes in ((4, 256, 1, 1), (16, 256, 2, 1, True), (4, 256, 8, 1))]
+# One trip along K and several.
+CODES = {False: [FewRowsTile(16, 32, 2, 2), FewRowsTile(16, 32, 1, 1, True)]}
+CODES[True] = [FewRowsTile(8, 256, 2, 1, one_row=True), FewRowsTile(8, 256, 1, 4, True, one_row=True)]
 
 FULL = pytest.mark.full
 
@@ -86,7 +90,8 @@ def test_epilogues(m: int, dtype: DType, with_norm: bool, with_bias: bool, with_
     scale, bias, residual = (on_gpu(rng.normal(size=shape), dtype) for shape in ((k,), (n,), (m, n)))
     out, rstd = on_gpu(np.full((m, n), np.nan), dtype), on_gpu(np.full((m,), np.nan), float32)
     norm = Norm(scale, EPS, rstd) if with_norm else None
-    for tile in (None, SMALL, *(TENSOR_CORES if aligned and m > 1 else ())):
+    on_tensor_cores = aligned and dtype.itemsize == 2 and not (with_norm and dtype is float16)
+    for tile in (None, SMALL, *((TENSOR_CORES if m > 1 else ONE_ROW) if on_tensor_cores else ())):
         few_rows_into(
             out, x, w, norm=norm, bias=bias if with_bias else None, residual=residual if with_residual else None,
             tile=tile,
@@ -121,6 +126,8 @@ def test_swiglu(m: int, dtype: DType, aligned: bool) -> None:
     ("m", "dtype", "k"),
     [
         *itertools.product((1, 3), (bfloat16, float32), (70, 80)),
+        (1, bfloat16, 784),
+        (1, float16, 80),
         (20, bfloat16, 80),
         *(pytest.param(20, dtype, k, marks=FULL) for dtype, k in ((bfloat16, 70), (float32, 70), (float32, 80))),
     ],
@@ -133,8 +140,9 @@ def test_codes_with_a_scale_a_row(m: int, dtype: DType, kind: DType, k: int) -> 
     w, residual = on_gpu(codes, kind), on_gpu(rng.normal(size=(m, 2 * n)), dtype)
     out, h = on_gpu(np.full((m, 2 * n), np.nan), dtype), on_gpu(np.full((m, n), np.nan), dtype)
     want = wide(x) @ (codes.astype(np.float64) * wide(scale)[:, None]).T
-    few_rows_into(out, x, w, residual=residual, w_scale=scale)
-    np.testing.assert_allclose(wide(out), want + wide(residual), rtol=STEP[dtype], atol=1e-5)
+    for tile in (None, *(CODES[m == 1] if dtype.itemsize == 2 and k % 16 == 0 else ())):
+        few_rows_into(out, x, w, residual=residual, w_scale=scale, tile=tile)
+        np.testing.assert_allclose(wide(out), want + wide(residual), rtol=STEP[dtype], atol=1e-5)
     halves = [w.view((n, k), (k, 1), w.offset + i * n * k) for i in range(2)]
     few_rows_swiglu_into(h, out, x, *halves, w_scale=scale)
     np.testing.assert_allclose(wide(out), want, rtol=STEP[dtype], atol=1e-5)
@@ -206,6 +214,11 @@ def test_tiles_fit(itemsize: int) -> None:
         assert t.bn & (t.bn - 1) == t.bk & (t.bk - 1) == 0
         assert t.bk >= 16
         assert 1 <= t.steps <= 5
+        for norm in (False, True) if itemsize < 4 else ():
+            t = choose_one_row_tile(k, itemsize, halves, norm)
+            assert t.bn in (4, 8)
+            assert t.warps in (1, 2, 4)
+            assert 1 <= t.steps * (2 * itemsize * halves * t.bn + 4 + 4 * norm) <= 128  # registers for loads
         for norm in (False, True) if itemsize == 2 else ():
             t = choose_mma_tile(m, n, k, 132, halves, norm)
             assert t.bn in (8, 16, 32)
@@ -223,6 +236,7 @@ import re
 from genesis.backend.cuda.compile import Signature, compiled, dependent
 from genesis.kernels.gemm.few_rows_fma import few_rows_fma_kernel
 from genesis.kernels.gemm.few_rows_mma import few_rows_mma_kernel
+from genesis.kernels.gemm.one_row_mma import one_row_mma_kernel
 
 A, NONE, SHARED = "*bf16:16", ("constexpr", None), dict(K=896, STEPS=2, OVERLAP=True)
 OPERANDS = (A, A, "*fp32:16", A, A, A, A, NONE, NONE, NONE)
@@ -232,9 +246,12 @@ for kernel, constants in (
     (few_rows_mma_kernel, dict(BM=8, BN=8, BS=4, EARLY=False)),
     (few_rows_fma_kernel, dict(BM=1, BN=4, BK=256, BW=4, EARLY=True)),
     (few_rows_mma_kernel, dict(BM=8, BN=8, BS=4, EARLY=True)),
+    (one_row_mma_kernel, dict(BN=4, BS=1, EARLY=False)),
+    (one_row_mma_kernel, dict(BN=4, BS=1, EARLY=True)),
 ):
     made_for = tuple(sorted({**SHARED, **constants}.items()))
-    signature = Signature((*OPERANDS, "i32", *["i32:16"] * 4, "fp32"), made_for, (("num_warps", 4),))
+    sizes = ("i32:16",) * 2 if kernel is one_row_mma_kernel else ("i32", *["i32:16"] * 4)
+    signature = Signature((*OPERANDS, *sizes, "fp32"), made_for, (("num_warps", constants.get("BS", 4)),))
     text = dependent(compiled(kernel, signature, (9, 0)).asm["ptx"])
     wait = text.index("griddepcontrol.wait")
     assert text.count("griddepcontrol.wait") == 1
@@ -253,6 +270,5 @@ def test_nothing_is_written_before_the_wait_and_read_where_the_caller_says_so() 
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == [f"few_rows_{each}_kernel" for each in ("fma", "fma", "mma", "fma", "mma")], (
-        done.stderr
-    )
+    fma, mma, one = "few_rows_fma_kernel", "few_rows_mma_kernel", "one_row_mma_kernel"
+    assert done.stdout.split() == [fma, fma, mma, fma, mma, one, one], done.stderr

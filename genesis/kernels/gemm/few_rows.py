@@ -7,8 +7,8 @@ takes as long as its weight takes from memory, a microsecond or two, so that lat
 overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, and waits. Where the
 caller says that nothing ahead writes weights (`mode.fixed_weights`), the first of them are loaded before it waits.
 
-Every program has all of K for BN rows of W: nothing is left to combine. Two to 32 rows of 2-byte floats are multiplied
-on the tensor cores (few_rows_mma.py); one row, float32, and rows that 16 bytes do not divide on the CUDA cores
+Every program has all of K for BN rows of W: nothing is left to combine. Rows of 2-byte floats are multiplied on the
+tensor cores (few_rows_mma.py, one row one_row_mma.py), float32 and rows that 16 bytes do not divide on the CUDA cores
 (few_rows_fma.py). The factors of a norm's rows are applied to the finished sums, so that x is read once. In float16
 x·scale could overflow: with a norm, it is left to the CUDA cores, which compute in float32. Sums are float32.
 
@@ -31,16 +31,19 @@ from genesis.dtypes import bfloat16, float16, float32
 from genesis.kernels.dependents import can_overlap
 from genesis.kernels.gemm.few_rows_fma import few_rows_fma_kernel
 from genesis.kernels.gemm.few_rows_mma import few_rows_mma_kernel
+from genesis.kernels.gemm.one_row_mma import one_row_mma_kernel
 from genesis.kernels.strides import as_matrix
 from genesis.ops.shape import columns, contiguous
 
 __all__ = [
     "MAX_ROWS",
     "MMA_K",
+    "ONE_ROW_K",
     "FewRowsTile",
     "Norm",
     "choose_fma_tile",
     "choose_mma_tile",
+    "choose_one_row_tile",
     "few_rows_into",
     "few_rows_linear_into",
     "few_rows_swiglu_into",
@@ -51,7 +54,10 @@ __all__ = [
 MAX_ROWS = 32
 FMA_ROWS = 4  # of x in a program on the CUDA cores, where there is more than one
 MMA_K = 32  # elements along K of a warp's step on the tensor cores
+ONE_ROW_K = 256  # the same, of one row of x
 MAX_LOADS = 28  # of 16 bytes that a thread has under way there
+ONE_ROW_WARPS = 4  # of a program with one row of x, at most
+ONE_ROW_LOADS = 128  # registers for its loads
 REGISTERS = 65536  # of an SM
 MAX_HELD = 190  # registers for loads and sums, of 255
 OTHER = 42  # registers of a thread besides
@@ -64,10 +70,11 @@ class FewRowsTile(NamedTuple):
 
     Attributes:
         bn: rows of W (SwiGLU: of gate and of up) of a program.
-        bk: elements along K; MMA_K on the tensor cores, of each warp.
+        bk: elements along K; on the tensor cores of each warp: MMA_K, or ONE_ROW_K.
         warps: of a program.
         steps: tiles along K whose loads are issued together.
         early: load the first of W, and the norm's weight, before the wait, as under `mode.fixed_weights`.
+        one_row: on the tensor cores, for one row of x.
     """
 
     bn: int
@@ -75,6 +82,7 @@ class FewRowsTile(NamedTuple):
     warps: int
     steps: int
     early: bool = False
+    one_row: bool = False
 
 
 class Norm(NamedTuple):
@@ -88,11 +96,8 @@ class Norm(NamedTuple):
 # --- Launching --------------------------------------------------------------------------------------------------------
 
 
-def choose_fma_tile(m: int, k: int, itemsize: int, norm: bool = False) -> FewRowsTile:
+def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
     """The tile on the CUDA cores: a warp has a row of W, or of a long one a slice, so that few loads follow each other.
-
-    With a norm, of which every program computes all, and codes aside, it has two: programs are fewer then, and leave
-    room for those of the kernel behind, whose loads begin earlier.
 
     Args:
         itemsize: bytes of an element of W.
@@ -100,8 +105,18 @@ def choose_fma_tile(m: int, k: int, itemsize: int, norm: bool = False) -> FewRow
     lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
     while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
         slices *= 2
-    rows = 2 if norm and m == 1 and itemsize == 2 else 1
-    return FewRowsTile(4 * rows // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
+    return FewRowsTile(4 // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
+
+
+def choose_one_row_tile(k: int, itemsize: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
+    """The tile on the tensor cores for one row of x: few warps, each with as much of a row of W as 2 KiB."""
+    warps = 1
+    while warps < ONE_ROW_WARPS and triton.cdiv(k, ONE_ROW_K * warps) * itemsize > 8:
+        warps *= 2
+    bn = 8 if itemsize == 1 and halves == 1 and warps == ONE_ROW_WARPS else 4
+    step = 2 * itemsize * halves * bn + 4 * (1 + norm)  # registers
+    steps = _balanced(k, ONE_ROW_K * warps, ONE_ROW_LOADS // step)
+    return FewRowsTile(bn, ONE_ROW_K, warps, steps, one_row=True)
 
 
 def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
@@ -225,10 +240,11 @@ def _launch(
     n, itemsize = weight.shape[0], weight.dtype.itemsize
     sms = backend_of(x.device).driver.properties.sm_count
     on_mma, t = takes_mma(x, weights, norm), tile
-    # of one row the conversion of 8-bit codes is the bound: on the tensor cores it serves twice as many of them
-    if t is None and on_mma and (m > 1 or (itemsize == 1 and n >= WIDE * sms)):
+    if t is None and on_mma and m == 1:
+        t = choose_one_row_tile(k, itemsize, len(weights), norm is not None)
+    elif t is None and on_mma:
         t = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
-    t = t or choose_fma_tile(m, k, itemsize, norm is not None)
+    t = t or choose_fma_tile(m, k, itemsize)
     scale, eps, rstd = norm or (None, 0.0, None)
     rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
     sizes = m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps)
@@ -236,6 +252,9 @@ def _launch(
     how: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": is_early, "BN": t.bn, "STEPS": t.steps}
     how |= {"K": k, "num_warps": t.warps}
     grid = triton.cdiv(n, t.bn)
+    if t.one_row:
+        launch(one_row_mma_kernel, grid, *rows, n, weight.strides[0], float(eps), BS=t.warps, **how)
+        return
     if on_mma and t.bk == MMA_K:
         bm = max(8, triton.next_power_of_2(m))
         launch(few_rows_mma_kernel, grid, *rows, *sizes, BM=bm, BS=t.warps, **how)

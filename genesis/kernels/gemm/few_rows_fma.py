@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.dependents import allow_next, wait_for_previous
@@ -18,6 +19,7 @@ __all__ = [
     "few_rows_fma_kernel",
     "load_tile",
     "rms_reciprocal",
+    "unrolled",
 ]
 
 
@@ -80,6 +82,16 @@ if is_interpreted():
     def after_loads() -> float:
         """What is issued is done."""
         return 0.0
+
+
+@constexpr_function
+def unrolled(kind: tl.dtype, k: int, step: int) -> int:
+    """How many trips along K of a loop over tiles of W are written out.
+
+    What a loop hands on are single elements to Triton: 8-bit ones would be taken out of words and put back, three or
+    four instructions for each.
+    """
+    return min(-(-k // step), 8) if kind.primitive_bitwidth == 8 else 1
 
 
 @triton.jit
@@ -180,7 +192,7 @@ def few_rows_fma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         acc += (tl.full((BW, BN // BW, BK), -0.0, tl.float32),)
         square += (tl.full((BW, 1, BK), -0.0, tl.float32),)
     acc_up = acc
-    for i_k in range(0, K, BK * STEPS):
+    for i_k in tl.range(0, K, BK * STEPS, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, BK * STEPS)):
         x = ()
         for i in tl.static_range(BM):
             o_x = tl.minimum(i_m + i, m - 1).to(tl.int64) * x_row if BM > 1 else 0

@@ -20,7 +20,7 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.dependents import allow_next, wait_for_previous
-from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, rms_reciprocal
+from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, rms_reciprocal, unrolled
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 
@@ -321,7 +321,7 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, XX, BS * 8)
     sums_up = sums
-    for i_k in range(0, K, BS * 32 * STEPS):
+    for i_k in tl.range(0, K, BS * 32 * STEPS, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, BS * 32 * STEPS)):
         x = load_steps(p_x, o_r, m, x_row, i_k + o_k, K, X, BS, STEPS)
         zero = after_loads()
         sums, sums_up, square = plus(sums, zero, P), plus(sums_up, zero, P), plus(square, zero, XX)
