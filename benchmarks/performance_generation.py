@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.result_files import Result
+from benchmarks.result_files import Result, short_name
 from genesis.report.markdown import markdown_table
 
 __all__ = ["cpu_generation", "generation"]
@@ -85,7 +85,7 @@ def _case(row: dict[str, Any]) -> tuple[Any, ...]:
 def _cells(result: Result, row: dict[str, Any], peer: dict[str, Any]) -> list[str]:
     return [
         row["size"],
-        str(result.data.get("gpu", "–")).removeprefix("NVIDIA ").split()[0],
+        short_name(result.data.get("gpu", "–")),
         row["side"].removeprefix(OURS).removeprefix("-") or "bf16",
         str(row["batch"]),
         f"{row['prompt']:,} + {row['new']}",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.result_files import Result
+from benchmarks.result_files import Result, short_name
 from genesis.report.markdown import markdown_table
 
 __all__ = ["ranks"]
 
 COLUMNS = [
-    "model", "tokens of a rank", "ranks", "copies", "step", "tokens/s", "scaling", "exposed", "memory of a GPU", "peer",
+    "model", "GPU", "tokens of a rank", "ranks", "copies", "step", "tokens/s", "scaling", "exposed", "memory of a GPU", "peer",
     "its step", "ratio",
 ]  # fmt: skip
 
@@ -29,14 +29,15 @@ def ranks(results: Sequence[Result]) -> Iterator[str]:
     newest: dict[tuple[Any, ...], tuple[Result, dict[str, Any]]] = {}
     for result in results:
         for row in result.data.get("rank_rows", ()):
-            newest[row["size"], row["shape"], row["ranks"], row["copies"], row.get("peer")] = result, row
+            key = row["size"], row["shape"], row["ranks"], result.data["gpu"], row["copies"], row.get("peer")
+            newest[key] = result, row
     if not newest:
         return
     yield from ("## Several GPUs", "")
     yield from INTRODUCTION
     order = ("size", "tokens", "ranks", "copies")
     rows = sorted(newest.values(), key=lambda each: [each[1][key] for key in order])
-    yield from markdown_table(COLUMNS, [_cells(row) for _, row in rows], ("model", "copies", "peer"))
+    yield from markdown_table(COLUMNS, [_cells(*each) for each in rows], ("model", "GPU", "copies", "peer"))
     yield ""
     for result in {id(result): result for result, _ in newest.values()}.values():
         data = result.data
@@ -47,9 +48,10 @@ def ranks(results: Sequence[Result]) -> Iterator[str]:
     yield ""
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(result: Result, row: dict[str, Any]) -> list[str]:
     return [
         row["size"],
+        short_name(result.data["gpu"]),
         row["shape"].replace("x", " x "),
         str(row["ranks"]),
         row["copies"],

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["RESULTS", "Result", "read_results", "result_files", "write_result"]
+__all__ = ["RESULTS", "Result", "read_results", "result_files", "short_name", "write_result"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -43,3 +43,8 @@ def read_results(files: Iterable[Path]) -> list[Result]:
     """The files' data, oldest first."""
     found = [Result(path.name, json.loads(path.read_text())) for path in files]
     return sorted(found, key=lambda result: (result.date, result.name))
+
+
+def short_name(gpu: str) -> str:
+    """H100 for NVIDIA H100 80GB HBM3."""
+    return gpu.removeprefix("NVIDIA ").split()[0]
