@@ -11,8 +11,8 @@ from genesis.report.markdown import markdown_table
 __all__ = ["ranks"]
 
 COLUMNS = [
-    "model", "GPU", "tokens of a rank", "ranks", "copies", "step", "tokens/s", "scaling", "exposed", "memory of a GPU", "peer",
-    "its step", "ratio",
+    "model", "GPU", "tokens of a rank", "ranks", "copies", "step", "tokens/s", "scaling", "exposed", "memory of a GPU",
+    "peer", "its step", "ratio",
 ]  # fmt: skip
 
 INTRODUCTION = (

@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 
+MOST_WRITTEN_OUT = 4  # trips: more of them compile for seconds
+
+
 @triton.jit
 def rms_reciprocal(b_square, k, eps):
     """1 / rms of rows from their sums of squares."""
@@ -91,7 +94,7 @@ def unrolled(kind: tl.dtype, k: int, step: int) -> int:
     What a loop hands on are single elements to Triton: 8-bit ones would be taken out of words and put back, three or
     four instructions for each.
     """
-    return min(-(-k // step), 8) if kind.primitive_bitwidth == 8 else 1
+    return min(-(-k // step), MOST_WRITTEN_OUT) if kind.primitive_bitwidth == 8 else 1
 
 
 @triton.jit
