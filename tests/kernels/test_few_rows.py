@@ -148,6 +148,24 @@ def test_codes_with_a_scale_a_row(m: int, dtype: DType, kind: DType, k: int) -> 
     np.testing.assert_allclose(wide(out), want, rtol=STEP[dtype], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [float8_e4m3fn, int8])
+def test_codes_with_values_beyond_float16(kind: DType) -> None:
+    """One row of bfloat16 becomes float16 on the way: a power of two in front of it changes nothing else."""
+    n, k = 24, 528
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(1, k)) * 2.0 ** rng.integers(-6, 7, (1, k))
+    w, scale = on_gpu(rng.integers(-127, 128, (n, k)).astype(kind.numpy), kind), on_gpu(rng.random(n), float32)
+    outs = []
+    for power in (0, 90, -90):
+        out = on_gpu(np.full((1, n), np.nan), bfloat16)
+        few_rows_into(out, on_gpu(values * 2.0**power, bfloat16), w, w_scale=scale)
+        outs.append(wide(out) / 2.0**power)
+    np.testing.assert_array_equal(outs[1], outs[0])
+    np.testing.assert_array_equal(outs[2], outs[0])
+    want = wide(on_gpu(values, bfloat16)) @ (wide(w) * wide(scale)[:, None]).T
+    np.testing.assert_allclose(outs[0], want, rtol=STEP[bfloat16], atol=1e-5)
+
+
 @pytest.mark.parametrize("m", [1, 4, 32])
 def test_nan_and_infinity_stay_in_their_row(m: int) -> None:
     n, k = 20, 50

@@ -176,7 +176,7 @@ if is_interpreted():
     def diagonal_sums(tiles: Any, BS: Any, P: Any, SQUARES: Any) -> Any:
         """The same on the numpy values."""
         warps, pairs, squares = (getattr(v, "value", v) for v in (BS, P, SQUARES))
-        group, g = min(32, 8 * warps, 32 * warps // pairs), np.arange(8)
+        group, g = group_of(warps, pairs), np.arange(8)
         of_pairs = []
         for tile in tiles:
             sums = tile.handle.data.reshape(warps, 8, 4, 2, 2, 2).sum(3)  # [BS, g, t, h, b]
