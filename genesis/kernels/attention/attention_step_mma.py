@@ -28,7 +28,7 @@ from genesis.kernels.attention.attention_step_tiles import BLOCKS, combine, load
 from genesis.kernels.attention.common import fast_exp2
 from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.few_rows_fma import after_loads
-from genesis.kernels.gemm.few_rows_mma import operand, own_part
+from genesis.kernels.gemm.few_rows_mma import operand
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import converted
@@ -149,6 +149,12 @@ def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, z
         low, high = acc[2 * i] * b_rescale[:, None], acc[2 * i + 1] * b_rescale[:, None]
         found += weighted(b_p, values, low, high, BS)
     return b_new_max, b_sum, found
+
+
+@triton.jit
+def own_part(b, PART: tl.constexpr):
+    """The first PART of 8 elements of a thread [BS * 8, 4, PART], where the others are -0."""
+    return tl.sum(tl.reshape(b, (b.shape[0], 4, 8 // PART, PART)), 2)
 
 
 @triton.jit

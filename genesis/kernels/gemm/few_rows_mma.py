@@ -242,9 +242,20 @@ def plus(tiles, value, P: tl.constexpr):
 
 
 @triton.jit
-def own_part(b, PART: tl.constexpr):
-    """The first PART of 8 elements of a thread [BS * 8, 4, PART], where the others are -0."""
-    return tl.sum(tl.reshape(b, (b.shape[0], 4, 8 // PART, PART)), 2)
+def element(b, E: tl.constexpr):
+    """Element E of the 8 of each thread, [BS * 32]. In one dimension elements are loaded and stored by the threads that
+    have them, where in more the compiler would bring them to others, with two barriers each time.
+    """
+    b_none = tl.full((b.shape[0] * 4, 8), -(1 << 31), tl.int32).to(tl.float32, bitcast=True)  # -0
+    return tl.sum(tl.where(tl.arange(0, 8)[None, :] == E, tl.reshape(b, (b.shape[0] * 4, 8)), b_none), 1)
+
+
+@triton.jit
+def place_of_element(E: tl.constexpr, J: tl.constexpr, BS: tl.constexpr, PART: tl.constexpr):
+    """Where element E of each thread belongs, [BS * 32]: whether anywhere, the row of x and the row of W."""
+    o_thread = tl.arange(0, BS * 32)
+    o_j = o_thread // 32 * PART + E
+    return o_j < J, o_j // 4 * 8 + o_thread % 4 * 2 + o_j % 2, o_j // 2 % 2 * 8 + o_thread // 4 % 8
 
 
 @triton.jit
@@ -292,10 +303,6 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     # x's row 2·t + b of block q. At the end each warp has PART of them.
     J: tl.constexpr = 4 if X == 1 else 8
     PART: tl.constexpr = J // BS if J > BS else 1
-    o_s, o_t = tl.arange(0, BS * 8)[:, None, None], tl.arange(0, 4)[None, :, None]
-    o_j = o_s // 8 * PART + tl.arange(0, PART)[None, None, :]  # [BS * 8, 4, PART]
-    o_m, o_n = o_j // 4 * 8 + o_t * 2 + o_j % 2, o_j // 2 % 2 * 8 + o_s % 8
-    m_y = (o_j < J) & (o_m < m) & (o_n < tl.minimum(n - i_n, BN))
     o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
     o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
     w, up, scale = (), (), ()  # tiles of STEPS steps
@@ -305,16 +312,18 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
     wait_for_previous(OVERLAP)
     added, w_scale, up_scale = (), (), ()
-    for i in tl.static_range(WW):
-        m_w, o_w = m_y & (o_n + i * 16 < tl.minimum(n - i_n, BN)), i_n + i * 16 + o_n
-        w_scale += (load_each(p_w_scale, o_w, m_w, 1),)
-        if p_up is not None and p_w_scale is not None:
-            up_scale += (load_each(p_w_scale + n, o_w, m_w, 1),)
-        else:
-            up_scale += (load_each(None, o_w, m_w, 1),)
-        for j in tl.static_range(XX):
-            o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w
-            added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
+    for e in tl.static_range(PART):
+        m_e, o_m, o_n = place_of_element(e, J, BS, PART)
+        for i in tl.static_range(WW):
+            m_w, o_w = m_e & (o_n + i * 16 < tl.minimum(n - i_n, BN)), i_n + i * 16 + o_n
+            w_scale += (load_each(p_w_scale, o_w, m_w, 1),)
+            if p_up is not None and p_w_scale is not None:
+                up_scale += (load_each(p_w_scale + n, o_w, m_w, 1),)
+            else:
+                up_scale += (load_each(None, o_w, m_w, 1),)
+            for j in tl.static_range(XX):
+                o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w
+                added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
     if not EARLY:
         w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
@@ -354,21 +363,23 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     if p_norm is not None:
         sums += square
     sums = combined(sums, BS, X, N, XX if p_norm is not None else 0)
-    for i in tl.static_range(P):
-        o_x, o_w = o_m + i % XX * 16, i_n + i // XX * 16 + o_n
-        mask = m_y & (o_x < m) & (o_w < tl.minimum(n, i_n + BN))
-        b_y, b_up, o_y = own_part(sums[i], PART), 0.0, o_x.to(tl.int64) * y_row + o_w
-        if p_up is not None:
-            b_up = own_part(sums[P + i], PART)
-        if p_norm is not None:
-            b_rstd = rms_reciprocal(own_part(sums[N + i % XX], PART), K, eps)
-            b_y, b_up = b_y * b_rstd, b_up * b_rstd
-            if p_rstd is not None and i < XX:
-                tl.store(p_rstd + o_x, b_rstd, mask=mask & (o_w == 0))
-        b_y = converted(b_y * w_scale[i // XX] + added[i], p_y.dtype.element_ty)
-        tl.store(p_y + o_y, b_y, mask=mask)
-        if p_up is not None:
-            b_up = converted(b_up * up_scale[i // XX], p_y.dtype.element_ty)
-            tl.store(p_y + n + o_y, b_up, mask=mask)
-            b_h = converted(swiglu(b_y, b_up), p_h.dtype.element_ty)
-            tl.store(p_h + o_x.to(tl.int64) * n + o_w, b_h, mask=mask)
+    for e in tl.static_range(PART):
+        m_e, o_m, o_n = place_of_element(e, J, BS, PART)
+        for i in tl.static_range(P):
+            o_x, o_w = o_m + i % XX * 16, i_n + i // XX * 16 + o_n
+            mask = m_e & (o_x < m) & (o_w < tl.minimum(n, i_n + BN))
+            b_y, b_up, o_y = element(sums[i], e), 0.0, o_x.to(tl.int64) * y_row + o_w
+            if p_up is not None:
+                b_up = element(sums[P + i], e)
+            if p_norm is not None:
+                b_rstd = rms_reciprocal(element(sums[N + i % XX], e), K, eps)
+                b_y, b_up = b_y * b_rstd, b_up * b_rstd
+                if p_rstd is not None and i < XX:
+                    tl.store(p_rstd + o_x, b_rstd, mask=mask & (o_w == 0))
+            b_y = converted(b_y * w_scale[e * WW + i // XX] + added[e * P + i], p_y.dtype.element_ty)
+            tl.store(p_y + o_y, b_y, mask=mask)
+            if p_up is not None:
+                b_up = converted(b_up * up_scale[e * WW + i // XX], p_y.dtype.element_ty)
+                tl.store(p_y + n + o_y, b_up, mask=mask)
+                b_h = converted(swiglu(b_y, b_up), p_h.dtype.element_ty)
+                tl.store(p_h + o_x.to(tl.int64) * n + o_w, b_h, mask=mask)

@@ -28,11 +28,11 @@ from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, rms_reciprocal, unrolled
 from genesis.kernels.gemm.few_rows_mma import (
     constraints,
+    element,
     filled,
     layout_line,
     load_each,
     mma,
-    own_part,
     plus,
     scaled,
 )
@@ -267,7 +267,7 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
     NARROWS: tl.constexpr = p_w.dtype.element_ty.primitive_bitwidth == 8 and p_x.dtype.element_ty == tl.bfloat16
     o_k = tl.arange(0, BS * 8)[:, None] * 32 + tl.arange(0, 32)[None, :]
     # at last each group of lanes has a pair of rows
-    o_thread = tl.arange(0, BS * 8)[:, None, None] * 4 + tl.arange(0, 4)[None, :, None]  # [BS * 8, 4, 1]
+    o_thread = tl.arange(0, BS * 32)
     GROUP: tl.constexpr = group_of(BS, P)
     o_n = i_n + o_thread // GROUP * (1 if p_up is not None else 2)
     m_n = (o_thread % GROUP == 0) & (o_thread < P * GROUP) & (o_n < n)
@@ -319,9 +319,9 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
     if p_norm is not None:
         sums += square
     sums = diagonal_sums(sums, BS, P, 1 if p_norm is not None else 0)
-    b_y, b_next = own_part(sums[0], 1), own_part(sums[1], 1)
+    b_y, b_next = element(sums[0], 0), element(sums[1], 0)
     if p_norm is not None:
-        b_rstd = rms_reciprocal(own_part(sums[2], 1), K, eps)
+        b_rstd = rms_reciprocal(element(sums[2], 0), K, eps)
         b_y, b_next = b_y * b_rstd, b_next * b_rstd
         if p_rstd is not None:
             tl.store(p_rstd + o_thread, b_rstd, mask=o_thread + i_n == 0)
