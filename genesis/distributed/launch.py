@@ -336,10 +336,10 @@ class _Job:
             raise DistributedError(what, where="launch", next=next)
         if not any(each.code for each in self.ended):
             return 0
-        first = self.ended[0]
-        if not first.code:
-            what = f"rank {first.rank} of {self.count} ended, as if all were done, while others went on"
-            raise DistributedError(what, where="launch", next="report it as a bug in Genesis")
+        for each in self.ended:  # it may be found after its echo, where both end at about the same time
+            if not each.code:
+                what = f"rank {each.rank} of {self.count} ended, as if all were done, while others went on"
+                raise DistributedError(what, where="launch", next="report it as a bug in Genesis")
         return echo
 
 

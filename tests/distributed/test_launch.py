@@ -93,6 +93,7 @@ CODES: dict[str, tuple[str, int, str]] = {
     "the first cause": ("time.sleep(0.3 * rank); sys.exit(7 + rank)", 7, ""),
     "only echoes": ("sys.exit(10)", 10, ""),
     "too early": ("time.sleep(0.3 * rank); sys.exit(10 if rank else 0)", 10, "rank 0 of 3 ended, as if all were done"),
+    "too early, and found later": ("time.sleep(0.3 * rank); sys.exit(0 if rank == 1 else 10)", 10, "rank 1 of 3 ended"),
     "killed": ("os.kill(os.getpid(), 9) if rank == 1 else sys.exit(10)", 10, "rank 1 of 3 was killed by SIGKILL"),
     "crashed": ("os.kill(os.getpid(), 11) if rank == 1 else sys.exit(10)", 10, "rank 1 of 3 was killed by SIGSEGV"),
     "no handler yet": ("os.kill(os.getpid(), 15) if rank == 1 else sys.exit(10)", 143, ""),
