@@ -42,7 +42,8 @@ def generation(results: Sequence[Result]) -> Iterator[str]:
     for result in {id(result): result for result, _, _ in newest.values()}.values():
         where = f"[all figures](../benchmarks/results/{result.name})"
         about = f"on an {result.data['gpu']} with driver {result.data['driver']}" if "gpu" in result.data else ""
-        yield f"Measured {result.date[:10]} {about} by `{result.data['command']}`; {where}."
+        part = f" ({result.data['part']})" if "part" in result.data else ""
+        yield f"Measured {result.date[:10]} {about} by `{result.data['command']}`{part}; {where}."
     yield ""
 
 

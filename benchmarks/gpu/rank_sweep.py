@@ -11,7 +11,7 @@ neither: what is then slower than one rank alone is not the fault of what is sen
 Columns: the step's time, of the slowest rank; `exposed`, how long of it main waits for collectives, and `compute`, when
 it first does, with forward and backward done, both from events in further steps; bus bandwidth of the exchange and the
 gathers; `alone`, the step of rank 0 alone, and `scaling`, tokens/s over as many times what it then takes. That is
-measured before and behind each setting, and the mean counts: clocks fall as GPUs get hot, by up to 4 %. What each other
+measured before and behind each setting, and the mean counts: clocks fall as GPUs get hot, by up to 5 %. What each other
 rank takes alone is said once, as GPUs of one kind differ and all ranks take the steps of the slowest; and what steps
 take that all ranks take at once without sending anything. By estimate a setting takes 12 s.
 """

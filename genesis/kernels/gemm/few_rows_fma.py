@@ -22,8 +22,7 @@ __all__ = [
     "unrolled",
 ]
 
-
-MOST_WRITTEN_OUT = 4  # trips: more of them compile for seconds
+MOST_WRITTEN_OUT = 4  # trips along K: more of them compile for seconds
 
 
 @triton.jit

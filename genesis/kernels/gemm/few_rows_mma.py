@@ -259,19 +259,20 @@ def place_of_element(E: tl.constexpr, J: tl.constexpr, BS: tl.constexpr, PART: t
 
 
 @triton.jit
-def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, BLOCKS: tl.constexpr, BS: tl.constexpr,
+def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr, BY: tl.constexpr, STEP: tl.constexpr,
                STEPS: tl.constexpr):  # fmt: skip
-    """The tiles of STEPS steps, of BLOCKS blocks of 8 rows each; none where there is no operand.
+    """The tiles of STEPS steps, STEP elements along K apart, of rows o_rows and ROWS - 1 more times BY rows on; none
+    where there is no operand.
 
     Rows behind the last are read as that one, and where one trip has all of K, masks are spared.
     """
     tiles = ()
     if p is not None:
         for i in tl.static_range(STEPS):
-            o = o_k + i * BS * 32
-            for j in tl.static_range(BLOCKS):
-                p_rows = p + tl.minimum(o_rows + j * 8, rows - 1).to(tl.int64) * stride
-                if K > BS * 32 * STEPS or (i + 1) * BS * 32 > K:
+            o = o_k + i * STEP
+            for j in tl.static_range(ROWS):
+                p_rows = p + tl.minimum(o_rows + j * BY, rows - 1).to(tl.int64) * stride
+                if K > STEP * STEPS or (i + 1) * STEP > K:
                     tiles += (load_tile(p_rows + o, o < K),)
                 else:
                     tiles += (load_tile(p_rows + o, None),)
@@ -299,6 +300,8 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     XX: tl.constexpr = (X + 1) // 2
     WW: tl.constexpr = (W + 1) // 2
     P: tl.constexpr = XX * WW
+    STEP: tl.constexpr = BS * 32
+    TRIP: tl.constexpr = STEP * STEPS
     # Element j = (q, h, b) of the sums of thread (g, t) for a pair of blocks of W and one of x: W's row g of block h,
     # x's row 2·t + b of block q. At the end each warp has PART of them.
     J: tl.constexpr = 4 if X == 1 else 8
@@ -307,9 +310,9 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
-        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
-        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
-        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
+        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
+        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
+        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, 8, STEP, STEPS)
     wait_for_previous(OVERLAP)
     added, w_scale, up_scale = (), (), ()
     for e in tl.static_range(PART):
@@ -325,13 +328,13 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
                 o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w
                 added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
     if not EARLY:
-        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
-        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
-        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
+        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
+        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
+        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, 8, STEP, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, XX, BS * 8)
     sums_up = sums
-    for i_k in tl.range(0, K, BS * 32 * STEPS, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, BS * 32 * STEPS)):
-        x = load_steps(p_x, o_r, m, x_row, i_k + o_k, K, X, BS, STEPS)
+    for i_k in tl.range(0, K, TRIP, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, TRIP)):
+        x = load_steps(p_x, o_r, m, x_row, i_k + o_k, K, X, 8, STEP, STEPS)
         zero = after_loads()
         sums, sums_up, square = plus(sums, zero, P), plus(sums_up, zero, P), plus(square, zero, XX)
         for i in tl.static_range(STEPS):
@@ -352,11 +355,11 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
             sums = products(b_w, b_x, sums, BS, X, XX, WW)
             if p_up is not None:
                 sums_up = products(b_up, b_x, sums_up, BS, X, XX, WW)
-        if K > BS * 32 * STEPS:  # of the next trip
-            o_next = i_k + BS * 32 * STEPS + o_k
-            w = load_steps(p_w, i_n + o_r, n, w_row, o_next, K, W, BS, STEPS)
-            up = load_steps(p_up, i_n + o_r, n, w_row, o_next, K, W, BS, STEPS)
-            scale = load_steps(p_norm, o_r * 0, 1, 0, o_next, K, 1, BS, STEPS)
+        if K > TRIP:  # of the next one
+            o_next = i_k + TRIP + o_k
+            w = load_steps(p_w, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
+            up = load_steps(p_up, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
+            scale = load_steps(p_norm, o_r * 0, 1, 0, o_next, K, 1, 8, STEP, STEPS)
     N: tl.constexpr = P if p_up is None else 2 * P
     if p_up is not None:
         sums += sums_up

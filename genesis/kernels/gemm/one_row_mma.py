@@ -25,13 +25,14 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.dependents import allow_next, wait_for_previous
-from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, rms_reciprocal, unrolled
+from genesis.kernels.gemm.few_rows_fma import after_loads, rms_reciprocal, unrolled
 from genesis.kernels.gemm.few_rows_mma import (
     constraints,
     element,
     filled,
     layout_line,
     load_each,
+    load_steps,
     mma,
     plus,
     scaled,
@@ -227,33 +228,12 @@ def narrowed(x, BS: tl.constexpr, STEPS: tl.constexpr):
 
 
 @triton.jit
-def load_steps(p, i_n, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr, BS: tl.constexpr, STEPS: tl.constexpr):
-    """The tiles of STEPS steps, of ROWS rows each; none where there is no operand.
-
-    Rows behind the last are read as that one, and where one trip has all of K, masks are spared.
-    """
-    tiles = ()
-    if p is not None:
-        for i in tl.static_range(STEPS):
-            o = o_k + i * BS * 256
-            for j in tl.static_range(ROWS):
-                p_row = p + tl.minimum(i_n + j, rows - 1).to(tl.int64) * stride
-                if K > BS * 256 * STEPS or (i + 1) * BS * 256 > K:
-                    tiles += (load_tile(p_row + o, o < K),)
-                else:
-                    tiles += (load_tile(p_row + o, None),)
-    return tiles
-
-
-@triton.jit
-def load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
+def load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr,
                   STEPS: tl.constexpr):  # fmt: skip
     """Tiles of W, of up and of the norm's weight."""
-    w, up = (
-        load_steps(p_w, i_n, n, w_row, o_k, K, BN, BS, STEPS),
-        load_steps(p_up, i_n, n, w_row, o_k, K, BN, BS, STEPS),
-    )
-    return w, up, load_steps(p_norm, 0, 1, 0, o_k, K, 1, BS, STEPS)
+    w = load_steps(p_w, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS)
+    up = load_steps(p_up, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS)
+    return w, up, load_steps(p_norm, 0, 1, 0, o_k, K, 1, 1, STEP, STEPS)
 
 
 @triton.jit
@@ -264,6 +244,8 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
     allow_next(OVERLAP)
     i_n = tl.program_id(0) * BN
     P: tl.constexpr = BN // 2 if p_up is None else BN
+    STEP: tl.constexpr = BS * 256
+    TRIP: tl.constexpr = STEP * STEPS
     NARROWS: tl.constexpr = p_w.dtype.element_ty.primitive_bitwidth == 8 and p_x.dtype.element_ty == tl.bfloat16
     o_k = tl.arange(0, BS * 8)[:, None] * 32 + tl.arange(0, 32)[None, :]
     # at last each group of lanes has a pair of rows
@@ -275,17 +257,16 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
     m_next = m_n & (o_next < n) if p_up is None else m_n
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
-        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, BS, STEPS)
+        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, STEP, STEPS)
     wait_for_previous(OVERLAP)
     b_w_scale, b_next_scale = load_each(p_w_scale, o_n, m_n, 1), load_each(p_w_scale, o_next, m_next, 1)
     b_added = load_each(p_bias, o_n, m_n, 0) + load_each(p_residual, o_n, m_n, 0)
     b_next_added = load_each(p_bias, o_next, m_next, 0) + load_each(p_residual, o_next, m_next, 0)
     if not EARLY:
-        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, BS, STEPS)
+        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, STEP, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, 1, BS * 8)
-    TRIP: tl.constexpr = BS * 256 * STEPS
     for i_k in tl.range(0, K, TRIP, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, TRIP)):
-        x = load_steps(p_x, 0, 1, 0, i_k + o_k, K, 1, BS, STEPS)
+        x = load_steps(p_x, 0, 1, 0, i_k + o_k, K, 1, 1, STEP, STEPS)
         zero = after_loads()
         if p_norm is not None:
             b_square, normed = square[0] + zero, ()
@@ -315,7 +296,7 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
             sums = found
         if K > TRIP:
             o_trip = i_k + TRIP + o_k  # of the next one
-            w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_trip, K, BN, BS, STEPS)
+            w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_trip, K, BN, STEP, STEPS)
     if p_norm is not None:
         sums += square
     sums = diagonal_sums(sums, BS, P, 1 if p_norm is not None else 0)
