@@ -413,5 +413,7 @@ def test_short_steps_have_a_program_for_each_sm_and_long_ones_many() -> None:
     ]
     assert tile_of(2, 64, 4, 64, 8192).keys < tile_of(2, 64, 4, 16, 8192).keys
     assert tile_of(4, 64, 7, 2, 512).keys == 32
-    in_registers = [tile_of(2, 64, 7, *which, is_mma=True) for which in ((SMS + 1, 512), (2, 8192), (2, 256))]
-    assert [(tile.keys, tile.splits) for tile in in_registers] == [(512, 1), (256, 32), (256, 1)]
+    sizes = (SMS + 1, 512), (2, 256), (2, 1024), (2, 2048), (2, 4096), (2, 8192)
+    in_registers = [tile_of(2, 64, 7, *which, is_mma=True) for which in sizes]
+    parts = [(512, 1), (256, 1), (256, 4), (512, 4), (256, 16), (256, 32)]
+    assert [(tile.keys, tile.splits) for tile in in_registers] == parts

@@ -124,30 +124,43 @@ def rotated_pair(x, y, b_r, w, cos, sin, AT: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, AT: tl.constexpr,
+def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB: tl.constexpr,
                  TYPE: tl.constexpr, BS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Online softmax of each warp over its keys of four blocks, the AT-th of a tile, in units of log2."""
+    """Online softmax of each warp over its keys in NB times four blocks, in units of log2: in one pass, as an SM has
+    few warps, whose instructions wait for those before them.
+    """
     COUNT: tl.constexpr = SIZE // 32
-    b_s = tl.full((BS * 8, 32), 0, tl.float32) + zero
-    for i in tl.static_range(COUNT):
-        keys = ()
-        for n in tl.static_range(BLOCKS):
-            keys += (operand(k[(AT * BLOCKS + n) * COUNT + i], TYPE),)
-        b_s = scores(q[i], keys[0], keys[1], keys[2], keys[3], b_s, BS)
-    o_key = start + ((AT * BLOCKS + o_c % 8 // 2) * BS + o_r // 8) * 8 + o_c // 8 * 2 + o_c % 2
-    b_s = tl.where(o_key < end, b_s * scale_log2, -float("inf"))
-    b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
+    tiles = ()
+    for at in tl.static_range(NB):
+        b_s = tl.full((BS * 8, 32), 0, tl.float32) + zero
+        for i in tl.static_range(COUNT):
+            keys = ()
+            for n in tl.static_range(BLOCKS):
+                keys += (operand(k[(at * BLOCKS + n) * COUNT + i], TYPE),)
+            b_s = scores(q[i], keys[0], keys[1], keys[2], keys[3], b_s, BS)
+        o_key = start + ((at * BLOCKS + o_c % 8 // 2) * BS + o_r // 8) * 8 + o_c // 8 * 2 + o_c % 2
+        tiles += (tl.where(o_key < end, b_s * scale_log2, -float("inf")),)
+    b_most = tiles[0]
+    for at in tl.static_range(1, NB):
+        b_most = tl.maximum(b_most, tiles[at])
+    b_new_max = tl.maximum(b_max, tl.max(b_most, 1))
     b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of a warp without keys
-    b_p, b_rescale = fast_exp2(b_s - b_base[:, None]), fast_exp2(b_max - b_base)
-    b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
-    b_p = converted(b_p, TYPE)
+    b_rescale, weights = fast_exp2(b_max - b_base), ()
+    b_weight = tl.full((BS * 8, 32), 0, tl.float32)
+    for at in tl.static_range(NB):
+        b_p = fast_exp2(tiles[at] - b_base[:, None])
+        b_weight += b_p
+        weights += (converted(b_p, TYPE),)
+    b_sum = b_sum * b_rescale + tl.sum(b_weight, 1)
     found = ()
     for i in tl.static_range(SIZE // 64):
-        values = ()
-        for j in tl.static_range(2 * BLOCKS):
-            values += (operand(v[(AT * (SIZE // 64) + i) * 2 * BLOCKS + j], TYPE),)
-        low, high = acc[2 * i] * b_rescale[:, None], acc[2 * i + 1] * b_rescale[:, None]
-        found += weighted(b_p, values, low, high, BS)
+        o = acc[2 * i] * b_rescale[:, None], acc[2 * i + 1] * b_rescale[:, None]
+        for at in tl.static_range(NB):
+            values = ()
+            for j in tl.static_range(2 * BLOCKS):
+                values += (operand(v[(at * (SIZE // 64) + i) * 2 * BLOCKS + j], TYPE),)
+            o = weighted(weights[at], values, o[0], o[1], BS)
+        found += o
     return b_new_max, b_sum, found
 
 
@@ -271,22 +284,21 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
         b_v = converted(b_value[i], tl.float32)
         tl.store(p_own + column_of(o_r, o_c, i), saturated(b_v, p_cache.dtype.element_ty), mask=m_own)
         acc += (tl.where(is_first[:, None], b_v, 0.0),)
-    b_max, b_sum, acc = softmax_step(
-        q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, 0, TYPE, BS, SIZE
-    )  # fmt: skip
-    for at in tl.static_range(1, NB):
-        if begin + at * (BS * 8 * BLOCKS) < end:
-            b_max, b_sum, acc = softmax_step(
-                q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, at, TYPE, BS, SIZE
-            )  # fmt: skip
+    if begin + KEYS // 2 < end:
+        b_max, b_sum, acc = softmax_step(
+            q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, NB, TYPE, BS, SIZE
+        )  # fmt: skip
+    else:
+        b_max, b_sum, acc = softmax_step(
+            q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, (NB + 1) // 2, TYPE, BS, SIZE
+        )  # fmt: skip
     for start in range(begin + KEYS, end, KEYS):
         k = load_keys(p_keys, o_r, o_c, start, end, so_cache, BS, SIZE, N)
         v = load_values(p_values, o_r, o_c, start, end, so_cache, BS, SIZE, N)
         zero = after_loads()
-        for at in tl.static_range(NB):
-            b_max, b_sum, acc = softmax_step(
-                q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, at, TYPE, BS, SIZE
-            )  # fmt: skip
+        b_max, b_sum, acc = softmax_step(
+            q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB, TYPE, BS, SIZE
+        )  # fmt: skip
 
     # All warps', a part of the columns in each of them.
     b_greatest, b_sum, b_o = combined(b_max, b_sum, acc, BS, COUNT)
