@@ -186,7 +186,8 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
 
 
 def _one_row_tiles(p: Problem, itemsize: int) -> Iterator[FewRowsTile]:
-    yield choose_one_row_tile(p.k, itemsize, p.halves, p.norm)._replace(early=True)
+    sms = backend.driver.properties.sm_count
+    yield choose_one_row_tile(p.n, p.k, itemsize, sms, p.halves, p.norm)._replace(early=True)
     yield choose_fma_tile(1, p.k, itemsize)._replace(early=True)
     for rows, warps, trips in itertools.product((4, 8, 16), (1, 2, 4, 8), (1, 2, 3)):
         steps = -(-p.k // (ONE_ROW_K * warps) // trips)

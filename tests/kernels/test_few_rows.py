@@ -166,6 +166,34 @@ def test_codes_with_values_beyond_float16(kind: DType) -> None:
     np.testing.assert_allclose(outs[0], want, rtol=STEP[bfloat16], atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [bfloat16, float8_e4m3fn, int8])
+@pytest.mark.parametrize(
+    ("n", "k", "halves"), [(1152, 896, 1), (4864, 896, 2), (896, 4864, 1), (8192, 2048, 2), (4096, 1536, 1)]
+)
+def test_one_row_of_whole_layers(n: int, k: int, halves: int, kind: DType) -> None:
+    """The tiles that the rule has for them, with all that a layer may add."""
+    rng = np.random.default_rng(k)
+    values = rng.integers(-127, 128, (halves * n, k)) / (1 if kind is not bfloat16 else 127)
+    w, x = on_gpu(values, kind), on_gpu(rng.normal(size=(1, k)), bfloat16)
+    scale = on_gpu(rng.random(halves * n) / 127, float32) if kind is not bfloat16 else None
+    norm = Norm(on_gpu(rng.normal(size=(k,)), bfloat16), EPS)
+    out = on_gpu(np.full((1, halves * n), np.nan), bfloat16)
+    normed, _ = normalised(wide(x), wide(norm.scale))
+    want = normed @ (wide(w) * (1 if scale is None else wide(scale)[:, None])).T
+    if halves == 2:
+        h = on_gpu(np.full((1, n), np.nan), bfloat16)
+        gate, up = (w.view((n, k), (k, 1), w.offset + i * n * k) for i in range(2))
+        few_rows_swiglu_into(h, out, x, gate, up, norm=norm, w_scale=scale)
+        g, u = np.split(wide(out), 2, -1)
+        np.testing.assert_allclose(wide(h), g / (1 + np.exp(-g)) * u, rtol=1.01 * STEP[bfloat16], atol=1e-6)
+    else:
+        few_rows_into(out, x, w, norm=norm, w_scale=scale)
+    # x·scale is rounded to bfloat16, by up to STEP of each, evenly: six standard deviations of the sum
+    atol = 6 / np.sqrt(3) * STEP[bfloat16] * want.std()
+    np.testing.assert_allclose(wide(out), want, rtol=STEP[bfloat16], atol=atol)
+
+
 @pytest.mark.parametrize("m", [1, 4, 32])
 def test_nan_and_infinity_stay_in_their_row(m: int) -> None:
     n, k = 20, 50
@@ -222,6 +250,18 @@ def test_programs_of_32_rows_take_few_rounds(n: int, k: int, halves: int, norm: 
     assert [choose_mma_tile(m, n, k, 132, halves, norm).steps for m in (17, 32)] == [steps, steps]
 
 
+def test_one_row_has_few_programs_that_find_room() -> None:
+    """Rows of W, warps and steps, as measured within steps of models on an H100."""
+    of_codes, of_floats = (
+        [choose_one_row_tile(n, k, itemsize, 132, halves, norm) for n, k, halves, norm in (
+            (4864, 896, 2, True), (4096, 1024, 1, True), (896, 4864, 1, False), (2240, 1536, 1, True))]
+        for itemsize in (1, 2)
+    )  # fmt: skip
+    assert [(t.bn, t.warps, t.steps) for t in of_codes] == [(16, 4, 1), (16, 4, 1), (8, 4, 5), (8, 2, 3)]
+    # gate|up of 0.5B as (8, 4, 1) would have 608 programs, of which an SM holds 4
+    assert [(t.bn, t.warps, t.steps) for t in of_floats] == [(4, 1, 2), (8, 4, 1), (4, 4, 5), (4, 2, 3)]
+
+
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
 def test_tiles_fit(itemsize: int) -> None:
     """Shared memory of the pipeline, and powers of two, for sizes from tiny to a vocabulary."""
@@ -233,8 +273,9 @@ def test_tiles_fit(itemsize: int) -> None:
         assert t.bk >= 16
         assert 1 <= t.steps <= 5
         for norm in (False, True) if itemsize < 4 else ():
-            t = choose_one_row_tile(k, itemsize, halves, norm)
-            assert t.bn in (4, 8)
+            t = choose_one_row_tile(n, k, itemsize, 132, halves, norm)
+            assert t.bn in (4, 8, 16)
+            assert t.bn == 4 or 4 * -(-n // t.bn) >= 3 * itemsize * 132  # programs
             assert t.warps in (1, 2, 4)
             assert 1 <= t.steps * (2 * itemsize * halves * t.bn + 4 + 4 * norm) <= 128  # registers for loads
         for norm in (False, True) if itemsize == 2 else ():

@@ -57,7 +57,8 @@ MMA_K = 32  # elements along K of a warp's step on the tensor cores
 ONE_ROW_K = 256  # the same, of one row of x
 MAX_LOADS = 28  # of 16 bytes that a thread has under way there
 ONE_ROW_WARPS = 4  # of a program with one row of x, at most
-ONE_ROW_LOADS = 128  # registers for its loads
+ONE_ROW_HELD = 80  # registers for W, where all of K is loaded at once
+ONE_ROW_LOADS = 128  # registers for all loads, at most
 REGISTERS = 65536  # of an SM
 MAX_HELD = 190  # registers for loads and sums, of 255
 OTHER = 42  # registers of a thread besides
@@ -108,15 +109,48 @@ def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
     return FewRowsTile(4 // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
 
 
-def choose_one_row_tile(k: int, itemsize: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
-    """The tile on the tensor cores for one row of x: few warps, each with as much of a row of W as 2 KiB."""
-    warps = 1
-    while warps < ONE_ROW_WARPS and triton.cdiv(k, ONE_ROW_K * warps) * itemsize > 8:
-        warps *= 2
-    bn = 8 if itemsize == 1 and halves == 1 and warps == ONE_ROW_WARPS else 4
-    step = 2 * itemsize * halves * bn + 4 * (1 + norm)  # registers
-    steps = _balanced(k, ONE_ROW_K * warps, ONE_ROW_LOADS // step)
-    return FewRowsTile(bn, ONE_ROW_K, warps, steps, one_row=True)
+def choose_one_row_tile(
+    n: int, k: int, itemsize: int, sm_count: int, halves: int = 1, norm: bool = False
+) -> FewRowsTile:
+    """The tile on the tensor cores for one row of x and n rows of W (of each of `halves` weights).
+
+    Many rows of W, all of K at once and few programs: less is done to x, and the next kernel's programs find room. With
+    codes, for which x is scaled as well, fewer still. Only where not all of these find room themselves, but smaller
+    ones that load in two trips do, it is those.
+    """
+    warps, bn = ONE_ROW_WARPS, 16 // itemsize
+    while warps > 1 and 4 * triton.cdiv(k, ONE_ROW_K * warps) * ONE_ROW_K * warps > 5 * k:
+        warps //= 2  # a fifth of the elements at most are behind the last
+    most = ONE_ROW_HELD // (2 * itemsize * halves * triton.cdiv(k, ONE_ROW_K * warps))
+    most = max(most, 8 // (itemsize * halves))
+    while bn > 4 and (bn > most or 4 * triton.cdiv(n, bn) < 3 * itemsize * sm_count):
+        bn //= 2
+    wide = _one_row_tile(bn, warps, k, itemsize, halves, norm)
+    while warps > 1 and triton.cdiv(k, ONE_ROW_K * warps) * itemsize < 8:
+        warps //= 2
+    narrow = _one_row_tile(4, warps, k, itemsize, halves, norm)
+    wide_fits, narrow_fits = (
+        triton.cdiv(n, t.bn) <= sm_count * _programs_of_an_sm(t, k, itemsize, halves, norm) for t in (wide, narrow)
+    )
+    return narrow if narrow_fits and not wide_fits else wide
+
+
+def _one_row_tile(bn: int, warps: int, k: int, itemsize: int, halves: int, norm: bool) -> FewRowsTile:
+    """With as many steps in a trip as registers hold."""
+    most = max(1, ONE_ROW_LOADS // _one_row_loads(bn, itemsize, halves, norm))
+    return FewRowsTile(bn, ONE_ROW_K, warps, _balanced(k, ONE_ROW_K * warps, most), one_row=True)
+
+
+def _one_row_loads(bn: int, itemsize: int, halves: int, norm: bool) -> int:
+    """Registers of a step's loads: of W, of x, and of the norm's weight."""
+    return 2 * itemsize * halves * bn + 4 * (1 + norm)
+
+
+def _programs_of_an_sm(t: FewRowsTile, k: int, itemsize: int, halves: int, norm: bool) -> int:
+    """How many an SM holds by their registers, each of its four parts some warps; as counted in machine code."""
+    registers = _one_row_loads(t.bn, itemsize, halves, norm) * t.steps + 2 * halves * t.bn + 20
+    registers += 50 if k > t.steps * t.bk * t.warps else 0  # what the next trip is about to load
+    return REGISTERS // 4 // (32 * triton.cdiv(registers, 8) * 8) * 4 // t.warps
 
 
 def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
@@ -241,7 +275,7 @@ def _launch(
     sms = backend_of(x.device).driver.properties.sm_count
     on_mma, t = takes_mma(x, weights, norm), tile
     if t is None and on_mma and m == 1:
-        t = choose_one_row_tile(k, itemsize, len(weights), norm is not None)
+        t = choose_one_row_tile(n, k, itemsize, sms, len(weights), norm is not None)
     elif t is None and on_mma:
         t = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
     t = t or choose_fma_tile(m, k, itemsize)
