@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from genesis.backend import CPU
+from genesis.data.chat.template import CHATML
 from genesis.data.sources import expand
 from genesis.errors import ConfigError, OutOfMemoryError, UsageError, escape
 from genesis.io.boundary import boundary
+from genesis.io.hf import read_chat_templates
 from genesis.io.hub_cache import local_path
 from genesis.io.paths import exists
 from genesis.profile.format import format_bytes
@@ -121,8 +123,13 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         values["model.path"] = asked.model
     if asked.data != (GOALS[asked.goal][2],) and asked.goal in ("lora", "full"):
         values["train.epochs"] = 3  # the recipe's are for its small example
+    if lacks_template(asked):
+        values["data.template"] = CHATML
     values["data.seq_len"] = _length(asked, text, on_cpu=on_cpu)
     text = with_values(text, values)
+    if lacks_template(asked):
+        line = f"  template: {CHATML}"
+        text = text.replace(line, f"  # What makes text of a chat: the model has no chat template of its own.\n{line}")
     config = _parsed(text)
     sized = _on_cpu(config) if on_cpu else _on_gpu(config, asked, place)
     values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
@@ -131,10 +138,17 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     return "\n".join([*_head(asked, place, sized), "", text]), sized
 
 
+def lacks_template(asked: Asked) -> bool:
+    """Whether a model without a chat template is to learn chats. Raises: ModelError: its files are malformed."""
+    return asked.goal in ("lora", "full") and not read_chat_templates(local_path(asked.model or ""))
+
+
 def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
     """What was chosen, in lines."""
     what = GOALS[asked.goal][0]
     yield f"goal: {asked.goal}, {what}"
+    if lacks_template(asked):
+        yield f"template: {CHATML}, as the model has no chat template of its own"
     micro = f"{sized.accumulation_steps} micro-steps of " if sized.accumulation_steps > 1 else ""
     saving = f"activation checkpointing {sized.activation_checkpointing}"
     yield f"step: {micro}{sized.batch_size} sequences, {saving}; for {place.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,6 +160,23 @@ def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here
     assert text.count("#") > 20 and "genesis train c.yaml" in text
     estimate = json.loads(done("estimate", "c.yaml", "--gpu-memory", "0.7", "--json", "-"))
     assert estimate["fits"] is True
+
+
+def test_a_base_model_gets_a_template_for_chats(model: Path, here: Path) -> None:
+    base = Path(shutil.copytree(model, here / "base"))
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_chats(here / "chats.jsonl", [chat(f"hi {n}", "yes") for n in range(40)])
+    for goal in ("lora", "full", "pretrain"):
+        out = done("init", "c.yaml", "--model", base, "--data", "chats.jsonl", "--goal", goal, "--force")
+        template = load_config("c.yaml").data.template
+        assert (template == "chatml") is ("template: chatml" in out) is (goal != "pretrain")
+        if template:
+            assert "targets" in done("data", "preview", "c.yaml")
+    done("init", "c.yaml", "--model", model, "--data", "chats.jsonl", "--force")
+    assert load_config("c.yaml").data.template is None
 
 
 def test_a_small_gpu_computes_more_again_and_a_tiny_one_is_refused(
