@@ -21,7 +21,7 @@ from genesis.io.owner import check_owner
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
 from genesis.train.config import Config
-from genesis.train.config_file import RESOLVED, check_resume, parse_config
+from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
 from genesis.train.plot import PICTURE_NAME
 from genesis.train.samples import SAMPLES_NAME
@@ -95,14 +95,15 @@ class RunFolder:
         """The run starts: from now on an error leaves what there is."""
         self._kept = True
 
-    def check_previous(self, config: Config, resume: Resume, resume_from: str | None) -> None:
-        """Refuse to write over a run, to continue none, or to continue one as another.
+    def check_previous(self, config: Config, resume: Resume, resume_from: str | None) -> list[Change]:
+        """Refuse to write over a run, to continue none, or to continue one as another; else the settings in which the
+        run that goes on differs from what it was.
 
         Raises:
             ConfigError: with what is there.
         """
         if not self._is_held:
-            return
+            return []
         names = os.listdir(self.path)
         saved = any(name.startswith(("checkpoint-", ".old-checkpoint-")) for name in names)
         final = any(_WEIGHTS.fullmatch(name) for name in names)
@@ -122,8 +123,9 @@ class RunFolder:
                 if final
                 else "start it without --resume; --resume=allow goes on where there is a run, and else starts one",
             )
-        if saved:
-            check_resume(_read_record(self.path), config, where=escape(self.path / RESOLVED))
+        if not saved:
+            return []
+        return check_resume(_read_record(self.path), config, where=escape(self.path / RESOLVED))
 
     def record(self, config: Config) -> None:
         """Write what the run does; by this the folder is known as ours."""

@@ -23,7 +23,7 @@ from genesis.io.files import FolderUpdate, sweep
 from genesis.io.owner import check_owner
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
-from genesis.train.config_file import RESOLVED, check_reads_back
+from genesis.train.config_file import RESOLVED, Change, check_reads_back
 from genesis.train.loop import Summary, Training, total_steps
 from genesis.train.metrics import (
     FILE_NAME,
@@ -102,7 +102,7 @@ def _train(
         with ranks.main_first("folder"):
             asks = bool(resume) or resume_from is not None
             config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
-            folder.check_previous(config, resume, resume_from)
+            changed = folder.check_previous(config, resume, resume_from)
         config = same_settings(ranks, config)
         previous = adapter_to_resume(config, resume, resume_from)
         base = checked_base(config, previous)
@@ -127,7 +127,7 @@ def _train(
         if ranks.is_main:
             # A killed run may have left its checkpoint between two renames.
             sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
-        _restore(training, resume, resume_from, console)
+        _restore(training, resume, resume_from, changed, console)
         folder.record(config)  # not earlier: a start that is refused changes no record
         with training.open():
             folder.keep()
@@ -314,8 +314,10 @@ def _sinks(config: Config, output: Path) -> tuple[Any, ...]:
     return tuple(sinks)
 
 
-def _restore(training: Training, resume: Resume, resume_from: str | None, console: Output) -> None:
-    """Go back to a checkpoint where one is asked for; rank 0 says to which."""
+def _restore(
+    training: Training, resume: Resume, resume_from: str | None, changed: list[Change], console: Output
+) -> None:
+    """Go back to a checkpoint where one is asked for; rank 0 says to which, and which settings are other ones now."""
     checkpoints, ranks = training.checkpoints, training.state.ranks
     step = _checkpoint_to_resume(training, resume, resume_from) if ranks.is_main else None
     step = ranks.from_main("resumed", step)
@@ -327,6 +329,11 @@ def _restore(training: Training, resume: Resume, resume_from: str | None, consol
         if not ranks.is_main:
             return
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
+        if changed:
+            console.line(f"changed: {', '.join(map(str, changed))}")
+        other_length = {"train.steps", "train.epochs"} & {change.key for change in changed}
+        if other_length and training.config.optim.schedule not in ("constant", "step"):
+            console.line("the learning rate goes on along the schedule of the new length (optim.schedule)")
         if training.device == CPU and before is not None and before != threads():
             console.line(
                 f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"

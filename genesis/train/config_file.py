@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from genesis.errors import ConfigError, UsageError, escape
 from genesis.io.boundary import boundary
-from genesis.io.paths import open_regular
+from genesis.io.paths import exists, is_folder, open_regular
 from genesis.train.config import RESUME, Config, section_class
 from genesis.train.config_help import Problem, explain, show
 from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, emit, parse, parse_value, spell
@@ -55,11 +55,11 @@ def read_source(path: str | Path) -> bytes:
     Raises:
         ConfigError: no regular file (a FIFO is refused, not waited for), or it cannot be read.
     """
-    with (
-        boundary(ConfigError, "reading the configuration", path),
-        open(open_regular(path, ConfigError), "rb") as file,
-    ):
-        return file.read(MAX_BYTES + 1)
+    with boundary(ConfigError, "reading the configuration", path):
+        if is_folder(path) and exists(recorded := Path(path) / RESOLVED):
+            raise ConfigError(f"{escape(path)} is the folder of a run", next=f"its configuration is {escape(recorded)}")
+        with open(open_regular(path, ConfigError), "rb") as file:
+            return file.read(MAX_BYTES + 1)
 
 
 def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) -> Config:
@@ -221,15 +221,17 @@ def changes(old: Config, new: Config) -> list[Change]:
     return found
 
 
-def check_resume(old: Config, new: Config, where: str = "") -> None:
-    """Refuses to resume `old` as `new` when more differs than the schema marks with `x-resume: may change`.
+def check_resume(old: Config, new: Config, where: str = "") -> list[Change]:
+    """Refuses to resume `old` as `new` when more differs than the schema marks with `x-resume: may change`; else the
+    settings that differ.
 
     Raises:
         ConfigError: with each setting that differs, its old and its new value.
     """
-    refused = [change for change in changes(old, new) if not change.allowed]
+    found = changes(old, new)
+    refused = [change for change in found if not change.allowed]
     if not refused:
-        return
+        return found
     shown = "\n".join(str(change) for change in refused[:MAX_SHOWN])
     if len(refused) > MAX_SHOWN:
         shown += f"\nand {len(refused) - MAX_SHOWN} more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.io.lock import FolderLock
 from genesis.train import plot
+from genesis.train.config_file import load_config
 from genesis_cli.session import training
 from tests.io.faults import Recorder, check_folders_are_flushed
 from tests.train.runs import load, observed, picture, rows, train
@@ -100,6 +102,27 @@ def test_a_stopped_start_is_no_refused_one(recipe: Path, tmp_path: Path) -> None
         train(config)
     assert sorted(os.listdir(tmp_path / "run")) == [".lock", "cache", "config.resolved.yaml"]
     assert train(config, resume=True).step == 6
+
+
+def test_what_is_resumed_with_other_settings_says_so(recipe: Path, tmp_path: Path) -> None:
+    output = str(tmp_path / "run")
+    train(load(recipe, output, "train.steps=2", "optim.warmup_steps=1"))
+    said = []
+    for given in ("log.every=2", "log.every=2", "log.every=1"):
+        told = io.StringIO()
+        train(load(recipe, output, "train.steps=4", "optim.warmup_steps=1", given), resume=True, console=told)
+        said.append(
+            [line for line in told.getvalue().splitlines() if line.startswith(("changed", "the learning rate"))]
+        )
+    rate = "the learning rate goes on along the schedule of the new length (optim.schedule)"
+    assert said == [["changed: train.steps: 2 -> 4, log.every: 1 -> 2", rate], [], ["changed: log.every: 2 -> 1"]]
+
+
+def test_a_run_for_its_configuration_is_told_the_name_of_that(recipe: Path, tmp_path: Path) -> None:
+    train(load(recipe, str(tmp_path / "run"), "train.steps=1", "optim.warmup_steps=0"))
+    with pytest.raises(ConfigError, match="the folder of a run") as error:
+        load_config(tmp_path / "run")
+    assert error.value.next == f"its configuration is {tmp_path / 'run' / 'config.resolved.yaml'}"
 
 
 def as_hydra(output: Path, config: str) -> None:
