@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from genesis.data.messages import read_messages, read_tools
+from genesis.data.readers.stream import BOM
 from genesis.data.records import Conversation, Position
 from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.io.strict_json import parse_object, read_limited
@@ -81,7 +82,7 @@ def read_lines(path: str, what: str, examples: str) -> list[tuple[Mapping[str, A
         DataError: no such file, no line, or one that is no JSON object.
     """
     found: list[tuple[Mapping[str, Any], Position, str]] = []
-    for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n"), 1):
+    for number, line in enumerate(read_limited(path, LARGEST, DataError).removeprefix(BOM).split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{escape(path)}:{number}"

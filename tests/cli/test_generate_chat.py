@@ -75,7 +75,7 @@ def test_files_of_texts_and_messages(folder: Path, tmp_path: Path) -> None:
     ]
     own = [{"role": "system", "content": "s"}, *messages]
     given = [{"messages": messages}, {"prompt": "words"}, {"messages": own}]
-    source.write_text("".join(json.dumps(each) + "\n" for each in given))
+    source.write_text("\ufeff" + "".join(json.dumps(each) + "\r\n" for each in given), newline="")  # as on Windows
     first, text, last = asked(folder, "--prompts", source)
     assert list(first.ids) == expected(tokenizer, "user: a", "assistant: b", "user: c")
     assert list(text.ids) == tokenizer.prompt("words")

@@ -11,7 +11,7 @@ from statistics import median
 
 from genesis.errors import DataError, DiskError, escape
 from genesis.io.boundary import boundary
-from genesis.io.paths import exists
+from genesis.io.paths import exists, is_folder, list_folder
 from genesis.io.strict_json import read_limited
 from genesis.train.config_file import RESOLVED
 from genesis.train.metrics import FILE_NAME, STEP, read_metrics
@@ -21,6 +21,7 @@ __all__ = ["FILES", "Run", "named", "read_run"]
 
 FILES = (FILE_NAME, SAMPLES_NAME, RESOLVED)  # what a page shows
 MOST_CONFIG = 1 << 20  # bytes
+MOST_NAMED = 8  # runs in an error
 
 Points = Sequence[tuple[int, float]]
 
@@ -77,7 +78,11 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         has_metrics, has_config = exists(path / FILE_NAME), exists(path / RESOLVED)
     if not has_metrics:
         what = f"{escape(path)} has no {FILE_NAME}, and so is no run's output_dir"
-        raise DataError(what, next="name the folder that train.output_dir names")
+        with boundary(DiskError, "looking for runs", path):
+            names = sorted(list_folder(path)) if is_folder(path) else []
+            inside = [path / name for name in names if is_folder(path / name) and exists(path / name / FILE_NAME)]
+        next = "name the folder that train.output_dir names"
+        raise DataError(what, next=f"runs in it: {' '.join(map(escape, inside[:MOST_NAMED]))}" if inside else next)
     series: dict[str, list[tuple[int, float]]] = {}
     step = bad = 0
     for row in read_metrics(path / FILE_NAME):
