@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -82,7 +83,7 @@ class Api:
             Route("/v1/models/{name:path}", self._guarded(self._model), methods=["GET"]),
             Route("/health", self._guarded(self._health), methods=["GET"]),
         ]
-        self.app = Starlette(routes=routes)
+        self.app = Starlette(routes=routes, exception_handlers={404: self._no_such_call, 405: self._no_such_call})
 
     # --- Who asks, and what ---------------------------------------------------------------------------------------
 
@@ -112,10 +113,19 @@ class Api:
             if not hmac.compare_digest(given.encode("latin-1"), self._settings.api_key.encode()):
                 raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
 
+    async def _no_such_call(self, request: Request, error: Exception) -> Response:
+        """What is not served, in the form of errors that clients know."""
+        assert isinstance(error, HTTPException)
+        served = "POST /v1/completions, POST /v1/chat/completions, GET /v1/models and GET /health are"
+        found = BadRequest(f"{request.method} {request.url.path} is not served; {served}", status=error.status_code)
+        return _json(found.body(), found.status, headers=error.headers)
+
     async def _body(self, request: Request) -> Any:
         """The JSON value of a request. Raises: BadRequest."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise BadRequest("the body's type is not application/json", status=415)
+            raise BadRequest(
+                "the body's type is not application/json: send the header Content-Type: application/json", status=415
+            )
         most, data = self._settings.most_bytes, bytearray()
         try:
             async with asyncio.timeout(BODY_S):
@@ -378,9 +388,9 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Of ASCII alone, so that any text can be written."""
-    return Response(json.dumps(value, separators=(",", ":")).encode(), status, media_type="application/json")
+    return Response(json.dumps(value, separators=(",", ":")).encode(), status, headers, "application/json")
 
 
 def _refuse(name: str) -> None:
