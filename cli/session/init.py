@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ class Asked:
     file: str
     output_dir: str
     seq_len: int | None = None
+
+    @cached_property
+    def template(self) -> str | None:
+        """Makes text of chats where the model has no template. Raises: ModelError: its files are malformed."""
+        if self.goal not in ("lora", "full") or self.model is None or read_chat_templates(local_path(self.model)):
+            return None
+        return CHATML
 
 
 @dataclass(frozen=True)
@@ -123,13 +131,10 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         values["model.path"] = asked.model
     if asked.data != (GOALS[asked.goal][2],) and asked.goal in ("lora", "full"):
         values["train.epochs"] = 3  # the recipe's are for its small example
-    if lacks_template(asked):
-        values["data.template"] = CHATML
+    if asked.template is not None:
+        values["data.template"] = asked.template
     values["data.seq_len"] = _length(asked, text, on_cpu=on_cpu)
-    text = with_values(text, values)
-    if lacks_template(asked):
-        line = f"  template: {CHATML}"
-        text = text.replace(line, f"  # What makes text of a chat: the model has no chat template of its own.\n{line}")
+    text = with_values(text, values, {"data.template": "Makes text of a chat; the model has no template of its own."})
     config = _parsed(text)
     sized = _on_cpu(config) if on_cpu else _on_gpu(config, asked, place)
     values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
@@ -138,17 +143,12 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     return "\n".join([*_head(asked, place, sized), "", text]), sized
 
 
-def lacks_template(asked: Asked) -> bool:
-    """Whether a model without a chat template is to learn chats. Raises: ModelError: its files are malformed."""
-    return asked.goal in ("lora", "full") and not read_chat_templates(local_path(asked.model or ""))
-
-
 def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
     """What was chosen, in lines."""
     what = GOALS[asked.goal][0]
     yield f"goal: {asked.goal}, {what}"
-    if lacks_template(asked):
-        yield f"template: {CHATML}, as the model has no chat template of its own"
+    if asked.template is not None:
+        yield f"template: {asked.template}, as the model has no chat template of its own"
     micro = f"{sized.accumulation_steps} micro-steps of " if sized.accumulation_steps > 1 else ""
     saving = f"activation checkpointing {sized.activation_checkpointing}"
     yield f"step: {micro}{sized.batch_size} sequences, {saving}; for {place.name}"
@@ -156,8 +156,10 @@ def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
         yield f"memory: {format_bytes(sized.plan.reserved)} of the {format_bytes(place.room)} that a run may take"
 
 
-def with_values(text: str, values: Mapping[str, Any]) -> str:
-    """`text` with other values of settings that stand on a line of their own; comments stay. What it lacks is added."""
+def with_values(text: str, values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+    """`text` with other values of settings that stand on a line of their own; comments stay. What it lacks is added,
+    below its comment where there is one.
+    """
     for setting, value in values.items():
         section, _, key = setting.partition(".")
         marks, lines = parse(text, setting), text.split("\n")
@@ -170,7 +172,8 @@ def with_values(text: str, values: Mapping[str, Any]) -> str:
         else:
             start = marks.keys[section,].line
             end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
-            lines.insert(end, f"  {key}: {shown}")
+            about = [f"  # {comments[setting]}"] if comments and setting in comments else []
+            lines[end:end] = [*about, f"  {key}: {shown}"]
         text = "\n".join(lines)
     return text
 

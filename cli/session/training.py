@@ -331,9 +331,8 @@ def _restore(
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
         if changed:
             console.line(f"changed: {', '.join(map(str, changed))}")
-        other_length = {"train.steps", "train.epochs"} & {change.key for change in changed}
-        if other_length and training.config.optim.schedule not in ("constant", "step"):
-            console.line("the learning rate goes on along the schedule of the new length (optim.schedule)")
+        if {"train.steps", "train.epochs"} & {change.key for change in changed}:
+            console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
         if training.device == CPU and before is not None and before != threads():
             console.line(
                 f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"

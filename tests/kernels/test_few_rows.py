@@ -250,7 +250,7 @@ def test_programs_of_32_rows_take_few_rounds(n: int, k: int, halves: int, norm: 
     assert [choose_mma_tile(m, n, k, 132, halves, norm).steps for m in (17, 32)] == [steps, steps]
 
 
-def test_one_row_has_few_programs_that_find_room() -> None:
+def test_one_row_has_few_programs_all_of_them_resident() -> None:
     """Rows of W, warps and steps, as measured within steps of models on an H100."""
     of_codes, of_floats = (
         [choose_one_row_tile(n, k, itemsize, 132, halves, norm) for n, k, halves, norm in (
@@ -258,7 +258,7 @@ def test_one_row_has_few_programs_that_find_room() -> None:
         for itemsize in (1, 2)
     )  # fmt: skip
     assert [(t.bn, t.warps, t.steps) for t in of_codes] == [(16, 4, 1), (16, 4, 1), (8, 4, 5), (8, 2, 3)]
-    # gate|up of 0.5B as (8, 4, 1) would have 608 programs, of which an SM holds 4
+    # gate|up of 0.5B as (8, 4, 1) would have 608 programs, of which 4 are resident on an SM
     assert [(t.bn, t.warps, t.steps) for t in of_floats] == [(4, 1, 2), (8, 4, 1), (4, 4, 5), (4, 2, 3)]
 
 

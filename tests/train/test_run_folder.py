@@ -114,7 +114,7 @@ def test_what_is_resumed_with_other_settings_says_so(recipe: Path, tmp_path: Pat
         said.append(
             [line for line in told.getvalue().splitlines() if line.startswith(("changed", "the learning rate"))]
         )
-    rate = "the learning rate goes on along the schedule of the new length (optim.schedule)"
+    rate = "the learning rate follows optim.schedule over all 4 steps from here on"
     assert said == [["changed: train.steps: 2 -> 4, log.every: 1 -> 2", rate], [], ["changed: log.every: 2 -> 1"]]
 
 

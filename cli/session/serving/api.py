@@ -76,13 +76,15 @@ class Api:
         self._template, self._ends = template, ends
         self._start = tokenizer.decode(tokenizer.start_ids, skip_special=False)
         self._renders = ThreadPoolExecutor(1)  # one conversation after the other, beside the loop
-        routes = [
-            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/models", self._guarded(self._models), methods=["GET"]),
-            Route("/v1/models/{name:path}", self._guarded(self._model), methods=["GET"]),
-            Route("/health", self._guarded(self._health), methods=["GET"]),
+        calls = [
+            ("POST", "/v1/completions", self._completions),
+            ("POST", "/v1/chat/completions", self._chat),
+            ("GET", "/v1/models", self._models),
+            ("GET", "/v1/models/{name:path}", self._model),
+            ("GET", "/health", self._health),
         ]
+        self._served = ", ".join(f"{method} {path.replace(':path', '')}" for method, path, _ in calls)
+        routes = [Route(path, self._guarded(answer), methods=[method]) for method, path, answer in calls]
         self.app = Starlette(routes=routes, exception_handlers={404: self._no_such_call, 405: self._no_such_call})
 
     # --- Who asks, and what ---------------------------------------------------------------------------------------
@@ -116,8 +118,8 @@ class Api:
     async def _no_such_call(self, request: Request, error: Exception) -> Response:
         """What is not served, in the form of errors that clients know."""
         assert isinstance(error, HTTPException)
-        served = "POST /v1/completions, POST /v1/chat/completions, GET /v1/models and GET /health are"
-        found = BadRequest(f"{request.method} {request.url.path} is not served; {served}", status=error.status_code)
+        what = f"{request.method} {request.url.path} is not served; there are {self._served}"
+        found = BadRequest(what, status=error.status_code)
         return _json(found.body(), found.status, headers=error.headers)
 
     async def _body(self, request: Request) -> Any:

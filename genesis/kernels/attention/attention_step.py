@@ -314,12 +314,12 @@ _WIDE = {
     128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
 }
-# From registers, measured on an H100 and an H200 within steps of models: up to four parts, which are added up at once,
-# then many, with 4 warps, of which an SM holds two.
+# From registers, measured on an H100 and an H200 within steps of models. Up to four parts are added up at once: narrow
+# ones where four of them have all keys, else wide ones; a single one is wide where it takes more than a narrow tile.
+# Longer caches have many narrow parts, of whose programs two are resident on an SM.
 _MMA_WIDE = StepTile(keys=512, part=512, splits=4, together=4, warps=8, stages=1, is_mma=True)
 _MMA = StepTile(keys=256, part=256, splits=32, together=32, warps=4, stages=1, is_mma=True)
 SHORT = 512  # keys
-FEW_PARTS = 4
 SMS = 132  # of an H100 or H200
 MMA_SIZE, MMA_GROUP, MMA_KEYS = 64, 8, 32  # columns; query heads of a key head at most; keys of a warp's scores
 
@@ -330,7 +330,7 @@ def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int, i
         return _WIDE[padded].fitted(padded, group, pairs, capacity)
     if is_mma:
         parts, wide = (triton.cdiv(capacity, t.part) for t in (_MMA, _MMA_WIDE))
-        tile = _MMA_WIDE if wide == 1 < parts or wide <= FEW_PARTS < parts else _MMA
+        tile = _MMA_WIDE if wide == 1 < parts or wide <= _MMA_WIDE.splits < parts else _MMA
         return tile.fitted(padded, group, pairs, capacity)
     half, short = _HALF[padded], _SHORT.get(padded)
     if short is not None and half.part < capacity <= SHORT and pairs <= SMS:

@@ -126,9 +126,7 @@ def rotated_pair(x, y, b_r, w, cos, sin, AT: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB: tl.constexpr,
                  TYPE: tl.constexpr, BS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Online softmax of each warp over its keys in NB times four blocks, in units of log2: in one pass, as an SM has
-    few warps, whose instructions wait for those before them.
-    """
+    """Online softmax of each warp over its keys in NB times four blocks, in one pass and in units of log2."""
     COUNT: tl.constexpr = SIZE // 32
     tiles = ()
     for at in tl.static_range(NB):

@@ -114,25 +114,25 @@ def choose_one_row_tile(
 ) -> FewRowsTile:
     """The tile on the tensor cores for one row of x and n rows of W (of each of `halves` weights).
 
-    Many rows of W, all of K at once and few programs: less is done to x, and the next kernel's programs find room. With
-    codes, for which x is scaled as well, fewer still. Only where not all of these find room themselves, but smaller
-    ones that load in two trips do, it is those.
+    Few programs, each with many rows of W and all of K at once: fewer of them process x, and the next kernel's programs
+    become resident beside them. With 8-bit weights, for which each program also scales x, half as many suffice. Where
+    not all of them are resident at once and all of smaller ones are, which load in two trips, those are taken.
     """
     warps, bn = ONE_ROW_WARPS, 16 // itemsize
     while warps > 1 and 4 * triton.cdiv(k, ONE_ROW_K * warps) * ONE_ROW_K * warps > 5 * k:
         warps //= 2  # a fifth of the elements at most are behind the last
     most = ONE_ROW_HELD // (2 * itemsize * halves * triton.cdiv(k, ONE_ROW_K * warps))
-    most = max(most, 8 // (itemsize * halves))
+    most = max(most, 8 // (itemsize * halves))  # of a longer K in several trips
     while bn > 4 and (bn > most or 4 * triton.cdiv(n, bn) < 3 * itemsize * sm_count):
         bn //= 2
     wide = _one_row_tile(bn, warps, k, itemsize, halves, norm)
     while warps > 1 and triton.cdiv(k, ONE_ROW_K * warps) * itemsize < 8:
         warps //= 2
     narrow = _one_row_tile(4, warps, k, itemsize, halves, norm)
-    wide_fits, narrow_fits = (
+    wide_is_resident, narrow_is_resident = (
         triton.cdiv(n, t.bn) <= sm_count * _programs_of_an_sm(t, k, itemsize, halves, norm) for t in (wide, narrow)
     )
-    return narrow if narrow_fits and not wide_fits else wide
+    return narrow if narrow_is_resident and not wide_is_resident else wide
 
 
 def _one_row_tile(bn: int, warps: int, k: int, itemsize: int, halves: int, norm: bool) -> FewRowsTile:
@@ -147,7 +147,9 @@ def _one_row_loads(bn: int, itemsize: int, halves: int, norm: bool) -> int:
 
 
 def _programs_of_an_sm(t: FewRowsTile, k: int, itemsize: int, halves: int, norm: bool) -> int:
-    """How many an SM holds by their registers, each of its four parts some warps; as counted in machine code."""
+    """How many are resident on an SM by their registers, of which each of its four partitions has a quarter. The
+    registers of a program are an estimate, made from those of 44 compiled tiles.
+    """
     registers = _one_row_loads(t.bn, itemsize, halves, norm) * t.steps + 2 * halves * t.bn + 20
     registers += 50 if k > t.steps * t.bk * t.warps else 0  # what the next trip is about to load
     return REGISTERS // 4 // (32 * triton.cdiv(registers, 8) * 8) * 4 // t.warps
