@@ -28,14 +28,16 @@ class Attribute:
     """A launch attribute: its id and its value, a union."""
 
     def __init__(self) -> None:
-        self.id, self.value = "", SimpleNamespace()
+        self.id, self.value = "", SimpleNamespace(clusterDim=SimpleNamespace())
 
 
 class Cuda:
     """Answers launches with the given results, then with success."""
 
     CUresult, CUlaunchConfig, CUlaunchAttribute, CUstream = Result, SimpleNamespace, Attribute, int
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early")
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early", CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster"
+    )
 
     def __init__(self, *results: Result) -> None:
         self.results, self.launches, self.entered = deque(results), [], 0
@@ -96,6 +98,20 @@ def test_in_a_capture_all_but_the_first_launch_may_be_brought_early() -> None:
     assert second.numAttrs == 1
     assert second.attrs[0].id == "early"
     assert second.attrs[0].value.programmaticStreamSerializationAllowed == 1
+
+
+def test_programs_of_a_cluster_are_neighbours_in_the_first_dimension() -> None:
+    cuda = Cuda()
+    driver = driver_of(cuda)
+    run = driver.launcher("kernel", (8, 1, 1), (128, 1, 1), 64, 4096, 4)
+    run(11)
+    driver.capturing, driver.dependent, driver._is_first = True, True, False
+    driver.properties = SimpleNamespace(capability=(9, 0))
+    run(11)
+    plain, early = [launch[0] for launch in cuda.launches]
+    assert [a.id for a in plain.attrs] == ["cluster"]
+    assert vars(plain.attrs[0].value.clusterDim) == {"x": 4, "y": 1, "z": 1}
+    assert ([a.id for a in early.attrs], early.numAttrs) == (["early", "cluster"], 2)
 
 
 def test_a_thread_that_has_not_used_the_device_enters_it() -> None:

@@ -77,12 +77,14 @@ BINARY = Binary(b"", "kernel", 1024, 4, len(PLACES), (Facts(3, 9, 2, (16, 64)),)
 def test_parameters_lie_where_the_kernel_takes_them(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def launcher(handle: Any, grid: Any, block: Any, shared: int, parameters: int) -> Callable[[int], None]:
+    def launcher(
+        handle: Any, grid: Any, block: Any, shared: int, parameters: int, cluster: int
+    ) -> Callable[[int], None]:
         def launch(stream: int) -> None:
             addresses = (ctypes.c_uint64 * len(PLACES)).from_address(parameters)
             kinds = [*(ctypes.c_uint64,) * 2, *(ctypes.c_int32,) * 2, *(ctypes.c_int64,) * 2, ctypes.c_int32]
             kinds += [ctypes.c_int64, ctypes.c_float, ctypes.c_double, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64]
-            seen.append((handle, grid, block, shared, stream))
+            seen.append((handle, grid, block, shared, stream, cluster))
             seen.append([kind.from_address(at).value for kind, at in zip(kinds, addresses, strict=True)])
             seen.append((addresses[1] % 64, ctypes.string_at(addresses[1], MAP_BYTES)))
 
@@ -92,12 +94,12 @@ def test_parameters_lie_where_the_kernel_takes_them(backend: CudaBackend, monkey
     compiling(monkeypatch).set_result(BINARY)
     array = empty((32, 64), bfloat16, CUDA)
     for _ in range(2):  # compiled now, and found loaded
-        step = launch.native_launch(backend, Kernel, GRID, arguments(array), {"BLOCK": 4})
+        step = launch.native_launch(backend, Kernel, GRID, arguments(array), {"BLOCK": 4}, cluster=2)
         assert step.is_compiled()
         for pointer in (array.data_ptr(), 4096):
             seen.clear()
             step.launch([pointer] * 3, 11)
-            assert seen[0] == (7, GRID, (128, 1, 1), 1024, 11)
+            assert seen[0] == (7, GRID, (128, 1, 1), 1024, 11, 2)
             assert seen[1] == [pointer, pointer, 32, 64, 64, 1, 5, 1 << 40, 0.5, 0.25, pointer, 9, 0]
             assert seen[2] == (0, Maps().map(pointer))
 

@@ -104,11 +104,14 @@ class FakeDriver:
     def begin_again(self) -> None:
         self.began += 1
 
-    def launcher(self, function: int, grid: Any, block: Any, shared: int, parameters: int) -> Callable[[int], None]:
+    def launcher(
+        self, function: int, grid: Any, block: Any, shared: int, parameters: int, cluster: int
+    ) -> Callable[[int], None]:
         def launch(stream: int) -> None:
             addresses = (ctypes.c_uint64 * len(PARAMETERS)).from_address(parameters)
             values = [ctypes.string_at(at, size) for at, (_, size) in zip(addresses, PARAMETERS, strict=True)]
             self.launches.append((function, grid, block, shared, stream, values))
+            assert cluster == 1
 
         return launch
 

@@ -344,32 +344,37 @@ class Driver:
         """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory.
 
         Args:
+            shared: bytes of dynamic shared memory, besides what the code declares.
             parameters: how many the kernel takes.
 
         Raises:
             DeviceError: if the device has less shared memory for a block.
         """
-        there = self.properties.shared_memory
-        if shared > there:  # the driver would only say that a value is invalid
-            raise DeviceError(
-                f"the kernel {name} takes {shared} bytes of shared memory; cuda:{self.index} has {there} for a block",
-                next="report it: its tiles are too large for this GPU",
-            )
         self._enter()
-        cuda = self._cuda
+        cuda, of = self._cuda, self._cuda.CUfunction_attribute
         module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives
         function = self._call(cuda.cuModuleGetFunction, module, name.encode())
-        if shared > 48 << 10:
-            limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call(cuda.cuFuncSetAttribute, function, limit, shared)
+        static = int(self._call(cuda.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
+        there = self.properties.shared_memory
+        if static + shared > there:  # the driver would only say that a value is invalid
+            raise DeviceError(
+                f"the kernel {name} takes {static + shared} bytes of shared memory; cuda:{self.index} has {there} for a"
+                " block",
+                next="report it: its tiles are too large for this GPU",
+            )
+        if static + shared > 48 << 10:  # more than a launch has without asking
+            self._call(cuda.cuFuncSetAttribute, function, of.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
 
-    def launcher(self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int) -> Callable[[int], None]:
+    def launcher(
+        self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int, cluster: int = 1
+    ) -> Callable[[int], None]:
         """What launches a kernel in a stream, in blocks of `block` threads, as often as it is called.
 
         Args:
             parameters: the address of an array of pointers to the kernel's own, read at each launch.
+            cluster: blocks, neighbours in the first dimension, of a cluster.
         """
         launch, success, current = self._cuda.cuLaunchKernelEx, self._success, _current
         plain: dict[int, Any] = {}  # configurations by stream: made once, one argument instead of eight
@@ -382,7 +387,7 @@ class Driver:
             made = early if is_early else plain
             config = made.get(stream)
             if config is None:
-                config = made[stream] = self._configuration(grid, block, shared, stream, is_early)
+                config = made[stream] = self._configuration(grid, block, shared, stream, cluster, is_early)
             code = launch(config, function, parameters, 0)[0]
             if code != success:
                 self._raise(code, "a kernel launch")
@@ -396,7 +401,7 @@ class Driver:
         was_first, self._is_first = self._is_first, False
         return not was_first
 
-    def _configuration(self, grid: Grid, block: Grid, shared: int, stream: int, is_early: bool) -> Any:
+    def _configuration(self, grid: Grid, block: Grid, shared: int, stream: int, cluster: int, is_early: bool) -> Any:
         """How a kernel is launched; `is_early`: it may be brought to the SMs while the one before runs, see
         `compile.dependent`. That costs the host more than a plain launch, so only graphs have it.
         """
@@ -405,11 +410,19 @@ class Driver:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes, config.hStream = shared, cuda.CUstream(stream)
+        attributes = []
         if is_early:
             allowed = cuda.CUlaunchAttribute()
             allowed.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             allowed.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [allowed], 1
+            attributes.append(allowed)
+        if cluster > 1:
+            together = cuda.CUlaunchAttribute()
+            together.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            together.value.clusterDim.x, together.value.clusterDim.y, together.value.clusterDim.z = cluster, 1, 1
+            attributes.append(together)
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:

@@ -48,7 +48,7 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0")  # CUDA's own setting, for debugging
 
 
-def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any) -> None:
+def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 1, **keywords: Any) -> None:
     """Launch a Triton kernel on the device of its first array, on the current stream.
 
     Args:
@@ -56,6 +56,8 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
         grid: programs, in up to three dimensions; nothing is launched where one is 0.
         args: arrays (passed as pointers), tensor descriptors, integers, floats (float32, or float64 as `Double`),
             numpy's scalars, None, and tuples of integers, in the kernel's order. At least one array.
+        cluster: how many neighbouring programs of the first dimension, which it divides, run at once and reach each
+            other's shared memory; more than 1 from Hopper on.
         keywords: the constants, and Triton's options num_warps, num_stages, maxnreg.
     """
     x, y, z = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
@@ -65,7 +67,10 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
     arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
     backend = arrays[0].storage.backend
     driver = backend.driver
-    made = (driver.prepare or native_launch)(backend, kernel, (x, y, z), args, keywords)
+    if driver.prepare is not None:
+        made = driver.prepare(backend, kernel, (x, y, z), args, keywords)
+    else:
+        made = native_launch(backend, kernel, (x, y, z), args, keywords, cluster)
     made.constants = keywords
     submit(made, arrays, driver, backend.stream)
     if _BLOCKING:
@@ -321,13 +326,13 @@ def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -
 
 
 def native_launch(
-    backend: Runtime, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    backend: Runtime, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any], cluster: int = 1
 ) -> KernelLaunch:
     """A launch of a Triton kernel's machine code, whose compilation starts now where it is needed."""
     driver, signature = backend.driver, signature_of(kernel, args, keywords)
     key, values = _key(driver, kernel, signature), list(_flatten(args, signature.types))
     if key in _loaded:
-        return loaded_launch(driver, kernel.__name__, _loaded[key], grid, values)
+        return loaded_launch(driver, kernel.__name__, _loaded[key], grid, values, cluster)
     future = compile_ahead(driver, kernel, signature)
 
     def prepare(made: KernelLaunch) -> None:
@@ -335,7 +340,7 @@ def native_launch(
             code = future.result()
             function = load(backend, code.image, code.name, code.shared, code.parameters)
             _loaded[key] = Loaded(function, (32 * code.warps, 1, 1), code.shared, code.descriptors)
-        _pack(made, driver, _loaded[key], grid, values)
+        _pack(made, driver, _loaded[key], grid, values, cluster)
 
     return KernelLaunch(prepare, future.done, kernel.__name__, grid)
 
@@ -359,16 +364,18 @@ def load(backend: Runtime, image: bytes, name: str, shared: int, parameters: int
     return backend.pool.with_room(f"the code of {name}", lambda: backend.driver.load(image, name, shared, parameters))
 
 
-def loaded_launch(driver: Driver, name: str, kernel: Loaded, grid: Grid, values: list[Any]) -> KernelLaunch:
+def loaded_launch(
+    driver: Driver, name: str, kernel: Loaded, grid: Grid, values: list[Any], cluster: int = 1
+) -> KernelLaunch:
     """A launch of machine code that is on the device.
 
     Args:
         values: the parameters in order: numbers, `ADDRESS` for arrays, regions for descriptors.
     """
-    return KernelLaunch(lambda made: _pack(made, driver, kernel, grid, values), lambda: True, name, grid)
+    return KernelLaunch(lambda made: _pack(made, driver, kernel, grid, values, cluster), lambda: True, name, grid)
 
 
-def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any]) -> None:
+def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any], cluster: int) -> None:
     """Give a launch its parameters, in a buffer of its own; addresses follow."""
     function, facts = kernel.function, kernel.descriptors
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
@@ -386,7 +393,7 @@ def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values
             slots.append(at // 8)
         else:
             _put(base + at, size, value)
-    run = driver.launcher(function.handle, grid, kernel.block, kernel.shared, base + 8 * pointers)
+    run = driver.launcher(function.handle, grid, kernel.block, kernel.shared, base + 8 * pointers, cluster)
 
     def run_with_maps(stream: int) -> None:
         for where, target, encoded in maps:

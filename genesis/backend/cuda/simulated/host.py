@@ -102,7 +102,9 @@ class HostDriver(Driver):
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
         raise DeviceError("the interpreter runs kernels from their source", next="unset TRITON_INTERPRET")
 
-    def launcher(self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int) -> Callable[[int], None]:
+    def launcher(
+        self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int, cluster: int = 1
+    ) -> Callable[[int], None]:
         raise DeviceError("the interpreter runs no machine code", next="unset TRITON_INTERPRET")
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
