@@ -37,20 +37,22 @@ LONG = [(1, 32768), (8, 32768), (32, 8192)]
 MEMORY = 12 << 30  # of all caches of a graph
 
 
-def mma(keys: int, part: int, splits: int, warps: int) -> StepTile:
+def mma(keys: int, part: int, splits: int, warps: int, cluster: int = 1) -> StepTile:
     """From registers."""
-    return StepTile(keys, part, splits, min(splits, 32), warps, 1, True)
+    return StepTile(keys, part, splits, min(splits // cluster, 32), warps, 1, True, cluster)
 
 
 TILES = {
     64: [
-        StepTile(512, 512, 1, 4, 8, 1), StepTile(128, 256, 32, 32, 4, 2), StepTile(64, 128, 32, 32, 4, 3),
-        mma(512, 512, 1, 8), mma(256, 512, 1, 8), mma(256, 256, 2, 8), mma(128, 128, 4, 4), mma(256, 256, 32, 8),
-        mma(256, 256, 32, 4), mma(128, 256, 32, 4), mma(128, 128, 64, 4), mma(128, 512, 32, 4),
+        StepTile(128, 256, 32, 32, 4, 2), StepTile(64, 128, 32, 32, 4, 3),
+        mma(512, 512, 1, 8), mma(256, 256, 32, 4), mma(128, 128, 64, 4), mma(512, 512, 32, 8),
+        mma(128, 128, 4, 4, 4), mma(128, 128, 8, 4, 8), mma(256, 256, 8, 4, 8), mma(512, 512, 8, 8, 8),
+        mma(256, 256, 32, 4, 8), mma(512, 512, 32, 8, 8),
     ],
     128: [
-        StepTile(128, 128, 4, 4, 8, 2), StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3),
-        StepTile(64, 128, 4, 4, 4, 3), StepTile(64, 128, 1, 4, 4, 3), StepTile(64, 128, 4, 4, 4, 4),
+        StepTile(128, 128, 4, 4, 8, 2), StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 4, 4, 4, 3),
+        mma(64, 64, 32, 4), mma(128, 128, 32, 8), mma(64, 64, 4, 4, 4), mma(128, 128, 4, 8, 4), mma(64, 64, 8, 4, 8),
+        mma(128, 128, 8, 8, 8), mma(64, 64, 32, 4, 8),
     ],
 }  # fmt: skip
 

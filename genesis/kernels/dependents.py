@@ -20,7 +20,7 @@ from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 
-__all__ = ["FEW_ROWS", "allow_next", "can_overlap", "prefetch", "wait_for_previous"]
+__all__ = ["FEW_ROWS", "allow_next", "can_overlap", "largest_cluster", "prefetch", "wait_for_previous"]
 
 FEW_ROWS = 32  # of steps of generation, whose other kernels come too soon after one another to be brought in late
 
@@ -28,6 +28,11 @@ FEW_ROWS = 32  # of steps of generation, whose other kernels come too soon after
 def can_overlap(x: Array) -> bool:
     """Whether kernels of x's device can overlap: the constant with which they are compiled."""
     return backend_of(x.device).driver.properties.capability >= (9, 0) and not is_interpreted()
+
+
+def largest_cluster(x: Array) -> int:
+    """How many programs a cluster on x's device can have; 1 where there are none."""
+    return 8 if can_overlap(x) else 1
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from genesis.kernels.attention.attention_step import (
     StepTile,
     attention_step_into,
     is_for_mma,
+    mma_tile_of,
     tile_of,
 )
 from genesis.ops.attention import attention
@@ -36,10 +37,17 @@ CUDA = Device("cuda", 0)
 TOLERANCE = {bfloat16: 1e-2, float16: 1.5e-3, float32: 5e-6}
 # How far from a number the next one is at most, in proportion; of float32 a few of them.
 NEXT = {float32: 1e-6, float16: 2.0**-10, bfloat16: 2.0**-7, float8_e4m3fn: 2.0**-3}
-# Of the kernel that keeps keys and values in registers: parts of a tile; two tiles of scores in a warp; one part.
-MMA = StepTile(keys=128, part=128, splits=4, together=2, warps=4, stages=1, is_mma=True)
-WIDE = StepTile(keys=256, part=256, splits=2, together=2, warps=4, stages=1, is_mma=True)
-ALONE = StepTile(keys=256, part=256, splits=1, together=2, warps=8, stages=1, is_mma=True)
+
+
+def in_registers(keys: int, splits: int, warps: int, cluster: int = 1) -> StepTile:
+    """A division for the kernel that keeps keys and values in registers."""
+    return StepTile(keys, keys, splits, max(splits // cluster, 2), warps, 1, True, cluster)
+
+
+MMA, WIDE = in_registers(128, 4, 4), in_registers(256, 2, 4)  # parts of a tile; two tiles of scores in a warp
+ALONE, PAIRS = in_registers(256, 1, 8), in_registers(64, 8, 4)  # one part; two blocks of keys in a warp
+# Of all sizes; programs of the last but one have half a share each; the last has two clusters.
+CLUSTERS = [in_registers(*of) for of in ((256, 2, 4, 2), (128, 4, 4, 4), (64, 8, 4, 8), (128, 8, 8, 8), (64, 16, 4, 8))]
 SMALL = StepTile(keys=16, part=32, splits=4, together=2, warps=4, stages=2)  # parts of up to 32 keys from 0 to 128 keys
 
 
@@ -126,17 +134,41 @@ def test_keys_and_values_in_registers(tile: StepTile, group: int) -> None:
     check(Case((4, 2 * group, 2, 320, 64), [0, 1, 129, 319], bfloat16, norms=group > 2, rotates=group != 2), tile)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kept", "attrs"),
-    [
-        (float16, None, {}),
-        (bfloat16, float8_e4m3fn, {}),
-        (bfloat16, None, {"window": 100}),
-        (bfloat16, None, {"active": np.array([True, False, True, False])}),
-    ],
-)
+@pytest.mark.parametrize("tile", [MMA, ALONE, PAIRS])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("group", [2, 7, 8])
+def test_heads_of_either_size(tile: StepTile, size: int, group: int) -> None:
+    check(Case((3, 2 * group, 2, 600, size), [0, 257, 599], bfloat16, norms=group > 2), tile)
+
+
+@pytest.mark.mbarrier
+@pytest.mark.parametrize("tile", CLUSTERS)
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("group", [2, 7, 8])
+def test_clusters(tile: StepTile, size: int, group: int) -> None:
+    """On a GPU that knows them; else parts."""
+    check(Case((3, 2 * group, 2, 600, size), [0, 257, 599], bfloat16, norms=group > 2), tile)
+
+
+OTHERS: list[tuple[DType, DType | None, dict[str, Any]]] = [
+    (float16, None, {}),
+    (bfloat16, float8_e4m3fn, {}),
+    (bfloat16, None, {"window": 100}),
+    (bfloat16, None, {"active": np.array([True, False, True, False])}),
+]
+
+
+@pytest.mark.parametrize(("dtype", "kept", "attrs"), OTHERS)
 def test_what_registers_hold(dtype: DType, kept: DType | None, attrs: dict[str, Any]) -> None:
-    check(Case((4, 4, 2, 320, 64), [0, 1, 129, 319], dtype, kept, norms=True), MMA, **attrs)
+    for tile, size in ((MMA, 64), (PAIRS, 128)):
+        check(Case((4, 4, 2, 320, size), [0, 1, 129, 319], dtype, kept, norms=True), tile, **attrs)
+
+
+@pytest.mark.mbarrier
+@pytest.mark.parametrize(("dtype", "kept", "attrs"), OTHERS)
+def test_what_clusters_hold(dtype: DType, kept: DType | None, attrs: dict[str, Any]) -> None:
+    for tile, size in ((CLUSTERS[1], 128), (CLUSTERS[4], 64)):
+        check(Case((4, 4, 2, 320, size), [0, 1, 129, 319], dtype, kept, norms=True), tile, **attrs)
 
 
 def test_which_steps_keep_keys_and_values_in_registers() -> None:
@@ -149,8 +181,8 @@ def test_which_steps_keep_keys_and_values_in_registers() -> None:
         qkv = qkv.view(qkv.shape, qkv.strides, off)
         return is_for_mma(qkv, cache, group, *(empty((32, size // 2), float32, CUDA) for _ in range(2)), None, None)
 
-    assert asked() and asked(64, 8, float16)
-    for no in ({"size": 128}, {"group": 9}, {"dtype": float32}, {"order": True}, {"off": 4}):
+    assert asked() and asked(128, 8, float16)
+    for no in ({"size": 96}, {"group": 9}, {"dtype": float32}, {"order": True}, {"off": 4}):
         assert not asked(**no)  # type: ignore[arg-type]
 
 
@@ -216,6 +248,7 @@ def test_the_same_as_attention_over_all_keys(dtype: DType) -> None:
     assert np.linalg.norm(o - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted)
 
 
+@pytest.mark.mbarrier
 @pytest.mark.parametrize(
     "shape", [(1, 14, 2, 700, 64), (2, 14, 2, 500, 64), (2, 4, 2, 500, 128), (3, 4, 2, 300, 128), (1, 2, 1, 200, 256)]
 )
@@ -313,7 +346,7 @@ def compiled(kind: int) -> list[dict[str, int]]:
     """Facts of the code for heads of 64 (kind 0) or 128, these with norms and a cache in 8-bit floats, and of both
     where qkv alone is new; for a process without the interpreter, which changes Triton.
     """
-    q, k, size, kept = ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn))[kind]
+    q, k, size, kept = ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn), (12, 1, 64, bfloat16))[kind]
     with collecting(Hopper) as found:
         for early in (False, True):
             qkv, cache = empty((2, q + 2 * k, size), bfloat16, CUDA), empty((2, 2, k, 4096, size), kept, CUDA)
@@ -333,6 +366,7 @@ def compiled(kind: int) -> list[dict[str, int]]:
                 "early prefetches": early.count("prefetch.global.L2"),
                 "early writes": early.count("st.global") + early.count("atom."),
                 "counted": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", text)),
+                "sent": min(text.count("st.async"), 1),
                 "tensor cores": min(text.count("mma.sync"), 1),
                 "shared": made.metadata.shared,
             }
@@ -340,7 +374,7 @@ def compiled(kind: int) -> list[dict[str, int]]:
     return rows
 
 
-@pytest.mark.parametrize("kind", [pytest.param(0, marks=pytest.mark.full), 1])
+@pytest.mark.parametrize("kind", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)])
 def test_code_for_hopper_waits_before_it_reads_what_is_new(kind: int) -> None:
     """A length at most comes before the wait; where qkv alone is new, the first keys and values, too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -356,9 +390,10 @@ def test_code_for_hopper_waits_before_it_reads_what_is_new(kind: int) -> None:
         assert reads > 8 if is_early else reads == 1, row
         assert late < rows[0]["late reads"] if is_early else late > 16
         row["late reads"] = late
-        has_prefetches = row.pop("early prefetches") >= 2
-        assert has_prefetches == (kind == 1 or not is_early)  # of kind 0 a part is a tile, which is loaded
-        assert row == {"waits": 1, "early writes": 0, "counted": 1, "tensor cores": 1, "late reads": late}
+        has_prefetches, is_cluster = row.pop("early prefetches") >= 2, kind != 2
+        assert has_prefetches == (not is_cluster or not is_early)  # in registers a part begins with its first tile
+        adding = {"counted": int(not is_cluster), "sent": int(is_cluster)}
+        assert row == {"waits": 1, "early writes": 0, "tensor cores": 1, "late reads": late, **adding}
 
 
 class Ampere(Hopper):
@@ -397,8 +432,6 @@ def test_few_sequences_have_many_parts() -> None:
 
 
 def test_short_steps_have_a_program_for_each_sm_and_long_ones_many() -> None:
-    few = [tile_of(2, 64, 7, pairs, 512) for pairs in (1, 2, SMS)]
-    assert {(tile.keys, tile.splits) for tile in few} == {(512, 1)}
     assert [tile_of(2, 128, 2, pairs, capacity).splits for pairs, capacity in ((8, 300), (8, 512), (64, 512))] == [
         3,
         4,
@@ -409,11 +442,20 @@ def test_short_steps_have_a_program_for_each_sm_and_long_ones_many() -> None:
         1,
         32,
         8,
-        4,
+        2,
     ]
-    assert tile_of(2, 64, 4, 64, 8192).keys < tile_of(2, 64, 4, 16, 8192).keys
     assert tile_of(4, 64, 7, 2, 512).keys == 32
-    sizes = (SMS + 1, 512), (2, 256), (2, 1024), (2, 2048), (2, 4096), (2, 8192)
-    in_registers = [tile_of(2, 64, 7, *which, is_mma=True) for which in sizes]
-    parts = [(512, 1), (256, 1), (256, 4), (512, 4), (256, 16), (256, 32)]
-    assert [(tile.keys, tile.splits) for tile in in_registers] == parts
+
+
+def test_parts_from_registers_are_the_programs_of_a_cluster() -> None:
+    def divided(size: int, pairs: int, capacity: int, cluster: int = 8) -> tuple[int, int]:
+        tile = mma_tile_of(size, 7, pairs, capacity, cluster)
+        assert tile.cluster in (1, min(tile.splits, cluster))
+        return tile.keys, tile.splits
+
+    few = [divided(64, 2, capacity) for capacity in (64, 200, 384, 1024, 2048, 4096, 32768)]
+    assert few == [(128, 1), (128, 2), (128, 4), (128, 8), (256, 8), (512, 8), (512, 32)]
+    assert [divided(128, 8, capacity) for capacity in (64, 384, 8192)] == [(64, 1), (128, 4), (64, 32)]
+    many = [divided(64, 64, 384), divided(64, 64, 2048), divided(64, 512, 2048), divided(128, 256, 384)]
+    assert many == [(128, 4), (128, 8), (128, 1), (64, 2)]
+    assert [divided(64, 2, capacity, 1) for capacity in (64, 2048, 32768)] == [(256, 1), (256, 8), (256, 32)]

@@ -101,14 +101,15 @@ def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr
 
 @triton.jit
 def end_part(p_result, p_parts, p_states, p_counter, active, WORK: tl.constexpr, GROUP: tl.constexpr,
-             SIZE: tl.constexpr, TOGETHER: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """Count a part that is stored; the program that ends the last one adds up all of them, and leaves the counter at 0.
+             SIZE: tl.constexpr, TOGETHER: tl.constexpr, BD: tl.constexpr, CLUSTER: tl.constexpr = 1):  # fmt: skip
+    """Count a part that is stored, by each of CLUSTER programs a share; the program that ends the last one adds up all
+    of them, and leaves the counter at 0.
 
     All stores of the program come before it is counted, all counts before the sum: one thread adds, with release and
     acquire, between barriers of all.
     """
     tl.debug_barrier()
-    if tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu") == active - 1:
+    if tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu") == active * CLUSTER - 1:
         BG: tl.constexpr = triton.next_power_of_2(GROUP)
         b_o = add_parts(p_parts, p_states, active, WORK, GROUP, SIZE, TOGETHER, BG, BD)
         store_heads(p_result, b_o, GROUP, SIZE, BG, BD)

@@ -46,7 +46,7 @@ from genesis.kernels.attention.attention_parts import (
 from genesis.kernels.attention.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.tiles import padded_head_dim
-from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
+from genesis.kernels.dependents import allow_next, can_overlap, largest_cluster, wait_for_previous
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
@@ -68,8 +68,9 @@ class StepTile(NamedTuple):
         splits: the most parts of a sequence.
         together: parts that are loaded at once when they are added up.
         warps, stages: of a program, and of its pipeline.
-        is_mma: whether it is one of the kernel that keeps keys and values in registers; a warp then has a multiple of
-            32 keys, and there is no pipeline.
+        is_mma: whether it is one of the kernel that keeps keys and values in registers; a warp then has 16 keys or a
+            multiple of 32, and there is no pipeline.
+        cluster: programs of one, a power of 2 that divides `splits`; 1 for none, as where the GPU knows no clusters.
     """
 
     keys: int
@@ -79,6 +80,7 @@ class StepTile(NamedTuple):
     warps: int
     stages: int
     is_mma: bool = False
+    cluster: int = 1
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
         """The same with no more parts than are of use.
@@ -296,47 +298,59 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
 
 # --- Launch -----------------------------------------------------------------------------------------------------------
 
-# By the padded head dimension; measured on an H200. A step over few keys is a chain of latencies, and adding parts up
-# is 1.5 to 3 us of it: there a program has wide tiles, loaded at once, and an SM for itself. Over many keys two
-# programs share an SM and stream; where sequences alone fill the SMs parts are long, and narrow tiles stream better.
-_SHORT = {
-    64: StepTile(keys=512, part=512, splits=1, together=4, warps=8, stages=1),
-    128: StepTile(keys=128, part=128, splits=4, together=4, warps=8, stages=2),
-}
+# By the padded head dimension; measured on an H200. A step over few keys is a chain of latencies: there a program has a
+# wide tile, loaded at once, and an SM for itself. Over many keys two programs share an SM and stream.
+_SHORT = {128: StepTile(keys=128, part=128, splits=4, together=4, warps=8, stages=2)}
 _HALF = {
     64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=2),
     128: StepTile(keys=64, part=128, splits=32, together=32, warps=4, stages=3),
     256: StepTile(keys=32, part=64, splits=32, together=32, warps=4, stages=3),
 }
-_LONG = {64: StepTile(keys=64, part=128, splits=32, together=32, warps=4, stages=3)}
 _WIDE = {
     64: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
 }
-# From registers, measured on an H100 and an H200 within steps of models. Up to four parts are added up at once: narrow
-# ones where four of them have all keys, else wide ones; a single one is wide where it takes more than a narrow tile.
-# Longer caches have many narrow parts, of whose programs two are resident on an SM.
-_MMA_WIDE = StepTile(keys=512, part=512, splits=4, together=4, warps=8, stages=1, is_mma=True)
-_MMA = StepTile(keys=256, part=256, splits=32, together=32, warps=4, stages=1, is_mma=True)
-SHORT = 512  # keys
+# From registers, by the columns of a head: keys of a tile and warps, narrow ones first.
+_MMA = {64: ((128, 4), (256, 4), (512, 8)), 128: ((64, 4), (128, 8))}
+_CLUSTERED = {64: 64, 128: 0}  # programs at most where key heads have several clusters, which find room only as a whole
+SHORT, LONG = 512, 4096  # keys
 SMS = 132  # of an H100 or H200
-MMA_SIZE, MMA_GROUP, MMA_KEYS = 64, 8, 32  # columns; query heads of a key head at most; keys of a warp's scores
+MMA_GROUP = 8  # query heads of a key head at most
+MMA_KEYS, MMA_BLOCKS = 8, 4  # keys of a block, blocks of a tile of scores at most
 
 
-def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int, is_mma: bool = False) -> StepTile:
+def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
     """How the work of a step is divided; arguments as of `StepTile.fitted`, itemsize of the inputs."""
     if itemsize > 2:
         return _WIDE[padded].fitted(padded, group, pairs, capacity)
-    if is_mma:
-        parts, wide = (triton.cdiv(capacity, t.part) for t in (_MMA, _MMA_WIDE))
-        tile = _MMA_WIDE if wide == 1 < parts or wide <= _MMA_WIDE.splits < parts else _MMA
-        return tile.fitted(padded, group, pairs, capacity)
     half, short = _HALF[padded], _SHORT.get(padded)
     if short is not None and half.part < capacity <= SHORT and pairs <= SMS:
         return short._replace(splits=min(short.splits, SMS // pairs, triton.cdiv(capacity, short.part)))
-    many = 8 * pairs >= PROGRAMS  # at most 8 parts of a sequence
-    return (_LONG.get(padded, half) if many else half).fitted(padded, group, pairs, capacity)
+    return half.fitted(padded, group, pairs, capacity)
+
+
+def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) -> StepTile:
+    """The same from registers. Parts are the programs of a cluster, where there is one: adding them up costs little.
+    Where each has an SM for itself, a tile has a whole part if any does; else tiles are narrow, and programs share SMs.
+    Long contexts have several clusters, where there are few programs, else parts without clusters.
+
+    Args:
+        size: columns of a head.
+        cluster: programs of one at most.
+    """
+    tiles, most = _MMA[size], max(PROGRAMS // pairs, 1)
+    useful = most, triton.cdiv(capacity, tiles[0][0])
+    splits = min(4 if capacity <= SHORT else cluster, *map(triton.next_power_of_2, useful))
+    while splits >= cluster > 1 and 2 * pairs * splits <= _CLUSTERED[size] and capacity > splits * tiles[-1][0]:
+        splits *= 2
+    if cluster == 1 or (capacity > LONG and splits == cluster < most):
+        keys, warps = [t for t in tiles if t[1] == 4][-1]
+        return StepTile(keys, keys, 32, 32, warps, 1, True).fitted(size, group, pairs, capacity)
+    whole = [t for t in tiles if splits * t[0] >= capacity] or tiles[-1:]
+    keys, warps = whole[0] if pairs * splits <= SMS else tiles[0]
+    together = min(splits, cluster)
+    return StepTile(keys, keys, splits, splits // together, warps, 1, True, together)
 
 
 def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> bool:
@@ -350,7 +364,7 @@ def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> boo
     types = (float32, float32, qkv.dtype, qkv.dtype)
     return (
         qkv.dtype.itemsize == 2
-        and cache.shape[-1] == MMA_SIZE
+        and cache.shape[-1] in _MMA
         and group <= MMA_GROUP
         and rows_of_16_bytes
         and all(x is None or (x.dtype is kind and x.data_ptr() % 16 == 0) for x, kind in zip(rest, types, strict=True))
@@ -377,26 +391,34 @@ def attention_step_into(
     qkv, lengths, *rest = (
         None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
     )
-    on_mma = is_for_mma(qkv, cache, group, *rest[:4])
-    t = tile or tile_of(qkv.dtype.itemsize, max(padded, 64), group, batch * key_heads, capacity, on_mma)
-    work = work_type(qkv.dtype)
+    pairs, work, most = batch * key_heads, work_type(qkv.dtype), largest_cluster(qkv)
+    if tile is not None:
+        t = tile
+    elif is_for_mma(qkv, cache, group, *rest[:4]):
+        t = mma_tile_of(size, group, pairs, capacity, most)
+    else:
+        t = tile_of(qkv.dtype.itemsize, max(padded, 64), group, pairs, capacity)
+    cluster = t.cluster if t.cluster <= most else 1
     parts, states = (
-        empty((batch * key_heads, t.splits, group, n), work, qkv.device) if t.splits > 1 else None for n in (size, 2)
+        empty((pairs, t.splits // cluster, group, n), work, qkv.device) if t.splits > cluster else None
+        for n in (size, 2)
     )
     counters = Array(backend.counters, (COUNTERS,), (1,), int32, qkv.device, 0)
     kind, how = TRITON[qkv.dtype.name], {"PART": t.part, "TOGETHER": t.together, "num_warps": t.warps}
     kernel: Any
     if t.is_mma:
         kernel = attention_step_mma_kernel
-        how |= {"TYPE": kind, "TILE": (t.warps, t.keys // (MMA_KEYS * t.warps))}
+        blocks = t.keys // (MMA_KEYS * t.warps)  # of a warp
+        loops = capacity > t.splits * t.keys or t.part > t.keys
+        how |= {"TYPE": kind, "TILE": (t.warps, max(blocks // MMA_BLOCKS, 1), min(blocks, MMA_BLOCKS), loops)}
     else:
         kernel, precision = attention_step_kernel, "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"
         how |= {"DOT": (kind, TRITON[work.name], precision), "STAGES": t.stages}
         how |= {"TILE": (max(16, triton.next_power_of_2(group)), t.keys, padded)}
     launch(
-        kernel, batch * key_heads * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest, capacity,
+        kernel, pairs * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest, capacity,
         window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
-        HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early), **how,
+        HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early, cluster), cluster=cluster, **how,
     )  # fmt: skip
 
 

@@ -1,15 +1,17 @@
-"""A generation step's attention on the tensor cores, from registers: for 2-byte floats, heads of 64 columns, and up to
-8 query heads for a key head.
+"""A generation step's attention on the tensor cores, from registers: for 2-byte floats, heads of 64 or 128 columns, and
+up to 8 query heads for a key head.
 
 Plain reference: genesis/ops/attention_step.py: `attention_step`. The launches, what is common with the kernel for
 everything else, and how work is divided: attention_step.py.
 
-The step is a chain of latencies, so warps meet once. Each has some keys of its own and all queries of the group, and
-an online softmax of its own; at the end the warps' results are added up. Keys and values are multiplied as they are
-loaded, 16 bytes in each thread (see few_rows_mma.py), by m16n8k16 with queries, then probabilities as operand A, of
-which heads fill 8 of 16 rows.
+The step is a chain of latencies. Keys and values are loaded before the token's heads are there; these are prepared
+once, by all warps together. Then each warp has some keys of its own and all queries of the group, and an online softmax
+of its own; at the end the warps' results are added up, and then those of a cluster's programs.
+Keys and values are multiplied as they are loaded, 16 bytes in each thread (see few_rows_mma.py), by m16n8k16 with
+queries, then probabilities as operand A, of which heads fill 8 of 16 rows.
 
 Tiles are [BS * 8, 32], for BS warps. A thread (g, t) of 8 x 4 in warp w has 8 elements of row 8·w + g, columns 8·t + j:
+- of the token's heads as they are prepared: attention_step_token.py;
 - of queries: head g, columns 8·t + j of 32;
 - of a block of 8 keys: key g, columns 8·t + j of 32; block n of warp w begins with key (n·BS + w)·8 of the tile;
 - of scores of 4 blocks: head g, key 2·t + j % 2 of block j / 2, as the MMA leaves them and as it takes them for P;
@@ -23,26 +25,18 @@ import triton
 import triton.language as tl
 
 from genesis.kernels import maths
-from genesis.kernels.attention.attention_parts import end_part, part_of, prefetch_early, prefetch_part, saturated
-from genesis.kernels.attention.attention_step_tiles import BLOCKS, combine, load_table, scores, weighted
+from genesis.kernels.attention.attention_parts import end_part, part_of, prefetch_early, saturated
+from genesis.kernels.attention.attention_step_tiles import combine, scores, weighted
+from genesis.kernels.attention.attention_step_token import exchange, load_table, place_in_head, row_sums
+from genesis.kernels.attention.cluster import await_cluster, enter_cluster, gather, share_of
 from genesis.kernels.attention.common import fast_exp2
 from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.few_rows_fma import after_loads
 from genesis.kernels.gemm.few_rows_mma import operand
-from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import converted
 
 __all__ = ["attention_step_mma_kernel"]
-
-
-@triton.jit
-def load_columns(p, m, COUNT: tl.constexpr):
-    """Tiles of 32 columns each."""
-    tiles = ()
-    for i in tl.static_range(COUNT):
-        tiles += (tl.load(p + i * 32, mask=m, other=0),)
-    return tiles
 
 
 @triton.jit
@@ -55,18 +49,9 @@ def loaded_tile(p, m):
 
 
 @triton.jit
-def column_of(o_r, o_c, AT: tl.constexpr):
-    """The columns of a head [BS * 8, 32] whose results tile AT has."""
-    return o_r * 0 + AT // 2 * 64 + AT % 2 * 8 + o_c // 8 * 16 + o_c % 8
-
-
-@triton.jit
-def load_result(p, o_r, o_c, COUNT: tl.constexpr):
-    """Tiles of a head's columns as results have them."""
-    tiles = ()
-    for i in tl.static_range(COUNT):
-        tiles += (tl.load(p + column_of(o_r, o_c, i)),)
-    return tiles
+def column_of_element(o_e, o_t):
+    """The column of a head that is element o_e of the result in thread (g, t)."""
+    return o_e // 16 * 64 + o_t * 16 + o_e % 16
 
 
 @triton.jit
@@ -82,8 +67,9 @@ def load_keys(p_keys, o_r, o_c, start, end, so_cache, BS: tl.constexpr, SIZE: tl
 
 
 @triton.jit
-def load_values(p_values, o_r, o_c, start, end, so_cache, BS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr):
-    """Tiles of N blocks of values: of each four of them, of 64 columns after the other, of each block, of both keys."""
+def load_values(p_values, o_r, o_c, start, end, so_cache, BS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr,
+                BLOCKS: tl.constexpr):  # fmt: skip
+    """Tiles of N blocks of values: of BLOCKS of them, of 64 columns after the other, of each block, of both keys."""
     tiles = ()
     for at in tl.static_range(N // BLOCKS):
         for i in tl.static_range(SIZE // 64):
@@ -96,37 +82,9 @@ def load_values(p_values, o_r, o_c, start, end, so_cache, BS: tl.constexpr, SIZE
 
 
 @triton.jit
-def products_of(x, y, COUNT: tl.constexpr):
-    """Σ x·y of each row, over all tiles."""
-    b_sum = rounded_product(converted(x[0], tl.float32), converted(y[0], tl.float32))
-    for i in tl.static_range(1, COUNT):
-        b_sum += rounded_product(converted(x[i], tl.float32), converted(y[i], tl.float32))
-    return tl.sum(b_sum, 1)
-
-
-@triton.jit
-def reciprocal_rms(x, eps, SIZE: tl.constexpr):
-    """Of heads [BS * 8, 1]."""
-    b_square = products_of(x, x, SIZE // 32)
-    return rsqrt(maths.divide(b_square, tl.full((1,), SIZE, tl.float32)), eps)[:, None]
-
-
-@triton.jit
-def rotated_pair(x, y, b_r, w, cos, sin, AT: tl.constexpr, HALF: tl.constexpr):
-    """Columns of tile AT and their partners, half a head away at the same place of another tile: normalised with a
-    weight, then rotated, in float32."""
-    x, y = converted(x, tl.float32), converted(y, tl.float32)
-    if len(w) > 0:
-        x, y = x * b_r * converted(w[AT], tl.float32), y * b_r * converted(w[AT + HALF], tl.float32)
-    if len(cos) > 0:
-        x, y = x * cos[AT] - y * sin[AT], y * cos[AT] + x * sin[AT]
-    return x, y
-
-
-@triton.jit
 def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB: tl.constexpr,
-                 TYPE: tl.constexpr, BS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Online softmax of each warp over its keys in NB times four blocks, in one pass and in units of log2."""
+                 BLOCKS: tl.constexpr, TYPE: tl.constexpr, BS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Online softmax of each warp over its keys in NB times BLOCKS blocks, in one pass and in units of log2."""
     COUNT: tl.constexpr = SIZE // 32
     tiles = ()
     for at in tl.static_range(NB):
@@ -135,9 +93,10 @@ def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, z
             keys = ()
             for n in tl.static_range(BLOCKS):
                 keys += (operand(k[(at * BLOCKS + n) * COUNT + i], TYPE),)
-            b_s = scores(q[i], keys[0], keys[1], keys[2], keys[3], b_s, BS)
+            b_s = scores(q[i], keys, b_s, BS, BLOCKS)
         o_key = start + ((at * BLOCKS + o_c % 8 // 2) * BS + o_r // 8) * 8 + o_c // 8 * 2 + o_c % 2
-        tiles += (tl.where(o_key < end, b_s * scale_log2, -float("inf")),)
+        m_key = (o_key < end) & (o_c % 8 < 2 * BLOCKS)
+        tiles += (tl.where(m_key, b_s * scale_log2, -float("inf")),)
     b_most = tiles[0]
     for at in tl.static_range(1, NB):
         b_most = tl.maximum(b_most, tiles[at])
@@ -157,31 +116,34 @@ def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, z
             values = ()
             for j in tl.static_range(2 * BLOCKS):
                 values += (operand(v[(at * (SIZE // 64) + i) * 2 * BLOCKS + j], TYPE),)
-            o = weighted(weights[at], values, o[0], o[1], BS)
+            o = weighted(weights[at], values, o[0], o[1], BS, BLOCKS)
         found += o
     return b_new_max, b_sum, found
 
 
 @triton.jit
-def own_part(b, PART: tl.constexpr):
-    """The first PART of 8 elements of a thread [BS * 8, 4, PART], where the others are -0."""
-    return tl.sum(tl.reshape(b, (b.shape[0], 4, 8 // PART, PART)), 2)
+def own_share(b, SHARE: tl.constexpr):
+    """The first SHARE of 8 elements of a thread [BS * 8, 4, SHARE], where the others are -0."""
+    return tl.sum(tl.reshape(converted(b, tl.float32), (b.shape[0], 4, 8 // SHARE, SHARE)), 2)
 
 
 @triton.jit
-def combined(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
-    """Of all warps, by head: the greatest score, the sum and o, each [BS * 8, 4, PART]: the elements of a thread (g, t)
-    are divided among the warps.
+def prepared(heads, w, rotation, eps, BS: tl.constexpr, SIZE: tl.constexpr):
+    """A tile of heads, normalised with a weight, then rotated, in float32.
 
     Args:
-        b_max, b_sum: of each warp [BS * 8].
-        tiles: o of each warp, relative to its greatest score.
+        heads, w: as loaded, with partners; of w nothing where there is no norm.
+        rotation: cosines, and sines with the sign for each half; or nothing.
     """
-    PART: tl.constexpr = COUNT * 8 // BS
-    shape: tl.constexpr = tiles[0].shape
-    b_max, b_sum = tl.broadcast_to(b_max[:, None], shape), tl.broadcast_to(b_sum[:, None], shape)
-    found = combine(b_max, b_sum, tiles, BS, COUNT)
-    return own_part(found[0], PART), own_part(found[1], PART), own_part(found[2], PART)
+    x, partner = converted(heads[0], tl.float32), converted(heads[1], tl.float32)
+    if len(w) > 0:
+        b_square = own_share(row_sums(x * x, BS, SIZE, 1), 1)  # one of each thread [BS * 8, 4, 1]
+        b_r = rsqrt(maths.divide(b_square, tl.full(b_square.shape, SIZE, tl.float32)), eps)
+        b_r = tl.reshape(tl.broadcast_to(b_r, (BS * 8, 4, 8)), (BS * 8, 32))
+        x, partner = x * b_r * converted(w[0], tl.float32), partner * b_r * converted(w[1], tl.float32)
+    if len(rotation) > 0:
+        x = x * rotation[0] + partner * rotation[1]
+    return x
 
 
 @triton.jit(do_not_specialize=["capacity", "window", "splits"])
@@ -191,8 +153,9 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
                               HEADS: tl.constexpr, TILE: tl.constexpr, LAUNCH: tl.constexpr):  # fmt: skip
     """o [B, Q, D] of qkv [B, Q + 2·K, D], over keys and values in the cache [2, B, K, S, D].
 
-    TILE is (BS, NB): warps, and tiles of scores of each, so that a tile of keys has 32·BS·NB. The other arguments are
-    those of `attention_step_kernel`.
+    TILE is (BS, NB, BLOCKS, LOOPS): warps, tiles of scores of each, and their blocks of 8 keys, so that a tile of keys
+    has 8·BS·NB·BLOCKS; and whether a part may have several of them. LAUNCH also has the programs of a cluster, which
+    divides `splits`, or 1. The other arguments are those of `attention_step_kernel`.
     """
     KEY_HEADS: tl.constexpr = HEADS[0]
     GROUP: tl.constexpr = HEADS[1]
@@ -200,26 +163,39 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     COUNT: tl.constexpr = SIZE // 32
     BS: tl.constexpr = TILE[0]
     NB: tl.constexpr = TILE[1]
+    BLOCKS: tl.constexpr = TILE[2]
+    LOOPS: tl.constexpr = TILE[3]
     N: tl.constexpr = NB * BLOCKS
     KEYS: tl.constexpr = BS * 8 * N
     OVERLAP: tl.constexpr = LAUNCH[0]
     EARLY: tl.constexpr = LAUNCH[0] and LAUNCH[1]
-    ROTATES: tl.constexpr = p_cos is not None
+    CLUSTER: tl.constexpr = LAUNCH[2]
+    WARPS_SHARE: tl.constexpr = COUNT * 8 // BS  # elements of o that a thread has once the warps' are added up
+    SHARE: tl.constexpr = share_of(WARPS_SHARE, CLUSTER)  # and once the programs' are
     # The first parts of all sequences come first: programs without keys do not keep them from the SMs.
-    pairs = tl.num_programs(0) // splits
-    i_pair, i_split = tl.program_id(0) % pairs, tl.program_id(0) // pairs
+    pairs, i_cluster = tl.num_programs(0) // splits, tl.program_id(0) // CLUSTER
+    i_pair, i_part, rank = i_cluster % pairs, i_cluster // pairs, tl.program_id(0) % CLUSTER
+    i_split = i_part * CLUSTER + rank
     i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
     o_r, o_c = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
 
     p_keys = p_cache + (i_row.to(tl.int64) * so_cache[1] + i_head.to(tl.int64) * so_cache[2])
     p_values = p_keys + so_cache[0]
     allow_next(OVERLAP)
+    if CLUSTER > 1:
+        sent = enter_cluster(BS, CLUSTER, WARPS_SHARE, GROUP)
     if not EARLY:
         p_length = p_lengths + i_row
         prefetch_early(
             p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP, SIZE, PART, KEYS
         )
         wait_for_previous(OVERLAP)
+
+    o_head, o_d, o_partner = place_in_head(o_r, o_c, SIZE)
+    query_w, key_w = (), ()
+    if p_query_weight is not None:
+        query_w = tl.load(p_query_weight + o_d), tl.load(p_query_weight + o_partner)
+        key_w = tl.load(p_key_weight + o_d), tl.load(p_key_weight + o_partner)
 
     # Which keys are this program's, and the first of them.
     length = tl.load(p_lengths + i_row, cache_modifier=".cg")
@@ -228,96 +204,92 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
         is_on = is_on & (tl.load(p_active + i_row) != 0)
     length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
     begin, end, active = part_of(length, window, i_split, splits, PART, KEYS)
-    is_last = i_split == active - 1
     k = load_keys(p_keys, o_r, o_c, begin, end, so_cache, BS, SIZE, N)
-    v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N)
-    cos, sin, query_w, key_w = (), (), (), ()
-    if ROTATES:
-        o_pair = length * (SIZE // 2) + o_c + o_r * 0
-        for i in tl.static_range(COUNT // 2):
-            cos += (load_table(p_cos + (o_pair + i * 32), BS),)
-            sin += (load_table(p_sin + (o_pair + i * 32), BS),)
-    if p_query_weight is not None:
-        query_w = load_columns(p_query_weight + (o_c + o_r * 0), o_r >= 0, COUNT)
-        key_w = load_columns(p_key_weight + (o_c + o_r * 0), o_r >= 0, COUNT)
+    v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N, BLOCKS)
+    rotation = ()
+    if p_cos is not None:
+        o_pair = length * (SIZE // 2) + o_d % (SIZE // 2)
+        b_sin = load_table(p_sin + o_pair, BS)
+        rotation = load_table(p_cos + o_pair, BS), tl.where(o_d < SIZE // 2, -b_sin, b_sin)
+    if CLUSTER > 1:
+        await_cluster()
     if EARLY:
-        if PART > KEYS:
-            prefetch_part(p_keys, p_values, begin + KEYS, end, so_cache, OVERLAP, SIZE, PART - KEYS)
         wait_for_previous(OVERLAP)
-    if i_split >= active:
+    is_last, parts = i_split == active - 1, tl.cdiv(active, CLUSTER)
+    if i_part >= parts:
         return
 
-    # The token's queries of the group and its key.
+    # The token's queries of the group, its key and its value, by all warps together.
     p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
-    o_head, p_key = i_head * GROUP + o_r % 8, p_token + (KEY_HEADS * GROUP + i_head) * SIZE
-    b_query = load_columns(p_token + (o_head * SIZE + o_c), o_r % 8 < GROUP, COUNT)
-    b_key = load_columns(p_key + (o_c + o_r * 0), o_r >= 0, COUNT)
-    b_value = load_result(p_key + KEY_HEADS * SIZE, o_r, o_c, COUNT)
-    zero = after_loads()
-    HALF: tl.constexpr = COUNT // 2
-    b_query_r, b_key_r = zero, zero
-    if p_query_weight is not None:
-        b_query_r, b_key_r = reciprocal_rms(b_query, eps, SIZE), reciprocal_rms(b_key, eps, SIZE)
-    q, q_later, own = (), (), tl.zeros((BS * 8, 32), tl.float32)
-    is_own = is_last & is_on
-    m_own = (o_r < tl.where(is_own, 1, 0)) & (o_c >= 0)
-    p_own = p_keys + length.to(tl.int64) * so_cache[3] + (o_c + o_r * 0)
-    for i in tl.static_range(HALF):
-        b_q, b_q_later = rotated_pair(b_query[i], b_query[i + HALF], b_query_r, query_w, cos, sin, i, HALF)
-        b_k, b_k_later = rotated_pair(b_key[i], b_key[i + HALF], b_key_r, key_w, cos, sin, i, HALF)
-        own += rounded_product(b_q, b_k) + rounded_product(b_q_later, b_k_later)
-        tl.store(p_own + i * 32, saturated(b_k, p_cache.dtype.element_ty), mask=m_own)
-        tl.store(p_own + (i + HALF) * 32, saturated(b_k_later, p_cache.dtype.element_ty), mask=m_own)
-        q += (converted(b_q, TYPE),)
-        q_later += (converted(b_q_later, TYPE),)
-    q += q_later
+    p_key = p_token + (KEY_HEADS * GROUP + i_head) * SIZE
+    p_query = p_token + (i_head * GROUP + tl.minimum(o_head, GROUP - 1)) * SIZE
+    query = tl.load(p_query + o_d), tl.load(p_query + o_partner)
+    key = tl.load(p_key + o_d), tl.load(p_key + o_partner)
+    b_v = tl.load(p_key + KEY_HEADS * SIZE + o_d)
+    b_q = prepared(query, query_w, rotation, eps, BS, SIZE)
+    b_k = prepared(key, key_w, rotation, eps, BS, SIZE)
+    b_own = row_sums(b_q * b_k, BS, SIZE, 8)
+    q = exchange(converted(b_q, TYPE), b_own, b_v, BS, SIZE, CLUSTER, WARPS_SHARE, SHARE)  # and two more tiles
+    m_own = o_head < tl.where(is_last & is_on, 1, 0)
+    p_own = p_keys + length.to(tl.int64) * so_cache[3] + o_d
+    tl.store(p_own, saturated(b_k, p_cache.dtype.element_ty), mask=m_own)
+    tl.store(p_own + so_cache[0], saturated(converted(b_v, tl.float32), p_cache.dtype.element_ty), mask=m_own)
 
-    # Each warp's softmax over its keys in the cache. The token's own key and value begin it in the first warp of the
-    # last part. Nobody reads them from memory in this launch.
-    is_first = (tl.arange(0, BS * 8) < 8) & is_last
-    b_max = tl.where(is_first, tl.sum(own, 1) * scale_log2, -float("inf"))
-    b_sum, acc = tl.where(is_first, 1.0, 0.0), ()
-    p_own = p_values + length.to(tl.int64) * so_cache[3]
-    for i in tl.static_range(COUNT):
-        b_v = converted(b_value[i], tl.float32)
-        tl.store(p_own + column_of(o_r, o_c, i), saturated(b_v, p_cache.dtype.element_ty), mask=m_own)
-        acc += (tl.where(is_first[:, None], b_v, 0.0),)
-    if begin + KEYS // 2 < end:
+    # Each warp's softmax over its keys in the cache.
+    zero = after_loads()
+    b_max, b_sum, acc = tl.full((BS * 8,), -float("inf"), tl.float32), tl.zeros((BS * 8,), tl.float32), ()
+    for _ in tl.static_range(COUNT):
+        acc += (tl.zeros((BS * 8, 32), tl.float32),)
+    HALF_OF: tl.constexpr = (NB + 1) // 2
+    if HALF_OF < NB and begin + KEYS // 2 >= end:
         b_max, b_sum, acc = softmax_step(
-            q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, NB, TYPE, BS, SIZE
+            q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, HALF_OF, BLOCKS, TYPE, BS, SIZE
         )  # fmt: skip
     else:
         b_max, b_sum, acc = softmax_step(
-            q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, (NB + 1) // 2, TYPE, BS, SIZE
+            q, k, v, b_max, b_sum, acc, begin, end, o_r, o_c, scale_log2, zero, NB, BLOCKS, TYPE, BS, SIZE
         )  # fmt: skip
-    for start in range(begin + KEYS, end, KEYS):
-        k = load_keys(p_keys, o_r, o_c, start, end, so_cache, BS, SIZE, N)
-        v = load_values(p_values, o_r, o_c, start, end, so_cache, BS, SIZE, N)
-        zero = after_loads()
-        b_max, b_sum, acc = softmax_step(
-            q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB, TYPE, BS, SIZE
-        )  # fmt: skip
+    if LOOPS:
+        for start in range(begin + KEYS, end, KEYS):
+            k = load_keys(p_keys, o_r, o_c, start, end, so_cache, BS, SIZE, N)
+            v = load_values(p_values, o_r, o_c, start, end, so_cache, BS, SIZE, N, BLOCKS)
+            zero = after_loads()
+            b_max, b_sum, acc = softmax_step(
+                q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB, BLOCKS, TYPE, BS, SIZE
+            )  # fmt: skip
 
-    # All warps', a part of the columns in each of them.
-    b_greatest, b_sum, b_o = combined(b_max, b_sum, acc, BS, COUNT)
-    PART_OF: tl.constexpr = COUNT * 8 // BS
-    o_e = tl.arange(0, BS * 8)[:, None, None] // 8 * PART_OF + tl.arange(0, PART_OF)[None, None, :]  # [BS * 8, 4, PART]
-    o_g, o_t = tl.arange(0, BS * 8)[:, None, None] % 8, tl.arange(0, 4)[None, :, None]
-    o_o = o_g * SIZE + (o_e // 16 * 64 + o_t * 16 + o_e % 16)
-    m_o = (o_g < GROUP) & (o_o >= 0)
+    # All warps' and programs', a share of the columns in each thread; the token's own key and value end the last part.
+    # Nobody reads them from memory in this launch.
+    shape: tl.constexpr = (BS * 8, 32)
+    b_max, b_sum = tl.broadcast_to(b_max[:, None], shape), tl.broadcast_to(b_sum[:, None], shape)
+    all_warps = combine(b_max, b_sum, acc, BS, COUNT)
+    if CLUSTER > 1:
+        all_warps = gather(sent, all_warps[0], all_warps[1], all_warps[2], BS, CLUSTER, WARPS_SHARE, GROUP)
+    b_max, b_sum, b_o = own_share(all_warps[0], SHARE), own_share(all_warps[1], SHARE), own_share(all_warps[2], SHARE)
+    b_own = tl.where(i_part == parts - 1, own_share(q[COUNT], SHARE) * scale_log2, -float("inf"))
+    b_greatest = tl.maximum(b_max, b_own)
+    b_rescale, b_p = fast_exp2(b_max - b_greatest), fast_exp2(b_own - b_greatest)
+    b_sum, b_o = b_sum * b_rescale + b_p, b_o * b_rescale + b_p * own_share(q[COUNT + 1], SHARE)
 
-    # The result, or this program's part of it.
+    # The result, or the part of it, a share from each program of a cluster.
+    first = rank * SHARE
+    o_w, o_t = tl.arange(0, BS * 8)[:, None, None], tl.arange(0, 4)[None, :, None]
+    o_e = o_w // 8 * WARPS_SHARE + first + tl.arange(0, SHARE)[None, None, :]
+    o_g, o_o = o_w % 8, o_w % 8 * SIZE + column_of_element(o_e, o_t)
+    m_o = (o_g < tl.where(first < WARPS_SHARE, GROUP, 0)) & (o_o >= 0)
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
-    if active == 1:
+    if parts == 1:
         b_result = tl.where(is_on, b_o / b_sum, 0.0)
         tl.store(p_result + o_o, converted(b_result, p_o.dtype.element_ty), mask=m_o)
     if p_parts is not None:
-        first = i_pair.to(tl.int64) * splits
-        if active > 1:
-            p_state, m_state = p_states + (first + i_split) * (2 * GROUP) + o_g, m_o & (o_e == 0) & (o_t == 0)
-            tl.store(p_state + o_e * 0 + o_t * 0, b_greatest, mask=m_state)
-            tl.store(p_state + GROUP + o_e * 0 + o_t * 0, b_sum, mask=m_state)
-            tl.store(p_parts + (first + i_split) * (GROUP * SIZE) + o_o, b_o, mask=m_o)
-            p_first, p_first_state = p_parts + first * (GROUP * SIZE), p_states + first * (2 * GROUP)
-            p_counter = p_counters + i_pair
-            end_part(p_result, p_first, p_first_state, p_counter, active, tl.float32, GROUP, SIZE, TOGETHER, SIZE)
+        first_part = i_pair.to(tl.int64) * (splits // CLUSTER)
+        if parts > 1:
+            p_state, m_state = p_states + (first_part + i_part) * (2 * GROUP) + o_g, m_o & (o_e == 0) & (o_t == 0)
+            tl.store(p_state + o_o * 0, b_greatest, mask=m_state)
+            tl.store(p_state + GROUP + o_o * 0, b_sum, mask=m_state)
+            tl.store(p_parts + (first_part + i_part) * (GROUP * SIZE) + o_o, b_o, mask=m_o)
+            p_first, p_first_state = p_parts + first_part * (GROUP * SIZE), p_states + first_part * (2 * GROUP)
+            end_part(
+                p_result, p_first, p_first_state, p_counters + i_pair, parts, tl.float32, GROUP, SIZE, TOGETHER, SIZE,
+                CLUSTER,
+            )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The assembly of a generation step's attention from registers: products of tiles, what warps sum up, and tables.
+"""The assembly of a generation step's attention from registers: products of tiles, and what warps sum up.
 
 Plain reference: the functions for the interpreter below. What a thread holds of each tile: attention_step_mma.py.
 """
@@ -16,9 +16,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.gemm.few_rows_mma import constraints, layout_line, mma_of
 from genesis.kernels.types import converted
 
-__all__ = ["BLOCKS", "combine", "load_table", "scores", "weighted"]
-
-BLOCKS = tl.constexpr(4)  # of 8 keys, whose scores are a tile
+__all__ = ["added", "combine", "scores", "weighted"]
 
 
 @constexpr_function
@@ -29,11 +27,14 @@ def beginning(warps: int) -> str:
 
 
 @constexpr_function
-def scores_text(kind: tl.dtype, warps: int) -> str:
-    """The assembly of `scores`: sums $0 to $7, queries $8 to $11, keys of four blocks $12 to $27, then earlier sums."""
+def scores_text(kind: tl.dtype, warps: int, blocks: int) -> str:
+    """The assembly of `scores`: sums $0 to $7, queries $8 to $11, keys of blocks from $12 on, then earlier sums."""
     lines = [beginning(warps)]
     for i in range(4):
-        d, k, c = 2 * i, 12 + 4 * i, 28 + 2 * i
+        d, k, c = 2 * i, 12 + 4 * i, 12 + 4 * blocks + 2 * i
+        if i >= blocks:
+            lines += [f"mov.f32 ${d + j}, ${c + j};" for j in range(2)]
+            continue
         lines += [
             f"{mma_of(kind)} {{${d}, ${d + 1}, c2, c3}}, {{$8, none, $9, none}}, {{${k}, ${k + 1}}},"
             f" {{${c}, ${c + 1}, zero, zero}};",
@@ -44,15 +45,15 @@ def scores_text(kind: tl.dtype, warps: int) -> str:
 
 
 @constexpr_function
-def weighted_text(kind: tl.dtype, warps: int) -> str:
-    """The assembly of `weighted`: sums $0 to $15, probabilities $16 to $19, values of four blocks, two keys each, from
-    $20 on, sums before from $52 on."""
-    lines = [beginning(warps)]
+def weighted_text(kind: tl.dtype, warps: int, blocks: int) -> str:
+    """The assembly of `weighted`: sums $0 to $15, probabilities $16 to $19, values of blocks, two keys each, from $20
+    on, then sums before."""
+    lines, before = [beginning(warps)], 20 + 8 * blocks
     for j in range(8):
         halves, d = ("0x5410", "0x7632")[j % 2], f"{{${j}, ${8 + j}, c2, c3}}"
-        for pair in range(2):  # of blocks
-            v, p = 20 + 16 * pair + j // 2, 16 + 2 * pair
-            c = f"{{${52 + j}, ${60 + j}, zero, zero}}" if pair == 0 else f"{{${j}, ${8 + j}, zero, zero}}"
+        for pair in range(blocks // 2):
+            v, p, first = 20 + 16 * pair + j // 2, 16 + 2 * pair, before if pair == 0 else 0
+            c = f"{{${first + j}, ${first + 8 + j}, zero, zero}}"
             lines += [
                 f"prmt.b32 b0, ${v}, ${v + 4}, {halves};",
                 f"prmt.b32 b1, ${v + 8}, ${v + 12}, {halves};",
@@ -62,26 +63,25 @@ def weighted_text(kind: tl.dtype, warps: int) -> str:
 
 
 @triton.jit
-def scores(q, k0, k1, k2, k3, acc, BS: tl.constexpr):
-    """acc + the products of the group's queries with four blocks of keys, over 32 columns."""
-    TEXT: tl.constexpr = scores_text(q.dtype, BS)
-    return tl.inline_asm_elementwise(
-        TEXT, constraints(8, 20, 8), [q, k0, k1, k2, k3, acc], tl.float32, is_pure=True, pack=8
-    )
+def scores(q, keys, acc, BS: tl.constexpr, BLOCKS: tl.constexpr):
+    """acc + the products of the group's queries with two or four blocks of keys, over 32 columns."""
+    TEXT: tl.constexpr = scores_text(q.dtype, BS, BLOCKS)
+    where: tl.constexpr = constraints(8, 4 + 4 * BLOCKS, 8)
+    given = (q,)
+    given += keys
+    given += (acc,)
+    return tl.inline_asm_elementwise(TEXT, where, given, tl.float32, is_pure=True, pack=8)
 
 
 @triton.jit
-def weighted(p, v, low, high, BS: tl.constexpr):
-    """low, high + the products of probabilities with the values of four blocks, in 64 columns."""
-    TEXT: tl.constexpr = weighted_text(p.dtype, BS)
-    return tl.inline_asm_elementwise(
-        TEXT,
-        constraints(16, 36, 16),
-        [p, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], low, high],
-        (tl.float32, tl.float32),
-        is_pure=True,
-        pack=8,
-    )
+def weighted(p, values, low, high, BS: tl.constexpr, BLOCKS: tl.constexpr):
+    """low, high + the products of probabilities with the values of two or four blocks, in 64 columns."""
+    TEXT: tl.constexpr = weighted_text(p.dtype, BS, BLOCKS)
+    where: tl.constexpr = constraints(16, 4 + 8 * BLOCKS, 16)
+    given = (p,)
+    given += values
+    given += (low, high)
+    return tl.inline_asm_elementwise(TEXT, where, given, (tl.float32, tl.float32), is_pure=True, pack=8)
 
 
 @constexpr_function
@@ -157,24 +157,6 @@ def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
     return tl.inline_asm_elementwise(TEXT, where, given, (tl.float32, tl.float32, tl.float32), is_pure=False, pack=8)
 
 
-@constexpr_function
-def table_text(warps: int) -> str:
-    """The assembly of `load_table`: eight floats from where the first of eight pointers is."""
-    return f"""{{ {layout_line(warps)}
-    ld.global.nc.v4.f32 {{$0, $1, $2, $3}}, [$8];
-    ld.global.nc.v4.f32 {{$4, $5, $6, $7}}, [$8 + 16];
-    }}"""
-
-
-@triton.jit
-def load_table(p, BS: tl.constexpr):
-    """What is at pointers p, eight neighbours in each thread, which nothing writes. Triton would load four and exchange
-    them between threads."""
-    TEXT: tl.constexpr = table_text(BS)
-    where: tl.constexpr = "=f,=f,=f,=f,=f,=f,=f,=f,l,l,l,l,l,l,l,l"
-    return tl.inline_asm_elementwise(TEXT, where, [p.to(tl.int64, bitcast=True)], tl.float32, is_pure=True, pack=8)
-
-
 if is_interpreted():
 
     def of_threads(tile: Any) -> np.ndarray:
@@ -186,18 +168,19 @@ if is_interpreted():
         data = np.ascontiguousarray(values.reshape(like.handle.data.shape), np.float32)
         return tl.tensor(type(like.handle)(data, tl.float32), like.type)
 
-    def scores(q: Any, k0: Any, k1: Any, k2: Any, k3: Any, acc: Any, BS: Any) -> Any:
+    def scores(q: Any, keys: Any, acc: Any, BS: Any, BLOCKS: Any) -> Any:
         """The same on the numpy values."""
         with np.errstate(all="ignore"):
-            found = [np.einsum("whte,wkte->whk", of_threads(q), of_threads(k)) for k in (k0, k1, k2, k3)]
+            found = [np.einsum("whte,wkte->whk", of_threads(q), of_threads(k)) for k in keys]
+        found += [np.zeros_like(found[0])] * (4 - len(found))
         whole = np.stack([each.reshape(*each.shape[:2], 4, 2) for each in found], 3)  # [w, head, t, block, b]
         return acc + as_tile(whole, acc)
 
-    def weighted(p: Any, v: Any, low: Any, high: Any, BS: Any) -> Any:
+    def weighted(p: Any, values: Any, low: Any, high: Any, BS: Any, BLOCKS: Any) -> Any:
         """The same on the numpy values."""
-        values = np.stack([of_threads(each) for each in v])  # [(block, b), w, g, t, j]
+        given = np.stack([of_threads(each) for each in values])  # [(block, b), w, g, t, j]
         with np.errstate(all="ignore"):
-            found = np.einsum("whti,iwgtj->whgj", of_threads(p), values)
+            found = np.einsum("whti,iwgtj->whgj", of_threads(p)[..., : len(given)], given)
         return low + as_tile(found[:, :, 0::2], low), high + as_tile(found[:, :, 1::2], high)
 
     def combine(b_max: Any, b_sum: Any, tiles: Any, BS: Any, COUNT: Any) -> Any:
@@ -215,8 +198,3 @@ if is_interpreted():
                 own[w, ..., :part] = each[:, None, None] if i < 2 else each[..., w * part : (w + 1) * part]
             made.append(as_tile(own, b_max))
         return tuple(made)
-
-    @triton.jit
-    def load_table(p, BS: tl.constexpr):
-        """The same, for the interpreter."""
-        return tl.load(p)
