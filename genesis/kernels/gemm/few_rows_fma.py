@@ -97,12 +97,15 @@ def unrolled(kind: tl.dtype, k: int, step: int) -> int:
 
 
 @triton.jit
-def load_tile(p, mask):
-    """What is at p, 0 where the mask is not set; None stands for a mask that is set everywhere."""
+def load_tile(p, mask, ONCE: tl.constexpr = False):
+    """What is at p, 0 where the mask is not set; None stands for a mask that is set everywhere. With ONCE it is the
+    first to leave the caches.
+    """
+    POLICY: tl.constexpr = "evict_first" if ONCE else ""
     if mask is None:
-        return tl.load(p)
+        return tl.load(p, eviction_policy=POLICY)
     else:
-        return tl.load(p, mask=mask, other=0.0)
+        return tl.load(p, mask=mask, other=0.0, eviction_policy=POLICY)
 
 
 # Bytes c + 128 as the low byte of the float 2^23 + c + 128, less 2^23 + 128: exact, and not on the slow unit of I2F.

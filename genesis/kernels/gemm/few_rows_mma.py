@@ -260,9 +260,9 @@ def place_of_element(E: tl.constexpr, J: tl.constexpr, BS: tl.constexpr, PART: t
 
 @triton.jit
 def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr, BY: tl.constexpr, STEP: tl.constexpr,
-               STEPS: tl.constexpr):  # fmt: skip
+               STEPS: tl.constexpr, ONCE: tl.constexpr = False):  # fmt: skip
     """The tiles of STEPS steps, STEP elements along K apart, of rows o_rows and ROWS - 1 more times BY rows on; none
-    where there is no operand.
+    where there is no operand. With ONCE nobody else reads them.
 
     Rows behind the last are read as that one, and where one trip has all of K, masks are spared.
     """
@@ -273,9 +273,9 @@ def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr
             for j in tl.static_range(ROWS):
                 p_rows = p + tl.minimum(o_rows + j * BY, rows - 1).to(tl.int64) * stride
                 if K > STEP * STEPS or (i + 1) * STEP > K:
-                    tiles += (load_tile(p_rows + o, o < K),)
+                    tiles += (load_tile(p_rows + o, o < K, ONCE),)
                 else:
-                    tiles += (load_tile(p_rows + o, None),)
+                    tiles += (load_tile(p_rows + o, None, ONCE),)
     return tiles
 
 

@@ -231,8 +231,8 @@ def narrowed(x, BS: tl.constexpr, STEPS: tl.constexpr):
 def load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr,
                   STEPS: tl.constexpr):  # fmt: skip
     """Tiles of W, of up and of the norm's weight."""
-    w = load_steps(p_w, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS)
-    up = load_steps(p_up, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS)
+    w = load_steps(p_w, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
+    up = load_steps(p_up, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
     return w, up, load_steps(p_norm, 0, 1, 0, o_k, K, 1, 1, STEP, STEPS)
 
 
