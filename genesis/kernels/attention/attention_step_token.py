@@ -122,9 +122,9 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
         "mad.lo.u32 at, at, 2, base;",
         "mov.b16 zero, 0;",
     ]
-    widened = "mov.b32 {}, {{zero, b}};" if kind.is_bf16() else "cvt.f32.f16 {}, b;"
+    as_float = "mov.b32 {}, {{zero, b}};" if kind.is_bf16() else "cvt.f32.f16 {}, b;"
     for i in range(share):
-        lines += [f"ld.shared.b16 b, [at + {values + 2 * i}];", widened.format(f"${value + i}")]
+        lines += [f"ld.shared.b16 b, [at + {values + 2 * i}];", as_float.format(f"${value + i}")]
     lines += [f"mov.f32 ${score + i}, {f'${score}' if i < share else '0f80000000'};" for i in range(1, 8)]
     lines += [f"mov.f32 ${value + i}, 0f80000000;" for i in range(share, 8)]
     return "\n".join([*lines, "}"])
