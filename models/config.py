@@ -30,6 +30,7 @@ MOST: Mapping[str, int] = {
     "sliding_window": (1 << 31) - 1,
     "max_window_layers": (1 << 31) - 1,
 }
+ROPE_THETA = 10000.0  # the base of the rotary embedding where nothing names another
 # Scaling rule of the rotary embedding -> the parameters that it needs.
 ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -260,6 +261,7 @@ class Reader:
         if self.get("partial_rotary_factor", float, 1) != 1:
             shown = _shown(self.raw["partial_rotary_factor"])
             raise self.fail(f"partial_rotary_factor is {shown}, and Genesis rotates whole heads: 1")
+        self.require(is_causal=True)
         if (how := self.raw.get("quantization_config")) is not None:
             method = how.get("quant_method") if isinstance(how, Mapping) else None
             of = f" by {escape(method)[:40]}" if isinstance(method, str) else ""
@@ -321,12 +323,11 @@ class Reader:
         return head_dim
 
     def rope(self, head_dim: int) -> RopeConfig:
-        """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-        name = "rope_parameters" if self.raw.get("rope_parameters") is not None else "rope_scaling"
-        given = self.raw.get(name)
-        given = {} if given is None else given
-        if not isinstance(given, Mapping):
-            raise self.fail(f"{name} is {_shown(given)}, expected an object")
+        """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before), which comes first where
+        there are both, as in transformers.
+        """
+        parameters, scaling = self.object("rope_parameters"), self.object("rope_scaling")
+        name, given = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
         kinds = (given.get("rope_type"), given.get("type"), "default")
         kind = next(kind for kind in kinds if kind is not None)
         if not isinstance(kind, str) or kind not in ROPE_NEEDS:
@@ -336,16 +337,28 @@ class Reader:
             found = f"{name} has {_shown(unknown[0])}, which Genesis does not know"
             raise self.fail(f"{found}: it may change the computation", next="remove it if it changes nothing")
         theta = self.raw.get("rope_theta") if given.get("rope_theta") is None else given["rope_theta"]
+        if theta is None and parameters.get("rope_theta") not in (None, ROPE_THETA):
+            what = f"rope_scaling has no rope_theta, and that of rope_parameters, {_shown(parameters['rope_theta'])}"
+            raise self.fail(f"{what}, would not be used", next="move what rope_scaling has to rope_parameters")
+        if kind in ("yarn", "llama3") and self.raw.get("original_max_position_embeddings") is not None:
+            given["original_max_position_embeddings"] = self.count("original_max_position_embeddings")
         reader = Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
         theta = reader.theta("rope_theta")
         reader.check_rope(kind)
         if kind == "dynamic" and head_dim < 4:
             raise self.fail(f"head_dim is {head_dim}, and rope_type dynamic needs at least 4")
-        return RopeConfig(theta, kind, dict(given))
+        return RopeConfig(theta, kind, given)
+
+    def object(self, key: str) -> dict[str, Any]:
+        """A copy of an object of the config; empty where it is absent or null."""
+        found = self.raw.get(key)
+        if found is not None and not isinstance(found, Mapping):
+            raise self.fail(f"{key} is {_shown(found)}, expected an object")
+        return dict(found or {})
 
     def theta(self, key: str) -> float:
         """A base of the rotary embedding."""
-        theta = self.get(key, float, 10000.0)
+        theta = self.get(key, float, ROPE_THETA)
         if not 1 < theta < 1e12:
             raise self.fail(f"{key} is {_shown(theta)}, expected a number above 1 and below 1e12")
         return float(theta)

@@ -6,7 +6,6 @@ Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -68,17 +67,19 @@ class Gemma3Config(ModelConfig):
 
     @staticmethod
     def read_ropes(reader: Reader, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-        """From `rope_parameters` by kind of layer (transformers 5), or `rope_theta` and `rope_local_base_freq`."""
-        given = {} if reader.raw.get("rope_parameters") is None else reader.raw["rope_parameters"]
-        if not isinstance(given, Mapping) or not given.keys() <= {FULL, SLIDING}:
+        """From `rope_parameters` by kind of layer (transformers 5), or `rope_theta` and `rope_local_base_freq`; what
+        `rope_scaling` has changes full layers, as in transformers.
+        """
+        given = reader.object("rope_parameters")
+        if not given.keys() <= {FULL, SLIDING}:
             raise reader.fail(f"rope_parameters is not what Genesis reads: an object of {FULL} and {SLIDING}")
         thetas = {FULL: reader.theta("rope_theta"), SLIDING: reader.theta("rope_local_base_freq")}
         found = []
         for kind, theta in thetas.items():
-            raw = {"rope_parameters": given.get(kind), "rope_theta": theta}
-            if kind == FULL:
-                raw["rope_scaling"] = reader.raw.get("rope_scaling")
+            scaling = reader.object("rope_scaling") if kind == FULL else {}
             try:
+                own = Reader({kind: given.get(kind)}, reader.where).object(kind)
+                raw = {"rope_parameters": own | scaling, "rope_theta": theta}
                 found.append(Reader(raw, reader.where).rope(head_dim))
             except ModelError as error:
                 raise ModelError(f"{kind}: {error.what}", where=error.where, next=error.next) from error

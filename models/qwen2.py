@@ -20,14 +20,16 @@ __all__ = ["DecoderLayer", "Qwen2Config", "Qwen2ForCausalLM"]
 class Qwen2Config(ModelConfig):
     """`config.json` of `model_type: qwen2`; the layers that it names attend to a sliding window."""
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {"sliding_window": 4096}
+
     @classmethod
     def read(cls, reader: Reader) -> Self:
+        reader.require(mlp_bias=False)
         return reader.config(
             cls,
             head_dim=reader.head_dim(),
             max_position_embeddings=reader.count("max_position_embeddings", 32768),
             attention_bias=reader.get("attention_bias", bool, False),
-            mlp_bias=reader.get("mlp_bias", bool, False),
             layer_windows=reader.windows(),
         )
 

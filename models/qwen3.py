@@ -21,14 +21,16 @@ __all__ = ["Attention", "DecoderLayer", "Qwen3Config", "Qwen3ForCausalLM"]
 class Qwen3Config(ModelConfig):
     """`config.json` of `model_type: qwen3`; the layers that it names attend to a sliding window."""
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {"sliding_window": 4096}
+
     @classmethod
     def read(cls, reader: Reader) -> Self:
+        reader.require(mlp_bias=False)
         return reader.config(
             cls,
             head_dim=reader.head_dim(128),
             max_position_embeddings=reader.count("max_position_embeddings", 32768),
             attention_bias=reader.get("attention_bias", bool, False),
-            mlp_bias=reader.get("mlp_bias", bool, False),
             layer_windows=reader.windows(),
         )
 

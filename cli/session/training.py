@@ -34,7 +34,7 @@ from genesis.train.metrics import (
     WandbSink,
     check_metrics,
 )
-from genesis.train.optimizer import build_optimizer, build_schedule
+from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
@@ -123,6 +123,8 @@ def _train(
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
         training = assemble(config, data, model, device, interrupts, console, base, chat, ranks)
+        if (warning := overlong_schedule(config.optim, training.steps)) is not None:
+            console.line(warning)
         check_same_data(ranks, training.state.loader)
         if ranks.is_main:
             # A killed run may have left its checkpoint between two renames.

@@ -9,7 +9,7 @@ from genesis.io.files import temporary_folder
 from genesis.train.config import Config
 from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
-from genesis.train.optimizer import build_schedule
+from genesis.train.optimizer import build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis_cli.session.chat import unused_settings
 from genesis_cli.session.memory import planned_memory
@@ -44,6 +44,7 @@ def validate(config: Config, *, console: Output) -> None:
         )
         steps = total_steps(config, loader)
         build_schedule(config.optim, steps)
+        warnings = unused_settings(config, data.train), overlong_schedule(config.optim, steps)
         tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
         console.line("configuration: valid")
         console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {dtype}")
@@ -51,7 +52,7 @@ def validate(config: Config, *, console: Output) -> None:
             console.line(line)
         for line in file_lines(data):
             console.line(line)
-        if (warning := unused_settings(config, data.train)) is not None:
+        for warning in filter(None, warnings):
             console.line(warning)
         console.line(
             f"data: {data.train.num_documents:,} documents, {data.train.num_tokens:,} tokens{sample_counts(data.train)}"

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from genesis.backend import CPU, Device
@@ -40,10 +41,11 @@ def total_steps(config: Config, loader: PackedLoader) -> int:
     if config.train.steps is not None:
         return config.train.steps
     assert config.train.epochs is not None, "the schema asks for one of the two"
-    whole, part = int(config.train.epochs), config.train.epochs % 1
-    batches: float = sum(loader.num_batches(epoch) for epoch in range(whole))
-    if part:
-        batches += part * loader.num_batches(whole)
+    epochs = Fraction(repr(config.train.epochs))  # as it was written: 0.07 of 100 batches are 7, not 7.000000000000001
+    whole = math.floor(epochs)
+    batches = Fraction(sum(loader.num_batches(epoch) for epoch in range(whole)))
+    if epochs > whole:
+        batches += (epochs - whole) * loader.num_batches(whole)
     return max(1, math.ceil(batches / config.train.accumulation_steps))
 
 

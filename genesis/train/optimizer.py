@@ -19,6 +19,7 @@ __all__ = [
     "build_optimizer",
     "build_schedule",
     "optimizer_counts",
+    "overlong_schedule",
     "restore_optimizer",
     "updated_parameters",
 ]
@@ -86,6 +87,21 @@ def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
         step_gamma=config.step_gamma,
     )
     return schedule.lr_at
+
+
+def overlong_schedule(config: OptimConfig, steps: int) -> str | None:
+    """A warning where the steps of a warm-up, with those of wsd's decay, are more than the run's."""
+    warmup, decay = config.warmup_steps or 0, 0
+    if config.schedule == "wsd":
+        decay = round((config.decay_ratio or 0.0) * steps)
+    if warmup > steps:
+        ends = build_schedule(config, steps)(steps - 1)
+        what = f"optim.warmup_steps {warmup:,} is more than the run's {steps:,} steps"
+        return f"warning: {what}: the rate ends at {ends:g} and never reaches {config.lr:g}"
+    if warmup and warmup + decay > steps:
+        what = f"a warm-up of {warmup:,} steps and a decay of {decay:,} do not fit a run of {steps:,}"
+        return f"warning: {what}: the rate jumps behind the warm-up"
+    return None
 
 
 def updated_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:

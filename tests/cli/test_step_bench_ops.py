@@ -251,7 +251,7 @@ def test_the_lean_recipe_has_layers_of_its_own() -> None:
     found = lean_config(ModelConfig.from_dict(raw), 8)
     assert (found["head_dim"], found["qkv_bias"], found["head_norms"]) == (64, False, True)
     with pytest.raises(PeerLacks, match=r"the lean recipe's layers have no mlp\.down_proj\.bias"):
-        lean_config(ModelConfig.from_dict(raw | {"mlp_bias": True}), 8)
+        lean_config(ModelConfig.from_dict(RAW | {"model_type": "llama", "mlp_bias": True}), 8)
 
 
 @pytest.mark.parametrize(

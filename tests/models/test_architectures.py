@@ -188,6 +188,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing: rope_type linear needs it"),
     ({"rope_theta": "many"}, "rope_theta"),
     ({"rope_scaling": [1]}, "rope_scaling is a list"),
+    ({"is_causal": False}, "is_causal is false, and Genesis has true"),
+    ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias is true, and Genesis has false for qwen2"),
+    ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias is true, and Genesis has false for qwen3"),
+    ({"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "has no rope_theta"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types lists 1 layers, num_hidden_layers is 2"),
     ({"model_type": "qwen2", "layer_types": ["odd", "full_attention"]}, "layer_types"),
@@ -202,3 +206,43 @@ def test_bad_configs_are_refused_by_name(change: dict[str, Any], message: str) -
         genesis_models.build({**GOOD, **change})
     assert caught.value.exit_code == 5
     assert "\x1b" not in str(caught.value)
+
+
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def test_rope_scaling_comes_before_rope_parameters() -> None:
+    """As in transformers; a folder of transformers 5 has the second, and who extends its context may add the first."""
+    both = GOOD | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e6}
+    found = ModelConfig.from_dict(both | {"rope_scaling": YARN}).rope
+    assert (found.kind, found.theta, found.parameters["factor"]) == ("yarn", 1e6, 4.0)
+    for none in (None, {}):
+        assert ModelConfig.from_dict(both | {"rope_scaling": none}).rope.theta == 5e5
+    saved = GOOD | ModelConfig.from_dict(both | {"rope_scaling": YARN}).rope_json()
+    older, newer = (ModelConfig.from_dict(saved | {key: None}).rope for key in ("rope_parameters", "rope_scaling"))
+    assert older.json() == newer.json() == found.json()
+
+
+def test_gemmas_full_layers_have_what_rope_scaling_says() -> None:
+    raw = GOOD | {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    raw["rope_parameters"] = {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": None}
+    full, local = ModelConfig.from_dict(raw).ropes
+    assert (full.kind, full.theta, full.parameters["factor"]) == ("linear", 5e5, 8.0)
+    assert (local.kind, local.theta) == ("default", 1e4)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_the_length_beside_the_scaling_comes_first(kind: str) -> None:
+    own = {**YARN, "rope_type": kind, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    named = ModelConfig.from_dict(GOOD | {"rope_scaling": own, "original_max_position_embeddings": 8}).rope
+    assert named.parameters["original_max_position_embeddings"] == 8
+    del own["original_max_position_embeddings"]
+    assert ModelConfig.from_dict(GOOD | {"rope_scaling": own, "original_max_position_embeddings": 8}).rope == named
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwens_window_is_4096_where_none_is_named(family: str) -> None:
+    raw = GOOD | {"model_type": family, "use_sliding_window": True, "max_window_layers": 1}
+    assert ModelConfig.from_dict(raw).layer_windows == (0, 4096)
+    assert ModelConfig.from_dict(raw | {"sliding_window": None}).layer_windows == (0, 0)
+    assert ModelConfig.from_dict(raw | {"use_sliding_window": False}).layer_windows == (0, 0)
