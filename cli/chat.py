@@ -91,6 +91,7 @@ def _converse(talk: Talk) -> None:
         DiskError: an answer cannot be written.
     """
     from genesis.train.output import Output
+    from genesis_models.engine.engine import FullContext
 
     out, console = Output(sys.stdout), Output(sys.stderr)
     by_hand = _is_typed()
@@ -110,8 +111,9 @@ def _converse(talk: Talk) -> None:
             if out.error is not None:
                 break
             console.line(": ".join(filter(None, ("error", error.where, error.what))))
-            if error.next:
-                console.line(f"next: {error.next}")
+            is_full = isinstance(error, FullContext)
+            if then := "/reset begins a new conversation; /save FILE keeps this one" if is_full else error.next:
+                console.line(f"next: {then}")
     out.check()
 
 

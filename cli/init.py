@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +80,7 @@ def init(
     write_file(path, text.encode())
     print(f"wrote {path}")
     print("\n".join(session.described(asked, place, sized)))
-    print(f"next: genesis train {path}")
+    print(f"next: genesis train {shlex.quote(str(path))}")
 
 
 def _questions() -> tuple[str | None, list[str] | None, str | None]:

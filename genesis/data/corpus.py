@@ -18,7 +18,7 @@ from genesis.data.readers.json_array import json_array_rows
 from genesis.data.readers.jsonl import jsonl_rows
 from genesis.data.readers.parquet import parquet_rows
 from genesis.data.readers.stream import BOM, Stream, opened
-from genesis.data.readers.text import text_document
+from genesis.data.readers.text import EMPTY, text_document
 from genesis.data.record_formats import FieldNames, Format, RecordFormat
 from genesis.data.records import Conversation, Defect, Defects, Document, Position, Row, is_learned, record_text
 from genesis.data.sources import SourceFile, WeightedSource, expand, not_text
@@ -148,10 +148,14 @@ class Corpus:
                 elif file.optional:  # left out silently
                     self._labels.pop(file.name, None)
                     self._read_files.discard(file.name)
-                elif not self._skip:
+                elif self._skip:
+                    if defects is not None:
+                        defects.add(item)
+                elif file.format == "text" and not file.named and item.kind in EMPTY:  # as an __init__.py of a folder
+                    self._labels[file.name] = item.kind
+                    self._read_files.discard(file.name)
+                else:
                     raise item
-                elif defects is not None:
-                    defects.add(item)
 
     def _read(self, file: SourceFile) -> Iterator[Document | Defect]:
         try:

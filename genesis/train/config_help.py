@@ -270,4 +270,8 @@ def _remedy_for_string(value: str, kinds: set[Any], choices: list[str]) -> str:
         if len(plain) < 40 and isinstance(scalar(plain), int | float):
             return f"write {plain}"
         return "write a plain number, as 100 or 3e-4"
-    return f"write a list: [{show(value)}]" if "array" in kinds else ""
+    if "array" not in kinds:
+        return ""
+    numbers = [scalar(part.strip()) for part in value.split(",")]
+    items = numbers if all(isinstance(each, int | float) for each in numbers) else [value]  # a text may have commas
+    return f"write a list: [{', '.join(map(show, items))}]"

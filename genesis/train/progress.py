@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SPEED_NOTE", "Progress", "can_show", "draws", "duration", "history_line", "tokenizing"]
 
 SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
+LABEL, BAR_WIDTH = "train", 12
 HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses that a terminal shows beside the newest, and their heights
 # Seconds between two redraws of a bar, and between two lines about tokenizing where there is no terminal.
 REDRAW_SECONDS = 0.1
@@ -47,7 +48,7 @@ class Progress:
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("train", total=self.total_steps, completed=self.step, text="")
+            self._task = self._bar.add_task(LABEL, total=self.total_steps, completed=self.step, text="")
         self.note(SPEED_NOTE)
         return self
 
@@ -87,7 +88,9 @@ class Progress:
     def _draw(self) -> None:
         assert self._bar is not None
         text = self._numbers()
-        history = history_line(self._losses)
+        before = len(f"{LABEL}  {self.step}/{self.total_steps} ") + BAR_WIDTH
+        room = self._bar.console.width - before - len(text) - 1
+        history = history_line(self._losses)[-room:] if room > 0 else ""
         if history and can_show(self._output, history):
             text = f"{history} {text}"
         self._bar.update(self._task, completed=self.step, text=text)
@@ -168,9 +171,9 @@ def _bar(output: Output, count: str) -> Bar:
 
     console = Console(file=output, highlight=False, emoji=False, markup=False)  # type: ignore[arg-type]
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=12),
-        TextColumn(count, markup=False),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=BAR_WIDTH),
+        TextColumn(count, markup=False, table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     return Bar(*columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)

@@ -111,7 +111,7 @@ def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[flo
     return NumericError(
         f"{culprit} in step {state.step + 1}; the weights are those of step {state.step}",
         where=f"samples: {shown}",
-        next="lower optim.lr or set train.max_grad_norm; a checkpoint before this step can be resumed",
+        next="start a new run with a lower optim.lr or with train.max_grad_norm; its model.path can be a checkpoint",
     )
 
 

@@ -18,7 +18,9 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.cache import RowCache
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
 
-__all__ = ["CHUNK", "Engine", "Finish", "Request", "Token", "Waiting", "check_prompt", "finish_of", "length_of"]
+__all__ = [
+    "CHUNK", "Engine", "Finish", "FullContext", "Request", "Token", "Waiting", "check_prompt", "finish_of", "length_of",
+]  # fmt: skip
 
 CHUNK = 512  # tokens of a prompt in one forward pass
 Finish = Literal["stop", "length", "context"]
@@ -99,13 +101,17 @@ class _Row:
     is_cancelled: bool = False
 
 
+class FullContext(UsageError):
+    """A prompt leaves the context no room for an answer."""
+
+
 def check_prompt(model: CausalLM, ids: Sequence[int]) -> None:
     """Raises: UsageError for an empty prompt or a full context; ModelError for ids beyond the vocabulary."""
     longest = model.config.context_length
     if not len(ids):
         raise UsageError("the prompt has no tokens", next="give at least one")
     if len(ids) >= longest:
-        raise UsageError(f"the prompt has {len(ids)} tokens, the model's context holds {longest}", next="shorten it")
+        raise FullContext(f"the prompt has {len(ids)} tokens, the model's context holds {longest}", next="shorten it")
     if not 0 <= min(ids) <= max(ids) < model.config.vocab_size:
         wrong = max(ids) if min(ids) >= 0 else min(ids)
         what = f"the prompt has the token id {wrong:,}, and the model's vocabulary {model.config.vocab_size:,}"

@@ -115,6 +115,7 @@ def test_a_full_context_takes_the_message_back(chat_model: Path, monkeypatch: py
     assert code == 0 and first == "0 of 128 tokens" and answer
     assert int(last.split()[0]) > 10
     assert "the model's context holds 128" in told and "there is no message to answer" in told
+    assert "/reset begins a new conversation" in told and "shorten it" not in told
     assert "cut after 4 tokens" in told
 
 

@@ -98,6 +98,18 @@ def test_content_that_is_no_text_is_refused_under_any_name_and_the_kind_is_said(
         assert SUPPORTED in caught.value.next and str(path) == caught.value.where
 
 
+def test_empty_texts_of_a_folder_are_not_read(tmp_path: Path) -> None:
+    """Every Python package has an empty file; one that is named is an error."""
+    (tmp_path / "__init__.py").write_bytes(b"")
+    (tmp_path / "b.md").write_text("\n\n")
+    (tmp_path / "c.py").write_text("pass")
+    corpus = Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024)
+    assert [document.text for document in corpus.documents()] == ["pass"]
+    assert str(corpus.counts()) == "read: 1 text; not read: 1 empty document, 1 empty file"
+    with pytest.raises(DataError, match="the file is empty"):
+        list(Corpus([str(tmp_path / "__init__.py")], on_error="fail", max_line_bytes=1024).documents())
+
+
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_archives_are_told_by_their_content(name: str) -> None:
     assert kind_by_content(ARCHIVES[name]) == "archive"

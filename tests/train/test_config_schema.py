@@ -159,6 +159,8 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("model", "path", 5, 'quote it: "5"'),
         ("data", "fields", {"text": True}, 'quote it: "true"'),
         ("eval", "prompts", "def f", 'write a list: ["def f"]'),
+        ("eval", "prompts", "Dear Sir, I", 'write a list: ["Dear Sir, I"]'),
+        ("optim", "betas", "0.9,0.99", "write a list: [0.9, 0.99]"),
         ("optim", "betas", [0.9, 1.0], "Decay of the running averages, each below 1."),
         ("optim", "betas", 0.9, "write a list: [0.9, 0.95]"),
         ("optim", "momentum", 1.0, "Momentum, below 1."),

@@ -216,6 +216,14 @@ def test_a_terminal_gets_a_bar_below_the_notes() -> None:
     assert "tokenizing: done in" in shown
 
 
+def test_a_narrow_terminal_shows_fewer_losses_and_all_numbers() -> None:
+    """Of 80 columns the losses take what the step, the numbers and the time left leave: here nothing."""
+    code = TERMINAL.replace("if step % 10 == 0", 'if (numbers := numbers | {"train/grad_norm": 0.8})')
+    shown = on_terminal(code)
+    assert "130/250 loss 3.2500  lr 3.00e-03  grad 0.80  12,346 tok/s  ETA 1:00" in shown
+    assert "…" not in shown
+
+
 @pytest.mark.parametrize(
     "values, line",
     [([], ""), ([1.0], ""), ([3.0, 2.0, 1.0], "█▅▁"), ([1.0, math.nan, 2.0], "▁!█"), ([2.0, 2.0], "▁▁")],

@@ -6,7 +6,9 @@ from genesis.data.readers.stream import BOM, PIECE, Stream, decoded
 from genesis.data.records import Defect, Document
 from genesis.data.sources import SourceFile
 
-__all__ = ["MAX_DOCUMENT_BYTES", "text_document"]
+__all__ = ["EMPTY", "MAX_DOCUMENT_BYTES", "text_document"]
+
+EMPTY = ("empty file", "empty document")  # kinds of defects
 
 MAX_DOCUMENT_BYTES = 1 << 30
 
@@ -23,14 +25,14 @@ def text_document(file: SourceFile, stream: Stream) -> Document:
             raise _too_large(file)
         stream.line += piece.count(b"\n")
     if not total:
-        raise Defect("empty file", "the file is empty", file.name, 1, "remove it")
+        raise Defect(EMPTY[0], "the file is empty", file.name, 1, "remove it")
     data = b"".join(pieces).removeprefix(BOM)
     text = decoded(file, data, first_line=1)
     if (nul := data.find(b"\0")) >= 0:
         what = "the text holds a NUL character: it is binary data or UTF-16"
         raise Defect("NUL byte", what, file.name, 1 + data.count(b"\n", 0, nul))
     if text.isspace() or not text:
-        raise Defect("empty document", "the file holds only white space", file.name, 1, "remove it")
+        raise Defect(EMPTY[1], "the file holds only white space", file.name, 1, "remove it")
     return Document(text, file.name)
 
 
