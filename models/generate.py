@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
+import numpy as np
+
 from genesis.backend import CPU
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import UsageError
+from genesis.errors import UsageError, escape
 from genesis.io.paths import exists
 from genesis.keywords import checked
 from genesis_models.blocks import CausalLM
@@ -121,7 +123,7 @@ def generate(
     """
     is_single, prompts = _prompts(prompt)
     tokenizer, stops = tokenizer_of(model), [stop] if isinstance(stop, str) else list(stop)
-    texts, ends = [each for each in stops if isinstance(each, str)], [each for each in stops if isinstance(each, int)]
+    texts, ends = [each for each in stops if isinstance(each, str)], _ids_among(stops)
     if tokenizer is None and (texts or any(isinstance(each, str) for each in prompts)):
         next = "give ids, or set model.tokenizer to a genesis.data.tokenizer.Tokenizer"
         raise UsageError("the model has no tokenizer, which a text needs", next=next)
@@ -163,6 +165,15 @@ def tokenizer_of(model: CausalLM) -> Tokenizer | None:
     if model.tokenizer is not None:
         check_ids(model.tokenizer, model.config, "")
     return model.tokenizer
+
+
+def _ids_among(stops: Sequence[Any]) -> list[int]:
+    """The ids, of Python or numpy, among texts. Raises: UsageError for anything else."""
+    others = [each for each in stops if not isinstance(each, str)]
+    for each in others:
+        if not isinstance(each, int | np.integer):
+            raise UsageError(f"stop has {escape(repr(each))[:60]}", next="give texts and ids, as integers")
+    return [int(each) for each in others]
 
 
 def _prompts(prompt: Any) -> tuple[bool, list[Any]]:

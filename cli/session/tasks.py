@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
@@ -160,16 +161,18 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
 
 
 def _pair(speaker: Speaker, item: Item, choice: str) -> tuple[list[int], int]:
-    """The ids of a question and a choice, and where the choice begins.
+    """The ids of a question and a choice, and where they begin to differ from the question's alone.
 
-    White space at the end of a text belongs to the choice, as tokenizers have it at the beginning of words.
+    White space at the end of a text belongs to the choice, as tokenizers have it at the beginning of words; and so does
+    the end of a question that is one token with the beginning of the choice.
     """
     if isinstance(item.asked, Conversation):
         ids = speaker.encode(item.asked)
         return [*ids, *speaker.tokenizer.encode(choice).tolist()], len(ids)
     asked = item.asked.rstrip()
-    before = speaker.encode(asked)
-    return speaker.encode(asked + item.asked[len(asked) :] + choice), len(before)
+    before, whole = speaker.encode(asked), speaker.encode(asked + item.asked[len(asked) :] + choice)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))
+    return whole, max(sum(1 for _ in shared), 1)
 
 
 def _chosen(speaker: Speaker, items: Sequence[Item]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -177,7 +180,9 @@ def _chosen(speaker: Speaker, items: Sequence[Item]) -> Iterator[tuple[int, dict
         if item.choices is None:
             continue
         pairs = [_pair(speaker, item, choice) for choice in item.choices]
-        sums = [sum(score.log_prob for score in each) for each in scores(speaker.model, pairs)]
+        begin = min(start for _, start in pairs)  # of all choices, so that the same part of the question counts
+        found = scores(speaker.model, [(ids, begin) for ids, _ in pairs])
+        sums = [sum(score.log_prob for score in each) for each in found]
         by_length = [each / len(choice) for each, choice in zip(sums, item.choices, strict=True)]
         best, best_by_length = sums.index(max(sums)), by_length.index(max(by_length))
         right = {"right": best == item.answer, "right_by_length": best_by_length == item.answer}

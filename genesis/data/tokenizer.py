@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -42,6 +43,8 @@ from genesis.io.hf import TOKENIZER_CONFIG
 from genesis.io.strict_json import canonical_bytes, parse_object
 
 __all__ = ["END_OF_TEXT", "MIN_VOCAB", "PATTERN", "Tokenizer", "library_version", "train_bpe"]
+
+_ENCODING = threading.Lock()  # how a library reads special tokens is set before each call, of any thread
 
 Ids = npt.NDArray[np.int64]
 
@@ -200,7 +203,7 @@ class Tokenizer:
         return [ids for _, ids in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
     def _encoded(self, library: Any, texts: Sequence[str], parse_special: bool) -> list[Ids]:
-        with _guard(self._source.where):
+        with _guard(self._source.where), _ENCODING:
             library.encode_special_tokens = not parse_special
             encodings = call_in_thread(lambda: library.encode_batch_fast(list(texts), add_special_tokens=False))
         return [np.array(encoding.ids, np.int64) for encoding in encodings]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
+from genesis_cli.session import tasks
 from genesis_cli.session.scoring import PACKED, scores
 from genesis_cli.session.tasks import matches
 from genesis_models.blocks import CausalLM
@@ -154,3 +156,12 @@ def test_commands_that_ask_for_nothing_or_too_much(chat_model: Path, tmp_path: P
     task.write_text("\n")
     code, _, told = printed("eval", chat_model, "--task", task, *QUIET)
     assert code == 4 and "the file has no items" in told
+
+
+def test_a_choice_begins_where_it_changes_the_questions_tokens() -> None:
+    """Where the question's last token grows with the choice, it is of the choice: no choice is scored by nothing."""
+    words = {"He is": [1, 2], "He is un": [1, 2, 3], "He is unhappy": [1, 2, 4], "He is un clear": [1, 2, 3, 5]}
+    speaker: Any = SimpleNamespace(encode=words.__getitem__)
+    item: Any = SimpleNamespace(asked="He is un")
+    assert tasks._pair(speaker, item, "happy") == ([1, 2, 4], 2)
+    assert tasks._pair(speaker, item, " clear") == ([1, 2, 3, 5], 3)

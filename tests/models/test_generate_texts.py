@@ -70,6 +70,9 @@ def test_stops(model: CausalLM) -> None:
     assert cut.ids == whole.ids[: len(cut.ids)], "with those of the stop string"
     at = whole.ids.index(whole.ids[5])
     ended = model.generate("words", stop=["never there", whole.ids[5]], **DRAWING)
+    assert model.generate("words", stop=[np.int64(whole.ids[5])], **DRAWING) == ended
+    with pytest.raises(UsageError, match=r"stop has 1\.5"):
+        model.generate("words", stop=[1.5], **DRAWING)  # type: ignore[list-item]
     assert (ended.ids, ended.finish) == (whole.ids[:at], "stop")
     assert model.generate("words", max_tokens=1000).finish == "context"
 

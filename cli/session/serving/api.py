@@ -181,7 +181,7 @@ class Api:
             raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
         if body.stream and (body.echo or body.logprobs is not None):
             raise BadRequest("echo and logprobs are not streamed", param="stream")
-        return await self._run(request, body, prompts, tokens, body.logprobs, echo=body.echo)
+        return await self._run(request, body, prompts, tokens, body.logprobs, echo=bool(body.echo))
 
     async def _chat(self, request: Request) -> Response:
         body = parsed(ChatBody, await self._body(request))

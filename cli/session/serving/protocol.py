@@ -40,7 +40,7 @@ class BadRequest(Exception):
 class StreamOptions(BaseModel):
     """What a stream has besides its text."""
 
-    include_usage: StrictBool = False
+    include_usage: StrictBool | None = None
 
 
 class Body(BaseModel):
@@ -96,7 +96,7 @@ class CompletionBody(Body):
     )
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
-    echo: StrictBool = False
+    echo: StrictBool | None = None
     best_of: StrictInt | None = None
     suffix: None = None
 
@@ -113,7 +113,7 @@ class ChatBody(Body):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
-    logprobs: StrictBool = False
+    logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     response_format: dict[Literal["type"], Literal["text"]] | None = None
