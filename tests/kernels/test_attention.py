@@ -147,9 +147,12 @@ def check(*what: Any) -> tuple[Array, Array, tuple[Array, Array, Array]]:
     return c.x, c.g, (o, lse, dx)
 
 
-@pytest.mark.parametrize(("packed", "causal", "window"), [(False, True, 0), (True, True, 0), (True, True, 70)])
-def test_tiles_through_tma(uses_tma: list[bool], packed: bool, causal: bool, window: int) -> None:
-    check(64, bfloat16, packed, causal, window)
+@pytest.mark.parametrize(
+    ("size", "packed", "causal", "window"),
+    [(64, False, True, 0), (64, True, True, 0), (64, True, True, 70), (200, False, False, 0)],
+)
+def test_tiles_through_tma(uses_tma: list[bool], size: int, packed: bool, causal: bool, window: int) -> None:
+    check(size, bfloat16, packed, causal, window)
     assert uses_tma
     assert all(uses_tma) or not is_interpreted()  # a GPU before Hopper has none
 

@@ -1,4 +1,4 @@
-"""Attention's backward with the gradient of the scores in memory: heads of 65 to 128 on GPUs of Hopper's kind."""
+"""Attention's backward with the gradient of the scores in memory: heads of 65 to 256 on GPUs of Hopper's kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from genesis.errors import DeviceError
 from genesis.kernels.attention import attention as kernels
 from genesis.kernels.attention import ds_chunks
 from genesis.kernels.attention.ds_chunks import DS_TILE, MAX_CHUNK_BYTES, ds_buffer_shape, ds_chunks_of, ds_extent
-from genesis.kernels.attention.spilled_ds import STORE_FRAGMENT, permuted_column, tile_origin
+from genesis.kernels.attention.spilled_ds import STORE_BY_4_WARPS, permuted_column, tile_origin
 from tests.kernels.collecting import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
 from tests.kernels.test_gemm_warp_specialized import Hopper
@@ -47,6 +47,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (16, bfloat16, True, 0, 191, "position", MAX_CHUNK_BYTES),
         (32, float16, True, 70, 254, "token", MAX_CHUNK_BYTES),
         (16, float32, False, 0, 40, None, MAX_CHUNK_BYTES),  # one block
+        (256, bfloat16, False, 0, 72, "token", MAX_CHUNK_BYTES),  # sums over queries transposed
         (16, float32, True, 0, 193, "token", 1),  # sequence by sequence
     ],
 )
@@ -85,6 +86,7 @@ def collected(compiled: int) -> None:
     recomputed = ["attention_bwd_dq", "attention_bwd_dkdv"]
     calls: tuple[tuple[list[str], dict[str, Any]], ...] = (
         (spilled, {"shape": (1, 1024, 4, 128)}),
+        (spilled, {"shape": (1, 1024, 4, 256)}),
         (spilled, {"shape": (1, 1024, 4, 96), "dtype": float16}),
         (recomputed, {"shape": (1, 1024, 4, 64)}),
         (recomputed, {"shape": (1, 1024, 4, 128), "dtype": float32}),
@@ -100,7 +102,7 @@ def collected(compiled: int) -> None:
                 compile.compile_kernel(kernel, signature, (9, 0))
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_it_is_chosen_where_profitable_and_compiles(count: int) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = f"from tests.kernels.test_attention_spilled_ds import collected; collected({count})"
@@ -110,7 +112,7 @@ def test_it_is_chosen_where_profitable_and_compiles(count: int) -> None:
 
 def test_another_layout_is_an_error() -> None:
     """As the compiler writes it: the first line of the assembly, and the operands with their layout."""
-    first = STORE_FRAGMENT.value.split("\n")[0]
+    first = STORE_BY_4_WARPS.value.split("\n")[0]
     layout = first.partition(" for ")[2]
     line = f'%1 = tt.elementwise_inline_asm "{first}\\0A st;\\0A}}" %2, %3 : tensor<64x64xi64, #mma>, tensor<8xi8, #a>'
     compile._check_layouts(f"#mma = {layout}\n{line}\n", "attention_bwd_dkdv")
@@ -186,7 +188,9 @@ def gradients(inputs: tuple[Array, ...], lse: Array) -> list[np.ndarray]:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
-@pytest.mark.parametrize("sizes", [(2, 1500, 6, 2, 128), (3, 1024, 4, 4, 96), (1, 65, 2, 1, 128)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(2, 1500, 6, 2, 128), (3, 1024, 4, 4, 96), (1, 65, 2, 1, 128), (2, 700, 4, 2, 256)], ids=str
+)
 def test_gradients_match_the_kernels_that_recompute_scores(
     sizes: tuple[int, ...], dtype: DType, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def compiled(count: int) -> list[dict[str, Any]]:
         many = [
             launched(made(8, 1024, 12, 128), made(8, 1024, 2, 128)),
             launched(made(8, 1024, 12, 96, dtype=float16), made(8, 1024, 2, 96, dtype=float16)),
+            launched(made(8, 512, 4, 256), made(8, 512, 1, 256)),  # a program an SM, as many as 64 queries each give
         ]
     rows: list[dict[str, Any]] = [{"few": few, "small": small, "wide": wide, "window": window, "many": many}]
     for kernel, signature in list(found.values())[:count]:
@@ -69,7 +70,7 @@ def compiled(count: int) -> list[dict[str, Any]]:
     return [*rows, {"taken": [kernel.fn.__name__ for kernel, _ in found.values()]}]
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_it_compiles_and_is_chosen_where_profitable(count: int) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     module = "tests.kernels.test_attention_warp_specialized"
@@ -77,7 +78,7 @@ def test_it_compiles_and_is_chosen_where_profitable(count: int) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     chosen, *made, last = json.loads(done.stdout)
-    assert chosen == {"few": False, "small": False, "wide": False, "window": False, "many": [True] * 2}
+    assert chosen == {"few": False, "small": False, "wide": False, "window": False, "many": [True] * 3}
     assert last == {"taken": ["attention_fwd_ws", "attention_fwd"]}
     assert [(row["name"], row["warps"]) for row in made] == [("attention_fwd_ws", 12)] * count
     assert max(row["shared"] for row in made) <= H200.shared_memory
@@ -132,6 +133,8 @@ CALLS = [
     Sizes(4, 65, 34, 17, 200),
     Sizes(4, 200, 20, 20, 65),  # queries before the first key see none
     Sizes(2, 1024, 10, 2, 1024, size=72),
+    Sizes(4, 700, 8, 2, 700, size=256),
+    Sizes(1, 300, 24, 24, 700, size=192, causal=False),
     Sizes(2, 700, 12, 2, 700, scale=-0.2),
     Sizes(2, 700, 12, 2, 700, scale=0.0),
 ]

@@ -4,8 +4,8 @@
 
 wgmmas run asynchronously to their warp. Where the assembler finds that registers of an accumulator are touched in
 flight, it serializes all wgmmas of the kernel, and says so only in a note. A few lines around a loop can cause that;
-the kernel is then correct and slow. The exit code is 1 if a kernel has the note. --sample takes heads of one size, the
-K-th of them, and half of the forms of each kernel: the K-th half, 0 or 1.
+the kernel is then correct and slow. The exit code is 1 if a kernel has the note. --sample takes every
+second size of heads from the K-th on, and half of the forms of each kernel: the K-th half, 0 or 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTE = "wgmma.mma_async instructions are serialized"
 CUDA = Device("cuda", 0)
 # Sequences and tokens at which one program of dK/dV sums over a group, and at which several share it.
 SIZES = ((16, 2048), (4, 4096))
-HEADS = (64, 128)
+HEADS = (64, 128, 256)
 
 
 def launched(size: int) -> None:
@@ -85,11 +85,11 @@ def notes(ptx: str) -> str:
 
 
 def main() -> int:
-    """Look at heads of 64 and 128."""
+    """Look at heads of each of the sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, choices=(0, 1), metavar="K")
     sample = parser.parse_args().sample
-    sizes = HEADS if sample is None else HEADS[sample : sample + 1]
+    sizes = HEADS if sample is None else HEADS[sample::2]
     found = [(size, name, waits) for size in sizes for name, waits in waiting(size, sample)]
     late = [f"{name}, heads of {size}: its wgmmas are serialized" for size, name, waits in found if waits]
     print(*late, f"{len(found)} kernels of attention, {len(late)} of them with serialized wgmmas", sep="\n")

@@ -7,7 +7,7 @@ Plain reference: genesis/ops/attention.py: `attention`, `attention_backward`, `a
 Forward and dQ go over blocks of queries and, for each, the blocks of keys in its visible range; dK/dV goes over blocks
 of keys and, for each, the blocks of queries that see it. So every result has one writer, there are no atomics, and the
 same inputs give the same bits. Blocks outside of the visible range are skipped; those fully visible need no mask, the
-others (the diagonal, document boundaries, the window's end) do. With heads of 65 to 128 on Hopper, the dK/dV kernel
+others (the diagonal, document boundaries, the window's end) do. With heads of 65 to 256 on Hopper, the dK/dV kernel
 runs first and spills ds, with which dQ is a single GEMM; see spilled_ds.py.
 
 Grouped-query attention: the query heads of a group share a key head, whose gradients are sums over the group. One
@@ -237,8 +237,11 @@ def _launch_dkdv(
 
 # --- Backward with spilled ds -----------------------------------------------------------------------------------------
 
-SPILL_TILE = AttentionTile(DS_TILE, DS_TILE, 4, 2)  # of the dK/dV kernel that stores ds
-DQ_TILE = AttentionTile(2 * DS_TILE, DS_TILE, 4, 3)  # of `attention_bwd_dq_from_ds`
+# By padded head dimension at most: of `attention_bwd_dq_from_ds`, and of the dK/dV kernel that stores ds.
+SPILL_TILES = {
+    128: (AttentionTile(2 * DS_TILE, DS_TILE, 4, 3), AttentionTile(DS_TILE, DS_TILE, 4, 2)),
+    256: (AttentionTile(2 * DS_TILE, DS_TILE, 8, 3), AttentionTile(DS_TILE, DS_TILE, 8, 2)),
+}
 
 
 def _spills_ds(p: Problem) -> bool:
@@ -281,7 +284,8 @@ def _spilled_chunk_into(
     doc_starts: Array | None, scale: float, window: int, rope_tables: _Rope,
 ) -> None:  # fmt: skip
     """One chunk; all chunks use the memory of ds in turn."""
-    p, t = problem_of(scale, True, window, doc_starts, q, k, v, g), DQ_TILE
+    p = problem_of(scale, True, window, doc_starts, q, k, v, g)
+    t, s = next(tiles for size, tiles in SPILL_TILES.items() if p.padded <= size)
     blocks, stats = triton.cdiv(p.tokens, t.queries), _stats(p, t.queries, doc_starts, q)
     launch(
         attention_bwd_delta, blocks * p.batches * p.heads, *stats, g, o, lse, doc_starts,
@@ -289,7 +293,7 @@ def _spilled_chunk_into(
         (g.strides, o.strides, lse.strides, p.doc_starts_strides), WORK=p.constants["DOT"][1], BM=t.queries,
         BD=p.padded, num_warps=8,
     )  # fmt: skip
-    _launch_dkdv(*grads[1:], p, t.queries, SPILL_TILE, rope_tables, stats, g, q, k, v, ds=ds)
+    _launch_dkdv(*grads[1:], p, t.queries, s, rope_tables, stats, g, q, k, v, ds=ds)
     ds_tiles = Descriptor(ds, ds.shape, ds.strides, (1, t.keys, t.queries)) if p.uses_tma else ds
     launch(
         attention_bwd_dq_from_ds, blocks * p.batches * p.heads, grads[0], ds, ds_tiles, p.tiled(k, t.keys), doc_starts,

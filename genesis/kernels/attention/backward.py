@@ -28,6 +28,7 @@ from genesis.kernels.attention.common import (
     scheduled_tile,
     store_rows,
     store_rows_inverse_rope,
+    unchained,
     visible_end,
     visible_key_blocks,
     warp_uniform,
@@ -211,6 +212,19 @@ def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal
     return begin, causal_end, tl.minimum(tl.maximum(left_begin, begin), end), end
 
 
+@triton.jit
+def add_sum_over_queries(b_acc, b_w, b_x, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """b_acc + b_w·b_x, for weights b_w [BN, BM] and rows b_x [BM, BD] of queries; [BD, BN] where TRANSPOSED.
+
+    With heads of more than 128 columns 8 warps share the columns, and weights in registers would have to change hands
+    for their dot, which serializes wgmmas. The transposed product takes them from shared memory.
+    """
+    if TRANSPOSED:
+        return tl.dot(b_x.T, b_w.T, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
+    else:
+        return tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
+
+
 @triton.jit(do_not_specialize=["sizes", "schedule"])
 def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p_high, p_cos, p_sin, rope_stride, sizes,
                        schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr,
@@ -247,7 +261,9 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
     )
     b_k = load_rows(k, i_batch, i_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
     b_v = load_rows(v, i_batch, i_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
-    b_dk, b_dv = tl.zeros((BN, BD), WORK), tl.zeros((BN, BD), WORK)  # [BN, BD] each
+    TRANSPOSED: tl.constexpr = TMA and BD > 128
+    b_dk = tl.zeros((BD, BN) if TRANSPOSED else (BN, BD), WORK)
+    b_dv = tl.zeros((BD, BN) if TRANSPOSED else (BN, BD), WORK)
     if p_cos is not None:
         # The inverse RoPE of a known zero, for keys that no query sees, would be hoisted above the loop. Where that
         # result and the loop's meet, registers are moved while wgmmas are in flight, and each of them has to wait.
@@ -267,6 +283,8 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
         b_lse = load_vector(lse, i_row, TMA, BM)  # [BM]
         b_delta = load_vector(delta, i_row, TMA, BM)  # [BM]
         b_s = tl.dot(b_k, b_q.T, input_precision=PRECISION, out_dtype=b_dk.dtype)  # [BN, BM]
+        if TRANSPOSED:
+            b_s = unchained(b_s, tokens < 0)
         if sign is not None:
             b_s = b_s * sign
         if CAUSAL and i_query_block < causal_end:
@@ -276,12 +294,18 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
         if LEFT_BOUND and i_query_block >= left_begin:
             b_first = load_vector(first, i_batch * padded + start_m, TMA, BM)  # [BM]
             b_p = tl.where(o_key[:, None] >= b_first[None, :], b_p, 0.0)
-        b_dv = tl.dot(operand(b_p, TYPE), b_g, b_dv, input_precision=PRECISION, out_dtype=b_dk.dtype)
+        b_dv = add_sum_over_queries(b_dv, operand(b_p, TYPE), b_g, PRECISION, TRANSPOSED)
         b_dp = tl.dot(b_v, b_g.T, input_precision=PRECISION, out_dtype=b_dk.dtype)  # [BN, BM]
+        if TRANSPOSED:
+            b_dp = unchained(b_dp, tokens < 0)
         b_ds = operand(b_p * (b_dp - b_delta[None, :]), TYPE)  # [BN, BM]
-        b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=b_dk.dtype)
+        b_dk = add_sum_over_queries(b_dk, b_ds, b_q, PRECISION, TRANSPOSED)
         if p_ds is not None:
-            store_ds(p_ds, b_ds, i_batch * query_heads + i_query_head, i_block, i_query_block, tokens)
+            store_ds(
+                p_ds, b_ds, i_batch * query_heads + i_query_head, i_block, i_query_block, tokens, 8 if TRANSPOSED else 4
+            )  # fmt: skip
+    if TRANSPOSED:
+        b_dk, b_dv = b_dk.T, b_dv.T
     i_part = i_split * batches + i_batch
     store_rows(p_dv, b_dv, i_part, i_head, start_n, keys, head_dim, sd, BN, BD)
     if p_cos is None:

@@ -46,6 +46,7 @@ __all__ = [
     "scheduled_tile",
     "store_rows",
     "store_rows_inverse_rope",
+    "unchained",
     "visible_end",
     "visible_key_blocks",
     "warp_uniform",
@@ -96,6 +97,18 @@ if is_interpreted():
     def opaque(x: Any) -> Any:
         """The same, for the interpreter."""
         return x
+
+
+@triton.jit
+def unchained(x, never):
+    """x, a dot's result that another dot takes, for any number of warps.
+
+    Triton gives all warps rows of such a dot. Of a tile with rows for four warps, the others would compute the same
+    again. It looks for the second dot up to the first condition; of this one only we know that it is never met.
+    """
+    if never:
+        x = x * 2.0
+    return x
 
 
 @triton.jit

@@ -2,8 +2,8 @@
 
 Plain reference: genesis/ops/attention.py: `attention_backward`. One dot a tile replaces the three of a dQ kernel that
 recomputes the scores. Writing and reading 4 bytes for each pair of a query and a key costs less than the other two dots
-with heads of 128, and more with heads of 64. It is for causal self-attention on Hopper, whose wgmma layout determines
-how ds is stored.
+with heads of 128 and 256, and more with heads of 64. It is for causal self-attention on Hopper, whose wgmma layout
+determines how ds is stored.
 
 ds_chunks.py describes how tiles fill memory. Within a tile, columns (queries) are permuted by `permuted_column`.
 """
@@ -51,10 +51,18 @@ def tile_origin(i_key, i_query, blocks):
 
 # --- Stored by the dK/dV kernel ---------------------------------------------------------------------------------------
 
-# For 16 values of a thread: base address $4, offsets $20 to $35, values $36 to $43. In the layout that the first line
-# names (the compiler's is compared with it), pairs of neighbours alternate between 8 columns and 8 rows further on.
-STORE_FRAGMENT = tl.constexpr(
-    """{ // for #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 64, 16]}>
+
+def store_fragment(warps: str, columns: int) -> tl.constexpr:
+    """PTX for 16 values of a thread, with warps of a program and columns of a wgmma as the layout has them: base
+    address $4, offsets $20 to $35, values $36 to $43.
+
+    In the layout that the first line names (the compiler's is compared with it), pairs of neighbours alternate between
+    8 columns and 8 rows further on.
+    """
+    layout = f"versionMajor = 3, versionMinor = 0, warpsPerCTA = {warps}, instrShape = [16, {columns}, 16]"
+    return tl.constexpr(
+        f"{{ // for #ttg.nvidia_mma<{{{layout}}}>"
+        """
     .reg .b64 a, b;
     mad.wide.s32 a, $20, 2, $4;
     mad.wide.s32 b, $22, 2, $4;
@@ -65,31 +73,36 @@ STORE_FRAGMENT = tl.constexpr(
     mov.b32 $2, 0;
     mov.b32 $3, 0;
     }"""
-)
+    )
+
+
+STORE_BY_4_WARPS = store_fragment("[4, 1]", 64)
+STORE_BY_8_WARPS = store_fragment("[4, 2]", 32)
 CONSTRAINTS = tl.constexpr(",".join(["=r"] * 4 + ["l"] * 16 + ["r"] * 24))
 
 
 @triton.jit
-def store_fragments(p_x, o, b_x):
-    """Store a wgmma result of a 2-byte type at offsets, straight from the registers that hold it.
+def store_fragments(p_x, o, b_x, WARPS: tl.constexpr):
+    """Store a wgmma result of a 2-byte type at offsets, straight from the registers of WARPS warps that hold it.
 
     `tl.store` would first change its layout through shared memory; with that in the loop, the assembler no longer
     overlaps wgmmas with other work.
     """
     p_all = tl.broadcast_to(p_x.to(tl.int64), o.shape)
-    tl.inline_asm_elementwise(STORE_FRAGMENT, CONSTRAINTS, [p_all, o, b_x], dtype=tl.int8, is_pure=False, pack=16)
+    FRAGMENT: tl.constexpr = STORE_BY_4_WARPS if WARPS == 4 else STORE_BY_8_WARPS
+    tl.inline_asm_elementwise(FRAGMENT, CONSTRAINTS, [p_all, o, b_x], dtype=tl.int8, is_pure=False, pack=16)
 
 
 if is_interpreted():
 
     @triton.jit
-    def store_fragments(p_x, o, b_x):
+    def store_fragments(p_x, o, b_x, WARPS: tl.constexpr):
         """The same, for the interpreter."""
         tl.store(p_x + o, converted(b_x, p_x.dtype.element_ty))
 
 
 @triton.jit
-def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens):
+def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens, WARPS: tl.constexpr):
     """Store a tile of ds, b_ds [BT keys, BT queries].
 
     Args:
@@ -101,7 +114,7 @@ def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens):
     row, column = tile_origin(i_key, i_query, blocks)
     p_ds += (i_head.to(tl.int64) * (tl.cdiv(blocks, 2) * BT) + row) * width + column
     o = tl.arange(0, BT)
-    store_fragments(p_ds, o[:, None] * width + permuted_column(o)[None, :], b_ds)
+    store_fragments(p_ds, o[:, None] * width + permuted_column(o)[None, :], b_ds, WARPS)
 
 
 # --- dQ ---------------------------------------------------------------------------------------------------------------

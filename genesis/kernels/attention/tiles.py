@@ -33,7 +33,7 @@ TILES: dict[str, dict[int, tuple[AttentionTile, AttentionTile, AttentionTile]]] 
     "tma": {
         64: (AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 4, 3, 168)),
         128: (AttentionTile(64, 64, 4, 3), AttentionTile(128, 64, 8, 3), AttentionTile(64, 64, 4, 2)),
-        256: (AttentionTile(64, 64, 8, 2), AttentionTile(64, 32, 8, 2), AttentionTile(32, 32, 8, 2)),
+        256: (AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 8, 2)),
     },
     "half": {
         64: (AttentionTile(64, 64, 4, 3), AttentionTile(64, 64, 4, 3), AttentionTile(32, 64, 4, 2)),

@@ -1,4 +1,4 @@
-"""Warp-specialized forward kernel of attention on Hopper: heads of 65 to 128 without documents or a window.
+"""Warp-specialized forward kernel of attention on Hopper: heads of 65 to 256 without documents or a window.
 
 Plain reference: genesis/ops/attention.py: `attention`; `attention_fwd` is the same in Triton, for all other cases.
 
@@ -34,7 +34,6 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor
 from genesis.kernels.attention.common import LN2
 from genesis.kernels.attention.problem import Problem, tma_region
-from genesis.kernels.attention.tiles import padded_head_dim
 from genesis.kernels.gemm.warp_specialized import reinterpret, tma_load
 
 __all__ = ["forward_ws_into"]
@@ -275,8 +274,9 @@ def attention_fwd_ws(d_q, d_k, d_v, p_o, p_lse, sizes, head_dim, scales, so, CAU
 
 # --- Launching it -----------------------------------------------------------------------------------------------------
 
-BD = 128  # padded head dimension: 64 gains nothing (docs/log.md), larger ones were not tried
-BM, BN, STAGES = 128, 128, 2  # STAGES: blocks of keys and values in shared memory
+# BN, and programs of `attention_fwd` that share an SM, by padded head dimension; 64 gains nothing (docs/log.md).
+HEAD_SIZES = {128: (128, 2), 256: (64, 1)}
+BM, STAGES = 128, 2  # STAGES: blocks of keys and values in shared memory
 WARPS, CONSUMER_REGISTERS, PRODUCER_REGISTERS = 4, 240, 24  # warps of a group, registers of their threads
 IMBALANCE = 1.05  # of the longest program, that heads one by one may cost: less than their locality in L2 gains
 
@@ -299,12 +299,12 @@ def heads_per_section(blocks: int, heads: int, causal: bool, sm_count: int) -> i
     return 1 if longest(1) <= IMBALANCE * longest(heads) else heads
 
 
-def _tma_tiles(x: Array, rows: int) -> Descriptor:
+def _tma_tiles(x: Array, rows: int, columns: int) -> Descriptor:
     """Tiles of rows of a head, with their layout in shared memory."""
     kind = {"bfloat16": gl.bfloat16, "float16": gl.float16}[x.dtype.name]
     shape, strides = tma_region(x)
-    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, BD], kind)
-    return Descriptor(x, shape, strides, (1, 1, rows, BD), layout=repr(layout))
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], kind)
+    return Descriptor(x, shape, strides, (1, 1, rows, columns), layout=repr(layout))
 
 
 def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, p: Problem) -> bool:
@@ -315,15 +315,18 @@ def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: 
     """
     heads, blocks = p.batches * p.heads, triton.cdiv(p.tokens, BM)
     sm_count = backend_of(q.device).driver.properties.sm_count
-    fits = p.uses_tma and p.is_hopper and p.window is None and padded_head_dim(p.head_dim) == BD
-    if not fits or blocks * heads < sm_count or is_interpreted():
+    fits = p.uses_tma and p.is_hopper and p.window is None and p.padded in HEAD_SIZES
+    if not fits or is_interpreted():
+        return False
+    block, others = HEAD_SIZES[p.padded]
+    if 2 * blocks * heads < sm_count * others:  # all of the others, of half as many queries, run at once
         return False
     section = heads_per_section(blocks, heads, causal, sm_count)
     launch(
-        attention_fwd_ws, backend_of(q.device).persistent_programs(), _tma_tiles(q, BM // 2), _tma_tiles(k, BN),
-        _tma_tiles(v, BN), o, lse,
+        attention_fwd_ws, backend_of(q.device).persistent_programs(), _tma_tiles(q, BM // 2, p.padded),
+        _tma_tiles(k, block, p.padded), _tma_tiles(v, block, p.padded), o, lse,
         (p.tokens, p.keys, p.heads, p.group, heads, blocks, section), p.head_dim, p.scales[:2], o.strides[:3],
-        CAUSAL=causal, TILE=(BM, BN, BD), STAGES=STAGES, CONSUMER_REGISTERS=CONSUMER_REGISTERS,
+        CAUSAL=causal, TILE=(BM, block, p.padded), STAGES=STAGES, CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, num_warps=WARPS,
     )  # fmt: skip
     return True
