@@ -93,6 +93,13 @@ class FusedHeadNormAttention(FusedAttention):
         return self.over(self.form().prepared(qkv, context.tables), context, None)
 
 
+class FusedRopeHeadNormAttention(FusedHeadNormAttention):
+    """The same with one of several rotary embeddings."""
+
+    def form(self: Any) -> PackedHeads:
+        return super().form()._replace(rope=self.rope)
+
+
 class FusedMLP(Fused):
     """SwiGLU: one matmul for gate and up. With `norm`: x + mlp(norm(x)), in one op."""
 
@@ -112,6 +119,15 @@ class FusedPackedMLP(FusedMLP):
 
     def projections(self: Any) -> tuple[nn.Module, ...]:
         return (self.gate_up_proj,)
+
+
+class FusedGEGLU(FusedMLP):
+    """GEGLU in the tanh form of GELU: one matmul for gate and up."""
+
+    def forward(self: Any, x: Tensor, context: Context | None = None, norm: nn.RMSNorm | None = None) -> Tensor:
+        recompute, fp8 = (False, 0) if context is None else (context.recompute, context.fp8)
+        h = F.geglu(fused.packed_linear(x, self.projections(), norm, recompute, fp8))
+        return self.down_proj(h) if norm is None else fused.linear_sum(h, self.down_proj, x, fp8)
 
 
 class FusedPreNormLayer(Fused):
@@ -167,8 +183,21 @@ def _head_norm_attention(self: Any, x: Any, context: Any) -> Any:
     return self.o_proj(o.flatten(-2))
 
 
+def _rope_head_norm_attention(self: Any, x: Any, context: Any) -> Any:
+    q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+    q, k = context.rope(self.q_norm(q), self.rope), context.rope(self.k_norm(k), self.rope)
+    o = context.attention(q, k, v, self.layer, self.window, self.scale)
+    return self.o_proj(o.flatten(-2))
+
+
 def _swiglu(self: Any, x: Any) -> Any:
     _check_silu(self)
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _geglu(self: Any, x: Any) -> Any:
+    if getattr(self.act_fn.module, "approximate", "") != "tanh":
+        raise TypeError("another activation")
     return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -200,7 +229,9 @@ RULES = (
     Rule(_packed_attention, FusedPackedAttention),
     Rule(_nope_attention, FusedNoPEAttention),
     Rule(_head_norm_attention, FusedHeadNormAttention),
+    Rule(_rope_head_norm_attention, FusedRopeHeadNormAttention),
     Rule(_swiglu, FusedMLP),
+    Rule(_geglu, FusedGEGLU),
     Rule(_packed_swiglu, FusedPackedMLP),
     Rule(_pre_norm_layer, FusedPreNormLayer),
 )

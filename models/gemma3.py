@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Self
 
 from genesis import Tensor, nn
 from genesis.errors import ModelError
-from genesis.nn import functional as F
 from genesis_models import blocks
 from genesis_models.blocks import MLP, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, RopeConfig, family
 
-__all__ = ["Attention", "Decoder", "DecoderLayer", "Gemma3Config", "Gemma3ForCausalLM", "RMSNorm"]
+__all__ = ["Attention", "Decoder", "DecoderLayer", "Gemma3Config", "Gemma3ForCausalLM", "norm"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -95,12 +94,9 @@ class Gemma3Config(ModelConfig):
         return ModelConfig.rope_json(self) | own
 
 
-class RMSNorm(nn.RMSNorm):
-    """x / √(mean(x²) + eps)·(1 + weight), in float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.weight is not None
-        return F.rms_norm(x.float(), self.normalized_shape, self.weight.float() + 1, self.eps).to(x.dtype)
+def norm(size: int, config: Gemma3Config) -> nn.RMSNorm:
+    """x / √(mean(x²) + eps)·(1 + weight)."""
+    return nn.RMSNorm(size, eps=config.rms_norm_eps, offset=1.0)
 
 
 class Attention(blocks.Attention):
@@ -110,8 +106,8 @@ class Attention(blocks.Attention):
         super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
         self.scale = config.query_pre_attn_scalar**-0.5
         self.rope = 1 if self.window else 0  # of the config's `ropes`
-        self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.q_norm = norm(self.head_dim, config)
+        self.k_norm = norm(self.head_dim, config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
@@ -129,10 +125,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, layer)
         self.mlp = MLP(config, nn.GELU("tanh"))
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = norm(config.hidden_size, config)
+        self.post_attention_layernorm = norm(config.hidden_size, config)
+        self.pre_feedforward_layernorm = norm(config.hidden_size, config)
+        self.post_feedforward_layernorm = norm(config.hidden_size, config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), context))
@@ -144,7 +140,7 @@ class Decoder(blocks.Decoder):
 
     def __init__(self, config: Gemma3Config, make_layer: Any) -> None:
         super().__init__(config, make_layer)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = norm(config.hidden_size, config)
         self.embed_scale = config.hidden_size**0.5
 
     def embed(self, input_ids: Tensor) -> Tensor:  # [B, T]

@@ -19,6 +19,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
+    "geglu",
     "gelu",
     "layer_norm",
     "linear",
@@ -108,6 +109,9 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, *, generator: 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no
     gradient."""
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate)·up, fused, in the tanh form of GELU; gate and up are side by side in the last dimension."""
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x·Φ(x), Φ the normal distribution function; "tanh" approximates it."""

@@ -61,7 +61,7 @@ def _quantized(x: Tensor, layers: Sequence[Any], norm: RMSNorm | None, swiglu: b
     if norm is None:
         return quantized_linear(x, layers, swiglu=swiglu)
     if _is_plain(norm, RMSNorm) and norm.weight is not None and norm.eps is not None:
-        return quantized_linear(x, layers, None, norm.weight, norm.eps, swiglu)
+        return quantized_linear(x, layers, None, norm.scale(), norm.eps, swiglu)
     return quantized_linear(norm(x), layers, swiglu=swiglu)
 
 
@@ -90,7 +90,7 @@ def packed_linear(
     weights = [layer.weight for layer in layers] if plain else []
     fp8 = _allowed(fp8, *layers) if plain else 0
     if (recompute or _is_one_step(x)) and plain and norm is not None and _is_plain(norm, RMSNorm):
-        scale, eps = norm.weight, norm.eps
+        scale, eps = norm.scale(), norm.eps
         if scale is not None and eps is not None:
             return F.norm_linear(x, scale, weights, biases, eps=eps, fp8=fp8, low_rank=pairs)
     if norm is not None:
@@ -124,14 +124,15 @@ def gated_mlp(
         return linear_sum(_quantized(x, gate_up, norm, swiglu=True), down, x)
     plain = all(map(_is_linear, (*gate_up, down))) and _is_plain(norm, RMSNorm)
     biases = [layer.bias for layer in gate_up if layer.bias is not None] if plain else []
-    if plain and len(biases) in (0, len(gate_up)) and norm.weight is not None and norm.eps is not None:
+    scale = norm.scale() if plain and len(biases) in (0, len(gate_up)) else None
+    if scale is not None and norm.eps is not None:
         agree, pairs = _pairs(gate_up)
         if agree:
             weights, rest = [each.weight for each in gate_up], (down.weight, down.bias)
             keep = not recompute and is_grad_enabled()
             how: dict[str, Any] = {"keep": keep, "fp8": _allowed(fp8, *gate_up, down), "low_rank": pairs}
             at_down = _pairs((down,))[1]
-            return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, down_low_rank=at_down, **how)
+            return F.norm_mlp(x, scale, weights, biases, *rest, eps=norm.eps, down_low_rank=at_down, **how)
     return linear_sum(F.swiglu(packed_linear(x, gate_up, norm, recompute, fp8)), down, x, fp8)
 
 
@@ -187,9 +188,11 @@ def attention_step(
 
 def _weights_of(query_norm: RMSNorm, key_norm: RMSNorm) -> tuple[Tensor, Tensor, float] | None:
     """The weights and the eps of two plain norms; None where they are not, or do not agree."""
-    query, key, eps = query_norm.weight, key_norm.weight, query_norm.eps
-    plain = _is_plain(query_norm, RMSNorm) and _is_plain(key_norm, RMSNorm) and eps == key_norm.eps
-    return (query, key, eps) if plain and eps is not None and query is not None and key is not None else None
+    if not (_is_plain(query_norm, RMSNorm) and _is_plain(key_norm, RMSNorm)):
+        return None
+    query, key, eps = query_norm.scale(), key_norm.scale(), query_norm.eps
+    agree = eps is not None and eps == key_norm.eps
+    return (query, key, eps) if agree and query is not None and key is not None else None  # type: ignore[return-value]
 
 
 def _normalised(qkv: Tensor, query_norm: Module, key_norm: Module, heads: int, key_heads: int) -> Tensor:

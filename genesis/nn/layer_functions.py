@@ -52,6 +52,12 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
 
 
+@layer_function
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate)·up, fused, in the tanh form of GELU; gate and up are side by side in the last dimension."""
+    return apply(swiglu_ops.geglu_packed, gate_up)  # type: ignore[no-any-return]
+
+
 # --- Normalization ----------------------------------------------------------------------------------------------------
 
 

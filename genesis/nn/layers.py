@@ -106,7 +106,8 @@ class RMSNorm(Module):
     Args:
         normalized_shape: sizes of the last dimensions, usually of the last one alone.
         eps: None means the step of the dtype at 1.
-        elementwise_affine: whether there is a weight; it starts at 1.
+        elementwise_affine: whether there is a weight; it starts at 1 - offset.
+        offset: what is added to the weight, in float32 at least: 1 where a checkpoint has weights around 0, as Gemma's.
     """
 
     def __init__(
@@ -115,20 +116,29 @@ class RMSNorm(Module):
         eps: float | None = None,
         elementwise_affine: bool = True,
         *,
+        offset: float = 0.0,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = _shape(normalized_shape), eps
-        self.weight = (
-            Parameter(init.ones_(init.new(self.normalized_shape, device, dtype))) if elementwise_affine else None
-        )
+        self.normalized_shape, self.eps, self.offset = _shape(normalized_shape), eps, offset
+        self.weight = None
+        if elementwise_affine:
+            self.weight = Parameter(init.constant_(init.new(self.normalized_shape, device, dtype), 1 - offset))
+
+    def scale(self) -> Tensor | None:
+        """What x / √(mean(x²) + eps) is multiplied by: the weight, with its offset."""
+        if self.weight is None or not self.offset:
+            return self.weight
+        wide = self.weight if self.weight.dtype.itemsize > 4 else self.weight.float()
+        return wide + self.offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.scale(), self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+        offset = f", offset={self.offset}" if self.offset else ""
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}{offset}"
 
 
 class LayerNorm(Module):

@@ -16,7 +16,16 @@ from genesis.ops.blocks import each_block, store, upcast, working
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
 
-__all__ = ["gelu", "gelu_tanh", "relu", "silu", "swiglu", "swiglu_backward"]
+__all__ = [
+    "gelu",
+    "gelu_tanh",
+    "gelu_tanh_derivative",
+    "gelu_tanh_values",
+    "relu",
+    "silu",
+    "swiglu",
+    "swiglu_backward",
+]
 
 Grads = tuple[Array | None, ...]
 
@@ -105,13 +114,14 @@ def _gelu_derivative(x: np.ndarray) -> np.ndarray:
 _TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-def _gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def gelu_tanh_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
     inner = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
     return np.multiply(0.5 * x, 1 + inner, out=out)
 
 
-def _gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
+def gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
+    """With respect to x."""
     t = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
     derivative: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
     return derivative
@@ -147,7 +157,7 @@ gelu = _activation(
     torch="torch.nn.functional.gelu",
     torch_backward="torch.ops.aten.gelu_backward",
 )
-gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_derivative, 15, public="gelu_tanh")
+gelu_tanh = _activation("gelu_tanh", gelu_tanh_values, gelu_tanh_derivative, 15, public="gelu_tanh")
 
 
 def _swiglu_infer(gate: Array, up: Array) -> Spec:

@@ -1,6 +1,7 @@
-"""SwiGLU on gate and up side by side, as one product gives them, and its gradient behind the product that follows.
+"""SwiGLU and GEGLU on gate and up side by side, as one product gives them (Shazeer, 2020), and SwiGLU's gradient behind
+the product that follows. GEGLU has the tanh form of GELU.
 
-The form of two tensors is in activation.py.
+SwiGLU of two tensors is in activation.py.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, gradient_like, op
+from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
 from genesis.ops.blocks import each_block, rows_of, store, upcast, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
 from genesis.ops.sweep import as_type, is_narrow
 
-__all__ = ["swiglu_linear_backward", "swiglu_packed", "swiglu_packed_backward"]
+__all__ = ["geglu_packed", "geglu_packed_backward", "swiglu_linear_backward", "swiglu_packed", "swiglu_packed_backward"]
 
 Grads = tuple[Array | None, ...]
 
 
 def _half(name: str, gate_up: Array) -> Spec:
-    """The spec of silu(gate)·up."""
+    """The spec of gate, one half of gate and up side by side."""
     if not gate_up.dtype.is_floating_point:
         raise DTypeError(f"{name} takes float tensors, got {gate_up.dtype}", next="cast with .float()")
     if not gate_up.shape or gate_up.shape[-1] % 2:
@@ -147,3 +149,49 @@ def swiglu_linear_backward(
                 multiply(as_type(v, dh.dtype), as_type(a, dh.dtype), more)
                 np.add(dh, more, out=dh)
         swiglu_packed_backward.reference(out, dh, gate_up, with_result=with_result)
+
+
+# --- GEGLU ------------------------------------------------------------------------------------------------------------
+
+
+def _geglu_vjp(ctx: Context, g: Array) -> Grads:
+    return (geglu_packed_backward(g, ctx.inputs[0]),)
+
+
+@op(
+    "geglu_packed",
+    lambda gate_up: _half("geglu_packed", gate_up),
+    vjp=_geglu_vjp,
+    saves=(0,),
+    flops=lambda i, o, a: 16 * o[0].size,
+)
+def geglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
+    """y = gelu(gate)·up for `[..., 2F]` with gate in the first half and up in the second."""
+    if not out.size:
+        return
+    y, x, half = rows_of(out), rows_of(gate_up), out.shape[-1]
+
+    def block(start: int, stop: int) -> None:
+        gate, up = upcast(x[start:stop, :half]), upcast(x[start:stop, half:])
+        np.multiply(gelu_tanh_values(gate), up, out=y[start:stop], casting="unsafe")
+
+    each_block(block, y.shape[0], half)
+
+
+def _geglu_backward_infer(g: Array, gate_up: Array) -> Spec:
+    return gradient_like("geglu_packed_backward", g, gate_up, like=_half("geglu_packed_backward", gate_up))[0]
+
+
+@op("geglu_packed_backward", _geglu_backward_infer, flops=lambda i, o, a: 32 * i[0].size)
+def geglu_packed_backward(out: np.ndarray, g: np.ndarray, gate_up: np.ndarray) -> None:
+    """[dgate, dup] with dgate = g·up·gelu'(gate) and dup = g·gelu(gate)."""
+    if not g.size:
+        return
+    d, x, grad, half = rows_of(out), rows_of(gate_up), rows_of(g), g.shape[-1]
+
+    def block(start: int, stop: int) -> None:
+        gate, up, gb = upcast(x[start:stop, :half]), upcast(x[start:stop, half:]), upcast(grad[start:stop])
+        np.multiply(gb * gelu_tanh_derivative(gate), up, out=d[start:stop, :half], casting="unsafe")
+        np.multiply(gelu_tanh_values(gate), gb, out=d[start:stop, half:], casting="unsafe")
+
+    each_block(block, grad.shape[0], half)

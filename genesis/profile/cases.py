@@ -146,7 +146,11 @@ KINDS: dict[str, Kind] = {
     ),
     "rope": Kind("B,T,heads,size", factories.rope, HEADS, LONG_HEADS, sizes=(4,), names=("rope",)),
     "swiglu": Kind(
-        "any, of gate and of up", factories.swiglu, ((512, 4864),), ((8192, 4864),), names=("swiglu", "swiglu_packed")
+        "any, of gate and of up",
+        factories.swiglu,
+        ((512, 4864),),
+        ((8192, 4864),),
+        names=("swiglu", "swiglu_packed", "geglu_packed"),
     ),
     "embedding": Kind(
         "rows,width",

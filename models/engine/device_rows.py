@@ -156,7 +156,8 @@ def has_fixed_weights(model: CausalLM) -> bool:
     plain = (nn.Linear, nn.RMSNorm, nn.Embedding, QuantizedLinear)
     own = [each for each in model.modules() if [*each.parameters(recurse=False), *each.buffers(recurse=False)]]
     lie_whole = all(each.is_contiguous() for each in (*model.parameters(), *model.buffers()))
-    return model.is_fused and lie_whole and all(type(each) in plain for each in own)
+    fixed = all(type(each) in plain and not getattr(each, "offset", 0) for each in own)
+    return model.is_fused and lie_whole and fixed
 
 
 def _read(model: CausalLM) -> tuple[object, ...]:

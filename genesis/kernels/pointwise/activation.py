@@ -91,9 +91,15 @@ def gelu_tanh(x):
 
 
 @triton.jit
+def gelu_tanh_derivative(x, FAST: tl.constexpr):
+    inner = (x + x * x * x * _TANH_CUBIC) * _TANH_SCALE
+    t = fast_tanh(inner) if FAST else maths.tanh(inner)
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE
+
+
+@triton.jit
 def gelu_tanh_backward(g, x):
-    t = maths.tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
-    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE)
+    return g * gelu_tanh_derivative(x, False)
 
 
 @triton.jit
@@ -109,8 +115,7 @@ def gelu_tanh_fast(x):
 
 @triton.jit
 def gelu_tanh_backward_fast(g, x):
-    t = fast_tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
-    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE)
+    return g * gelu_tanh_derivative(x, True)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
-"""SwiGLU on packed [gate, up] rows: tiles of both halves, each read and written once.
+"""SwiGLU and GEGLU on packed [gate, up] rows: tiles of both halves, each read and written once.
 
-Reference: `genesis/ops/swiglu.py`: swiglu_packed, swiglu_packed_backward, swiglu_linear_backward.
+Reference: `genesis/ops/swiglu.py`: swiglu_packed, swiglu_packed_backward, swiglu_linear_backward, geglu_packed,
+geglu_packed_backward.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
-from genesis.kernels.pointwise.activation import sigmoid
+from genesis.kernels.pointwise.activation import gelu_tanh, gelu_tanh_derivative, gelu_tanh_fast, sigmoid
 from genesis.kernels.strides import as_matrix, collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.fp8 import is_wide_enough
@@ -38,20 +39,24 @@ def tile_indices(n, half, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexp
 
 
 @triton.jit
-def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr,
-                         BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, GELU: tl.constexpr, FAST: tl.constexpr, WORK: tl.constexpr,
+                         INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    """silu(gate)·up, or gelu(gate)·up with GELU."""
     i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
     p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]
     gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
     up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
-    y = sigmoid(gate, FAST) * gate * up
+    if GELU:
+        y = (gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)) * up
+    else:
+        y = sigmoid(gate, FAST) * gate * up
     tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.constexpr,
-                                  FAST: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr, BN: tl.constexpr,
-                                  BH: tl.constexpr):  # fmt: skip
+                                  GELU: tl.constexpr, FAST: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr,
+                                  BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """Both gradients, and with RESULT also the result of forward."""
     i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
     p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]
@@ -59,13 +64,18 @@ def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg
     gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
     up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
     g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)
-    s = sigmoid(gate, FAST)
-    silu = s * gate
+    if GELU:
+        activated = gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)
+        derivative = gelu_tanh_derivative(gate, FAST)
+    else:
+        s = sigmoid(gate, FAST)
+        activated = s * gate
+        derivative = s + activated * (1 - s)
     p_gate = p_d + (2 * i_n * half)[:, None] + i_h[None, :]
-    tl.store(p_gate, converted(g * (s + silu * (1 - s)) * up, p_d.dtype.element_ty), mask=m)
-    tl.store(p_gate + half, converted(g * silu, p_d.dtype.element_ty), mask=m)
+    tl.store(p_gate, converted(g * derivative * up, p_d.dtype.element_ty), mask=m)
+    tl.store(p_gate + half, converted(g * activated, p_d.dtype.element_ty), mask=m)
     if RESULT:
-        tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(silu * up, p_y.dtype.element_ty), mask=m)
+        tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(activated * up, p_y.dtype.element_ty), mask=m)
 
 
 def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
@@ -92,7 +102,7 @@ def swiglu_packed(out: Array, gate_up: Array) -> None:
     """y = silu(gate)·up."""
     if out.size:
         grid, values, constants = _arguments(gate_up)
-        launch(swiglu_packed_kernel, grid, out, gate_up, *values, **constants)
+        launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=False, **constants)
 
 
 @cuda_impl("swiglu_packed_backward")
@@ -103,7 +113,28 @@ def swiglu_packed_backward(
     d, y = out if isinstance(out, tuple) else (out, None)
     if g.size:
         grid, values, constants = _arguments(gate_up, g)
-        launch(swiglu_packed_backward_kernel, grid, d, y, g, gate_up, *values, RESULT=y is not None, **constants)
+        launch(
+            swiglu_packed_backward_kernel, grid, d, y, g, gate_up, *values, RESULT=y is not None, GELU=False,
+            **constants,
+        )  # fmt: skip
+
+
+@cuda_impl("geglu_packed")
+def geglu_packed(out: Array, gate_up: Array) -> None:
+    """y = gelu(gate)·up."""
+    if out.size:
+        grid, values, constants = _arguments(gate_up)
+        launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=True, **constants)
+
+
+@cuda_impl("geglu_packed_backward")
+def geglu_packed_backward(out: Array, g: Array, gate_up: Array) -> None:
+    """[dgate, dup] in one pass."""
+    if g.size:
+        grid, values, constants = _arguments(gate_up, g)
+        launch(
+            swiglu_packed_backward_kernel, grid, out, None, g, gate_up, *values, RESULT=False, GELU=True, **constants
+        )
 
 
 @cuda_impl("swiglu_linear_backward")

@@ -65,6 +65,11 @@ def _rotated(t: Any, a: dict[str, Any], x: Any, cos: Any, sin: Any) -> Any:
     return t.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+def _geglu(t: Any, a: dict[str, Any], x: Any) -> Any:
+    gate, up = x.chunk(2, -1)
+    return t.nn.functional.gelu(gate, approximate="tanh") * up
+
+
 def _swiglu(t: Any, a: dict[str, Any], gate: Any, up: Any) -> Any:
     return t.nn.functional.silu(gate) * up
 
@@ -102,6 +107,7 @@ CALLS: dict[str, Call] = {
     "rope": _rotated,
     "swiglu": _swiglu,
     "swiglu_packed": lambda t, a, x: _swiglu(t, a, *x.chunk(2, -1)),
+    "geglu_packed": _geglu,
     "cross_entropy": _functional("cross_entropy", reduction="none"),
     "linear_cross_entropy": _head_loss,
 }

@@ -8,6 +8,7 @@ import numpy as np
 
 from genesis.errors import DTypeError, ShapeError
 from tests.ops.samples.fused import (
+    ACTIVATIONS,
     elements,
     rms_norm_backward_oracle,
     rms_norm_oracle,
@@ -22,8 +23,9 @@ Pair = tuple[np.ndarray, ...]
 Shape = tuple[int, ...]
 
 
-# --- SwiGLU -----------------------------------------------------------------------------------------------------------
+# --- SwiGLU and GEGLU -------------------------------------------------------------------------------------------------
 
+GELU, GELU_SLOPE = ACTIVATIONS["gelu_tanh"]
 GATED: list[Shape] = [(2,), (7, 6), (2, 3, 10), (1, 2), (0, 4), (3, 0), (40, 300), (2, 1100)]
 
 
@@ -51,6 +53,16 @@ def packed_swiglu_backwards(rng: np.random.Generator) -> list[Case]:
         for s in GATED
         for kept in (False, True)
     ]
+
+
+def packed_geglu_oracle(gate_up: np.ndarray) -> np.ndarray:
+    gate, up = halves(gate_up)
+    return GELU(gate) * up
+
+
+def packed_geglu_backward_oracle(g: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
+    gate, up = halves(gate_up)
+    return np.concatenate((g * GELU_SLOPE(gate) * up, g * GELU(gate)), axis=-1)
 
 
 # the leading shape, F, out
@@ -100,6 +112,15 @@ SWIGLU_ROWS = [
     ),
     Rows(
         "swiglu_packed_backward", packed_swiglu_backward_oracle, packed_swiglu_backwards, reduction=lambda case: 4,
+        errors=((Case((np.ones((2, 3)), np.ones((2, 4)))), ShapeError, "gradient"),),
+    ),
+    Rows(
+        "geglu_packed", packed_geglu_oracle, packed_swiglus, grads=lambda rng: [Case((normal(rng, 2, 6),))],
+        errors=(ODD, (Case((np.ones((2, 4), np.int64),)), DTypeError, "float")), reduction=lambda case: 4,
+    ),
+    Rows(
+        "geglu_packed_backward", packed_geglu_backward_oracle,
+        lambda rng: [case for case in packed_swiglu_backwards(rng) if not case.attrs], reduction=lambda case: 4,
         errors=((Case((np.ones((2, 3)), np.ones((2, 4)))), ShapeError, "gradient"),),
     ),
     Rows(
