@@ -155,6 +155,8 @@ _CURRENT = nullcontext()
 class CpuBackend:
     """Memory and execution on the host."""
 
+    is_capturing = False
+
     def allocate(self, nbytes: int) -> CpuStorage:
         return CpuStorage(pool.take(nbytes), nbytes)
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.autograd import no_grad
+from genesis.array import Array
+from genesis.autograd import is_grad_enabled, no_grad
 from genesis.errors import ShapeError
 from genesis.nn import functional as F
 from genesis.nn import init
@@ -125,13 +126,28 @@ class RMSNorm(Module):
         self.weight = None
         if elementwise_affine:
             self.weight = Parameter(init.constant_(init.new(self.normalized_shape, device, dtype), 1 - offset))
+        self._scale: tuple[Array, int, Tensor] | None = None
 
     def scale(self) -> Tensor | None:
-        """What x / √(mean(x²) + eps) is multiplied by: the weight, with its offset."""
-        if self.weight is None or not self.offset:
-            return self.weight
-        wide = self.weight if self.weight.dtype.itemsize > 4 else self.weight.float()
-        return wide + self.offset
+        """What x / √(mean(x²) + eps) is multiplied by: the weight, with its offset.
+
+        Where it needs no gradient it is made again only when the weight has changed.
+        """
+        weight = self.weight
+        if weight is None or not self.offset:
+            return weight
+        array = weight.array
+        if is_grad_enabled() and weight.requires_grad:
+            return self._made(weight)
+        if self._scale is None or self._scale[0] is not array or self._scale[1] != array.storage.version:
+            scale = self._made(weight)
+            if array.storage.backend.is_capturing:
+                return scale
+            self._scale = array, array.storage.version, scale
+        return self._scale[2]
+
+    def _made(self, weight: Tensor) -> Tensor:
+        return (weight if weight.dtype.itemsize > 4 else weight.float()) + self.offset
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.scale(), self.eps)

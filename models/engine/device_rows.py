@@ -163,9 +163,13 @@ def has_fixed_weights(model: CausalLM) -> bool:
 def _read(model: CausalLM) -> tuple[object, ...]:
     """Where and in what types the weights are, and how float32 is multiplied: a step's launches depend on that."""
     tensors = [*model.parameters(), *model.buffers()]
-    for module in model.modules():
-        if isinstance(module, LoRALinear) and module.lora_magnitude_vector is not None:
-            tensors.append(module._row_squares())  # computed anew where the weight has changed
+    with genesis.no_grad():
+        for module in model.modules():  # what is computed anew where a weight has changed
+            scale = module.scale() if isinstance(module, nn.RMSNorm) else None
+            if scale is not None:
+                tensors.append(scale)
+            if isinstance(module, LoRALinear) and module.lora_magnitude_vector is not None:
+                tensors.append(module._row_squares())
     return cuda.allow_tf32.on, *((each.data_ptr(), each.dtype) for each in tensors)
 
 

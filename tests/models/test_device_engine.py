@@ -239,6 +239,21 @@ def test_a_step_loads_weights_early_where_they_are_parameters(model: genesis_mod
         assert not device_rows.has_fixed_weights(each)
 
 
+def test_a_changed_norm_with_an_offset_counts_in_the_next_run() -> None:
+    """Its scale is made once for all steps of a run."""
+    model, fresh = (genesis_models.load(golden("gemma3").folder, dtype="float32") for _ in range(2))
+    request = Request(prompts(1, model.config.vocab_size)[0], GREEDY, 8)
+    engine, found = DeviceEngine(model, rows=1, capacity=60), []
+    found.append(by_request(engine.run([request]), 1))
+    norms = [each for each in model.modules() if isinstance(each, genesis.nn.RMSNorm)]
+    with genesis.no_grad():
+        for norm in norms:
+            norm.weight.copy_(genesis.randn(*norm.weight.shape))
+        fresh.load_state_dict(model.state_dict())
+    found.append(by_request(engine.run([request]), 1))
+    assert found[0] != found[1] == by_request(EagerEngine(fresh).run([request]), 1)
+
+
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_weights_in_8_bits(kind: Any) -> None:
     model = quantize(genesis_models.load(golden("qwen3-tied").folder), kind)

@@ -10,6 +10,8 @@ import pytest
 
 import genesis.nn as nn
 from genesis.autograd import no_grad
+from genesis.backend.cpu import CpuBackend
+from genesis.dtypes import DType, bfloat16, float32, float64
 from genesis.errors import GradientError, ShapeError, UsageError
 from genesis.functions.create import ones, tensor
 from genesis.functions.random import randn
@@ -104,6 +106,37 @@ def test_activations_are_their_functions(module: nn.Module, function: Any) -> No
 def test_swiglu() -> None:
     gate, up = randn(3, 4), randn(3, 4)
     np.testing.assert_allclose(nn.SwiGLU()(gate, up).numpy(), (F.silu(gate) * up).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float32, float64], ids=str)
+def test_a_norm_with_an_offset_multiplies_by_the_weight_that_it_has_now(dtype: DType) -> None:
+    norm, x = nn.RMSNorm(8, eps=1e-6, offset=1.0, dtype=dtype), randn(3, 8).to(dtype)
+    assert (norm.weight.detach().numpy() == 0).all()
+    wide = float64 if dtype is float64 else float32
+    for value in (0.0, 0.25, -0.5):
+        with no_grad():
+            norm.weight.fill_(value)
+        y = norm(x)
+        expected = F.rms_norm(x.to(wide), 8, (norm.weight.detach() + 0).to(wide) + 1, 1e-6).to(dtype)
+        with no_grad():
+            assert norm.scale() is norm.scale()  # made once
+            for found in (y.detach(), norm(x)):
+                assert found.dtype is dtype and found.numpy().tobytes() == expected.numpy().tobytes()
+        y.sum().backward()
+    assert norm.weight.grad.dtype is dtype and np.abs(norm.weight.grad.float().numpy()).max() > 0
+    assert repr(norm) == "RMSNorm((8,), eps=1e-06, elementwise_affine=True, offset=1.0)"
+
+
+def test_a_scale_made_within_a_graph_is_the_graphs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = nn.RMSNorm(8, offset=1.0)
+    with no_grad():
+        monkeypatch.setattr(CpuBackend, "is_capturing", True)
+        first = norm.scale()
+        monkeypatch.undo()
+        assert norm.scale() is not first
+        kept = norm.scale()
+        monkeypatch.setattr(CpuBackend, "is_capturing", True)
+        assert norm.scale() is kept
 
 
 def test_dropout_in_training_and_out() -> None:

@@ -89,6 +89,11 @@ class CudaBackend:
         """Pinned host memory that this device copies from and to."""
         return PinnedPool(self)
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether launches enter a CUDA graph, which will compute their results whenever it is replayed."""
+        return self.pool.capturing
+
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
         """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join`."""
         return self.side_stream.work() if self.pool.capturing and nbytes <= SIDE_STREAM_BYTES else _CURRENT
