@@ -245,6 +245,8 @@ def binary_cross_entropy(
 ) -> Tensor:
     """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch.
 
+    dp = g·(p - t) / max(p·(1-p), 1e-12), which is finite at p = 0 and p = 1.
+
     Args:
         weight: of the losses, broadcast; the mean divides by their count, as in torch.
         size_average, reduce: torch's old names of `reduction`.
@@ -252,8 +254,13 @@ def binary_cross_entropy(
     reduction = reduction_of(size_average, reduce, reduction)
     _pair("binary_cross_entropy", input, target)
     input, target = in_fp32(input, target)
-    yes, no = ew.clamp(pw.log(input), min=-100.0), ew.clamp(pw.log1p(-input), min=-100.0)
-    return _reduced(_times("binary_cross_entropy", -(target * yes + (1 - target) * no), weight), reduction)
+    p = input.detach()
+    yes, no = ew.clamp(pw.log(p), min=-100.0), ew.clamp(pw.log1p(-p), min=-100.0)
+    losses = -(target * yes + (1 - target) * no)
+    if is_grad_enabled() and input.requires_grad:
+        # 0 times a derivative that has no 0 / 0 at p = 0 and p = 1, as the logarithms' own would have
+        losses = losses + (input - p) * ((p - target.detach()) / ew.clamp(p * (1 - p), min=1e-12))
+    return _reduced(_times("binary_cross_entropy", losses, weight), reduction)
 
 
 @layer_function
@@ -277,7 +284,8 @@ def binary_cross_entropy_with_logits(
     reduction = reduction_of(size_average, reduce, reduction)
     _pair(name, input, target)
     input, target = in_fp32(input, target)
-    softplus = pw.log1p(pw.exp(-pw.abs(input))) + ew.clamp(-input, min=0.0)
+    # at x = 0 abs has the derivative 0 and maximum half of its gradient, so that dx = σ(x) - t holds there too
+    softplus = pw.log1p(pw.exp(-pw.abs(input))) + pw.maximum(-input, 0.0)
     if pos_weight is not None:
         _check_weight(name, "pos_weight", pos_weight)
         softplus = softplus * (1 + (pos_weight - 1) * target)

@@ -126,6 +126,24 @@ def test_binary_cross_entropy_at_the_ends() -> None:
     )
 
 
+def test_gradients_of_binary_cross_entropy_at_the_ends() -> None:
+    """(p - t) / max(p·(1-p), 1e-12), as in torch: 0 for a certain right answer, finite for a wrong one."""
+    p, t = tensor([0.0, 1.0, 0.0, 1.0, 0.25], requires_grad=True), tensor([0.0, 1.0, 1.0, 0.0, 1.0], requires_grad=True)
+    F.binary_cross_entropy(p, t, reduction="sum").backward()
+    np.testing.assert_allclose(p.grad.numpy(), [0, 0, -1e12, 1e12, -4], rtol=1e-6)
+    np.testing.assert_allclose(t.grad.numpy(), [100, -100, 100, -100, math.log(3)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("pos_weight", [None, 3.0])
+def test_the_gradient_of_a_logit_of_zero(pos_weight: float | None) -> None:
+    """σ(0) - t: what a head that starts at zero learns from."""
+    x, t = tensor([0.0, -0.0, 0.0], requires_grad=True), tensor([0.0, 1.0, 0.25])
+    weight = None if pos_weight is None else tensor(pos_weight)
+    F.binary_cross_entropy_with_logits(x, t, reduction="sum", pos_weight=weight).backward()
+    w = 1.0 if pos_weight is None else pos_weight
+    np.testing.assert_allclose(x.grad.numpy(), 0.5 * (1 - t.numpy()) - 0.5 * w * t.numpy())
+
+
 # --- Attention --------------------------------------------------------------------------------------------------------
 
 
