@@ -42,20 +42,20 @@ def _infer(name: str) -> Callable[..., Spec]:
 def _activation(
     name: str,
     forward: Callable[..., np.ndarray],
-    derivative: Callable[[np.ndarray], np.ndarray],
+    gradient: Callable[..., np.ndarray],
     flops: int,
     *,
     torch_backward: str = "",
     **facts: Any,
 ) -> Op:
-    """An activation with its backward op: dx = g·derivative(x).
+    """An activation with its backward op: dx = gradient(g, x).
 
     Args:
         facts: of the record: `public`, `method`, `in_place`, `module`, `torch`.
     """
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
-        sweep(lambda g, x, out=None: np.multiply(g, derivative(x), out=out), out, g, x)
+        sweep(gradient, out, g, x)
 
     def reference(out: np.ndarray, x: np.ndarray) -> None:
         sweep(forward, out, x)
@@ -81,9 +81,28 @@ def _activation(
     return Op(name, reference, _infer(name), vjp, (0,), flops=count, family="activation", elementwise=True, **facts)
 
 
+def _times(derivative: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+    """g·derivative(x)."""
+
+    def gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        product: np.ndarray = np.multiply(g, derivative(x), out=out)
+        return product
+
+    return gradient
+
+
 def _relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """max(x, 0)."""
     return np.maximum(x, np.zeros((), np.asarray(x).dtype), out=out)
+
+
+def _relu_gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """0 where x ≤ 0, whatever g is there; a product would make NaN of an infinite g."""
+    dx = np.where(x <= 0, np.zeros((), g.dtype), g)
+    if out is None:
+        return dx
+    np.copyto(out, dx)
+    return out
 
 
 def _silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -130,7 +149,7 @@ def gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
 relu = _activation(
     "relu",
     _relu,
-    lambda x: (x > 0).astype(x.dtype),
+    _relu_gradient,
     1,
     public="relu",
     method=True,
@@ -140,7 +159,7 @@ relu = _activation(
 silu = _activation(
     "silu",
     _silu,
-    _silu_derivative,
+    _times(_silu_derivative),
     6,
     public="silu",
     method=True,
@@ -152,12 +171,12 @@ silu = _activation(
 gelu = _activation(
     "gelu",
     _gelu,
-    _gelu_derivative,
+    _times(_gelu_derivative),
     24,
     torch="torch.nn.functional.gelu",
     torch_backward="torch.ops.aten.gelu_backward",
 )
-gelu_tanh = _activation("gelu_tanh", gelu_tanh_values, gelu_tanh_derivative, 15, public="gelu_tanh")
+gelu_tanh = _activation("gelu_tanh", gelu_tanh_values, _times(gelu_tanh_derivative), 15, public="gelu_tanh")
 
 
 def _swiglu_infer(gate: Array, up: Array) -> Spec:

@@ -56,13 +56,13 @@ def chosen(variants: list[Variant]) -> list[Variant]:
     wanted = [v for v in variants if v.check in CHECKS and not (is_of_fp8(v) and lacks_fp8())]
     if os.environ.get("OP_SUITE") != "few":  # set by tests/conftest.py
         return wanted
-    seen: Counter[tuple[str, str, str]] = Counter()
+    seen: Counter[tuple[str, str, str, bool]] = Counter()
     kept = []
     for v in wanted:
         main = "float32" if "float32" in v.row.dtypes else (*v.row.dtypes, *v.row.int_dtypes, "float64")[0]
         if v.dtype != main and v.check != "gradient" and (v.check != "value" or v.layout != "contiguous"):
             continue
-        kind = (v.check, v.dtype, v.layout)
+        kind = (v.check, v.dtype, v.layout, v.number < 0)  # extremes count by themselves
         seen[kind] += 1
         if seen[kind] <= (2 if v.dtype == main and v.check == "value" and v.layout == "contiguous" else 1):
             kept.append(v)

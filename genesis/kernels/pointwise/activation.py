@@ -43,7 +43,7 @@ def relu(x):
 
 @triton.jit
 def relu_backward(g, x):
-    return g * (x > 0).to(x.dtype)
+    return tl.where(x <= 0, 0.0, g)  # not a product: an infinite g would give NaN
 
 
 @triton.jit

@@ -268,7 +268,7 @@ def tanh_slope(x: np.ndarray) -> np.ndarray:
 
 
 ACTIVATIONS: dict[str, tuple[Any, Any]] = {
-    "relu": (lambda x: np.where(x > 0, x, 0.0), lambda x: np.where(x > 0, 1.0, 0.0)),
+    "relu": (lambda x: np.where(x <= 0, 0.0, x), lambda x: np.where(x <= 0, 0.0, 1.0)),
     "silu": (lambda x: x * sigmoid(x), lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x)))),
     "gelu": (each(lambda x: x * cdf(x)), each(lambda x: cdf(x) + x * density(x))),
     "gelu_tanh": (lambda x: 0.5 * x * (1 + tanh_form(x)), tanh_slope),
@@ -291,6 +291,7 @@ def away_from_zero(rng: np.random.Generator) -> list[Case]:
 
 def activation_rows(name: str) -> list[Rows]:
     forward, derivative = ACTIVATIONS[name]
+    extremes = name == "relu"  # of the others inf·0 inside is NaN, as in torch's own formulas
     return [
         Rows(
             name,
@@ -299,15 +300,15 @@ def activation_rows(name: str) -> list[Rows]:
             grads=away_from_zero,
             errors=((Case((np.arange(3),)), DTypeError, name),),
             reduction=lambda case: 4,  # steps of rounding inside, near zeros of the function
-            extremes=False,  # inf·0 inside is NaN, as in torch's own formulas
+            extremes=extremes,
         ),
         Rows(
             f"{name}_backward",
-            lambda g, x: g * derivative(x),
+            (lambda g, x: np.where(x <= 0, 0.0, g)) if extremes else lambda g, x: g * derivative(x),
             slope_cases,
             errors=((Case((np.ones(3), np.ones(4))), ShapeError, "gradient"),),
             reduction=lambda case: 4,
-            extremes=False,
+            extremes=extremes,
         ),
     ]
 
