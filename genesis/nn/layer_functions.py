@@ -11,6 +11,7 @@ from typing import Any
 
 from genesis.autograd import apply
 from genesis.autograd.record import in_fp32
+from genesis.dtypes import float32, float64
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
@@ -93,12 +94,12 @@ def rms_norm(
     Args:
         normalized_shape: the sizes of the last dimensions, usually of the last one alone.
         weight: of that shape.
-        eps: None means the step of the dtype at 1, as in torch.
+        eps: None means the step at 1 of the type that computes: float32's for 2-byte floats, as in torch.
     """
     rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
     (rows,) = in_fp32(rows)
     if eps is None:
-        eps = finfo(rows.dtype).eps
+        eps = finfo(float64 if rows.dtype is float64 else float32).eps
     y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]
     return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
 

@@ -65,6 +65,16 @@ def test_norms() -> None:
     assert "(8,), eps=1e-06" in repr(rms)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_the_default_eps_of_rms_norm_is_that_of_the_type_it_computes_in(dtype: str) -> None:
+    x = tensor([[1e-3, 2e-3, -1e-3, 3e-3]], dtype=dtype)
+    eps = np.finfo(np.float64 if dtype == "float64" else np.float32).eps
+    wide = x.double().numpy()
+    expected = wide / np.sqrt((wide**2).mean() + eps)
+    found = F.rms_norm(x, (4,)).double().numpy()
+    np.testing.assert_allclose(found, expected, rtol=2**-8 if dtype == "bfloat16" else 1e-3)
+
+
 def test_norms_over_several_dimensions() -> None:
     x = randn(4, 2, 8)
     values = x.numpy().astype(np.float64)
