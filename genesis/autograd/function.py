@@ -58,12 +58,21 @@ class _FunctionNode(BaseNode):
     def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
         if self.context is None:
             raise self.released()
-        given = [None if g is None else TensorBase.wrap(g) for g in grads]
-        found = self.function.backward(self.context, *given)
+        found = self.function.backward(self.context, *self._given(grads))
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(self.edges):
             raise GradientError(f"{self.name}.backward returned {len(found)} gradients for {len(self.edges)} arguments")
         return [self._fit(i, g) for i, g in enumerate(found)]
+
+    def _given(self, grads: list[Array | None]) -> list[Any]:
+        """The gradients of the outputs as backward takes them: zeros for a float one on which nothing depends."""
+        device = next(g.device for g in grads if g is not None)
+        given: list[Any] = []
+        for grad, spec in zip(grads, self.specs, strict=True):
+            if grad is None and spec is not None and spec.dtype.is_floating_point:
+                grad = registry["fill"](value=0, shape=spec.shape, dtype=spec.dtype, device=device)
+            given.append(None if grad is None else TensorBase.wrap(grad))
+        return given
 
     def _fit(self, i: int, grad: Any) -> Array | None:
         spec = self.input_specs[i]
@@ -93,7 +102,7 @@ class Function:
 
     @staticmethod
     def backward(ctx: FunctionContext, *grads: Any) -> Any:
-        """One gradient (or None) per argument of forward."""
+        """One gradient (or None) per argument of forward, from one per result: zeros where nothing depends on it."""
         raise NotImplementedError
 
     @classmethod
