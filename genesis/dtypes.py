@@ -79,11 +79,11 @@ _BY_NAME = {d.name: d for d in ALL} | {
     "bf16": bfloat16,
 }
 _BY_NUMPY = {d.numpy: d for d in ALL}
-_BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}
+_BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # of numbers
 
 
 def as_dtype(value: object) -> DType:
-    """The `DType` meant by a DType, a name ("bfloat16"), a numpy dtype or a Python type.
+    """The `DType` meant by a DType, a name ("bfloat16"), a numpy dtype or a Python type, as torch reads them.
 
     Raises:
         DTypeError: if Genesis has no such type.
@@ -93,8 +93,6 @@ def as_dtype(value: object) -> DType:
     found = None
     if isinstance(value, str):
         found = _BY_NAME.get(value.removeprefix("genesis.").removeprefix("torch."))
-    elif isinstance(value, type) and value in _BY_PYTHON:
-        found = _BY_PYTHON[value]
     elif value is not None:  # numpy reads None as float64
         try:
             found = _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]

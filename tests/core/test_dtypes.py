@@ -24,7 +24,7 @@ def test_every_way_to_name_a_dtype(dtype: dtypes.DType) -> None:
 
 
 def test_python_types_and_torchs_short_names() -> None:
-    assert [as_dtype(t) for t in (float, int, bool)] == [dtypes.float32, dtypes.int64, dtypes.bool_]
+    assert [as_dtype(t) for t in (float, int, bool)] == [dtypes.float64, dtypes.int64, dtypes.bool_]
     names = ("double", "float", "half", "long", "int")
     wanted = [dtypes.float64, dtypes.float32, dtypes.float16, dtypes.int64, dtypes.int32]
     assert [as_dtype(n) for n in names] == wanted
