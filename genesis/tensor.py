@@ -22,6 +22,7 @@ from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeErro
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
 from genesis.functions import exchange as _exchange
+from genesis.functions import pointwise as _pointwise
 from genesis.functions import shape as _shape
 from genesis.functions import transfer as _transfer
 from genesis.functions.arguments import normalized
@@ -200,6 +201,13 @@ class Tensor(Methods, TensorBase, concrete=True):
     def __iter__(self) -> Iterator[Tensor]:
         return iter(_shape.unbind(self, 0))
 
+    def __contains__(self, element: Any) -> builtins.bool:
+        """Whether an element is equal to a number or, broadcast, to one of a tensor."""
+        return builtins.bool(_pointwise.eq(self, element).any())
+
+    def __pos__(self) -> Tensor:
+        return self
+
     def __repr__(self) -> str:
         values = self.array.numpy()
         wide = values.astype(np.float32) if self.dtype.name == "bfloat16" else values
@@ -227,11 +235,22 @@ class Tensor(Methods, TensorBase, concrete=True):
     def __reduce__(self) -> Any:
         raise DTypeError("tensors are not pickled: nothing Genesis reads may run code", next="save safetensors instead")
 
+    def __copy__(self) -> Tensor:
+        """Another tensor over the same memory."""
+        if not self.is_leaf:
+            raise GradientError("only leaves can be copied", next="detach() it first, or clone() it")
+        copied = object.__new__(type(self))
+        copied._begin(self.array, None, 0)
+        copied._requires_grad = self._requires_grad
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if not self.is_leaf:
             raise GradientError("only leaves can be deep-copied", next="detach() it first")
         copied = Tensor(registry["copy"](self.array), requires_grad=self.requires_grad)
         memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
         return copied
 
     # --- Autograd ----------------------------------------------------------------------------------------------------

@@ -41,12 +41,18 @@ _ALIASES = {
 
 # Operators, by the function that they call. Those of the first two tables have a form in place, too.
 _COMMUTING = {"add": "add", "mul": "mul", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
-_REFLECTED = {"sub": "sub", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
+_REFLECTED = {
+    "sub": "sub",
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "pow",
+    "lshift": "left_shift",
+    "rshift": "right_shift",
+}
 _PLAIN = {
     **{name: name for name in ("neg", "abs", "lt", "le", "gt", "ge", "matmul")},
     "invert": "bitwise_not",
-    "lshift": "left_shift",
-    "rshift": "right_shift",
 }
 
 

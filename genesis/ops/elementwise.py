@@ -721,6 +721,7 @@ left_shift = _binary(
     "x·2^y of integers: the bits of x moved up by y.",
     _whole_numbers("left_shift"),
     np.left_shift,
+    in_place=True,
     torch="torch.bitwise_left_shift",
 )
 right_shift = _binary(
@@ -728,6 +729,7 @@ right_shift = _binary(
     "x / 2^y of integers, rounded down.",
     _whole_numbers("right_shift"),
     np.right_shift,
+    in_place=True,
     torch="torch.bitwise_right_shift",
 )
 

@@ -147,6 +147,7 @@ def test_an_operand_may_overlap_the_target() -> None:
 BINARY = {"add", "sub", "mul", "div", "pow", "remainder", "floor_divide", "maximum", "minimum"}
 OTHERS: dict[str, list[Any]] = {"lerp": [0.7, 0.25], "clamp": [0.4, 0.8]}
 MODULES = (elementwise, pointwise)
+INTEGER_FORMS = ["bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "left_shift", "right_shift"]
 IN_PLACE = sorted(n[:-1] for module in MODULES for n in module.__all__ if n[-1] == "_" and n[:-1] in module.__all__)
 
 
@@ -162,7 +163,7 @@ def test_there_are_in_place_forms() -> None:
     assert len(IN_PLACE) >= 35 and {"add", "exp", "clamp", "masked_fill", "bitwise_xor"} <= set(IN_PLACE)
 
 
-@pytest.mark.parametrize("name", [n for n in IN_PLACE if not n.startswith("bitwise") and n != "floor_divide"])
+@pytest.mark.parametrize("name", [n for n in IN_PLACE if n not in INTEGER_FORMS])
 def test_the_form_in_place_agrees_with_the_plain_form(name: str) -> None:
     results = []
     for form in (name, name + "_"):
@@ -175,7 +176,7 @@ def test_the_form_in_place_agrees_with_the_plain_form(name: str) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide"])
+@pytest.mark.parametrize("name", INTEGER_FORMS)
 def test_integer_forms_in_place_agree_with_the_plain_forms(name: str) -> None:
     target, other = genesis.tensor([1, 6, 7]), genesis.tensor([3, 3, 1])
     want = methods[name](target, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -16,7 +17,7 @@ import pytest
 import genesis
 from genesis.backend import cpu
 from genesis.dtypes import ALL
-from genesis.errors import DTypeError, GenesisError, KeywordError, ShapeError
+from genesis.errors import DTypeError, GenesisError, GradientError, KeywordError, ShapeError
 from genesis.functions.arguments import _READ
 from genesis.functions.exchange import _KINDS
 from genesis.functions.methods import Methods
@@ -317,8 +318,8 @@ def test_every_type_of_element_can_be_exchanged() -> None:
 OPERATORS = {
     "add": "radd iadd", "sub": "rsub isub", "mul": "rmul imul", "truediv": "rtruediv itruediv",
     "floordiv": "rfloordiv ifloordiv", "mod": "rmod imod", "pow": "rpow ipow", "and": "rand iand", "or": "ror ior",
-    "xor": "rxor ixor", "matmul": "", "lshift": "", "rshift": "", "neg": "", "abs": "", "invert": "", "eq": "ne",
-    "lt": "le gt ge", "getitem": "setitem",
+    "xor": "rxor ixor", "lshift": "rlshift ilshift", "rshift": "rrshift irshift", "matmul": "", "neg": "", "abs": "",
+    "invert": "", "eq": "ne", "lt": "le gt ge", "getitem": "setitem",
 }  # fmt: skip
 
 
@@ -338,6 +339,41 @@ def test_a_reflected_operator_takes_its_operands_the_other_way_round() -> None:
     assert [(7 - x).tolist(), (10 / x).tolist(), (2**x).tolist()] == [[5, 2], [5, 2], [4, 32]]
     assert [(7 // x).tolist(), (7 % x).tolist()] == [[3, 1], [1, 2]]
     assert x.__eq__(None) is NotImplemented and (x == 2).tolist() == [True, False]
+    assert [(1 << x.long()).tolist(), (64 >> x.long()).tolist()] == [[4, 32], [16, 2]]
+
+
+def test_shifts_in_place_are_seen_by_views() -> None:
+    x = genesis.tensor([1, 2])
+    view = x[:1]
+    x <<= 3
+    assert x.tolist() == [8, 16] and view.tolist() == [8]
+    x >>= 1
+    assert view.tolist() == [4]
+
+
+def test_in_asks_for_an_equal_element() -> None:
+    x = genesis.tensor([[1, 3], [4, 1]])
+    assert 3 in x and 2 not in x and genesis.tensor(4) in x and genesis.tensor([1, 1]) in x
+    assert 1 in genesis.tensor(1) and 1 not in genesis.tensor([])
+    with pytest.raises(DTypeError, match="got str"):
+        assert "a" in x
+
+
+def test_copies_of_tensors() -> None:
+    """`copy.copy` shares the memory, `copy.deepcopy` does not and copies the gradient too."""
+    x = genesis.ones(2, requires_grad=True)
+    x.sum().backward()
+    shallow, deep = copy.copy(x), copy.deepcopy(x)
+    with genesis.no_grad():
+        x[0] = 5
+    x.grad[0] = 7
+    assert shallow.requires_grad and shallow.tolist() == [5, 1] and shallow.grad is None
+    assert deep.requires_grad and deep.tolist() == [1, 1] and deep.grad.tolist() == [1, 1]
+    parameter = copy.copy(genesis.nn.Parameter(genesis.ones(1), requires_grad=False))
+    assert type(parameter) is genesis.nn.Parameter and not parameter.requires_grad
+    assert +x is x
+    with pytest.raises(GradientError, match="leaves"):
+        copy.copy(x * 2)
 
 
 def test_the_random_functions_reach_the_largest_integer() -> None:
