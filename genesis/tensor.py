@@ -277,6 +277,13 @@ class Tensor(Methods, TensorBase, concrete=True):
         """The same memory, off the tape (torch's older name for detach)."""
         return self.detach()
 
+    @data.setter
+    def data(self, value: Any) -> None:
+        raise GradientError(
+            "the memory of a tensor cannot be replaced through .data",
+            next="write into it: x.data.copy_(values), or x.copy_(values) under genesis.no_grad()",
+        )
+
     def backward(
         self, gradient: Tensor | None = None, retain_graph: builtins.bool = False, create_graph: builtins.bool = False
     ) -> None:
@@ -295,6 +302,11 @@ class Tensor(Methods, TensorBase, concrete=True):
 
         def on_array(grad: Array) -> Array | None:
             replaced = hook(Tensor(grad))
+            if replaced is not None and not isinstance(replaced, TensorBase):
+                raise GradientError(
+                    f"a hook on a gradient returned a value of type {type(replaced).__name__}",
+                    next="return a tensor, or None to leave the gradient as it is",
+                )
             return None if replaced is None else replaced.array
 
         entry = (edge.output, on_array)
@@ -314,7 +326,13 @@ class Tensor(Methods, TensorBase, concrete=True):
         return HookHandle(remove)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of a non-leaf in `.grad`."""
+        """Keep the gradient of a non-leaf in `.grad`.
+
+        Raises:
+            GradientError: for a tensor that requires no gradient.
+        """
+        if not self.requires_grad:
+            raise GradientError("retain_grad() of a tensor that requires no gradient")
         if not self.is_leaf:
 
             def keep(grad: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,11 +42,22 @@ def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]
     return edge, given if given.dtype is array.dtype else registry["cast"](given, dtype=array.dtype)
 
 
+def _listed(what: str, given: Any, optional: bool = False) -> list[Any]:
+    """One tensor or several as a list, with Nones if these are `optional`."""
+    if isinstance(given, TensorBase):
+        return [given]
+    found = list(given) if isinstance(given, Iterable) else [given]
+    for each in found:
+        if not (isinstance(each, TensorBase) or (optional and each is None)):
+            raise GradientError(f"{what} is a value of type {type(each).__name__}", next="give tensors")
+    return found
+
+
 def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_graph: bool) -> list[tuple[Edge, Array]]:
     if create_graph:
         raise GradientError("create_graph is not supported: gradients are not themselves differentiable")
-    outputs = [tensors] if isinstance(tensors, TensorBase) else list(tensors)
-    given = [gradients] if gradients is None or isinstance(gradients, TensorBase) else list(gradients)
+    outputs = _listed("an output", tensors)
+    given = [None] if gradients is None else _listed("a gradient", gradients, optional=True)
     if len(given) == 1 and given[0] is None:
         given *= len(outputs)
     if len(given) != len(outputs):
@@ -96,7 +107,7 @@ def grad(
     Raises:
         GradientError: if an input requires no gradient, or is unused and `allow_unused` is not set.
     """
-    wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
+    wanted = _listed("an input", inputs)
     edges = [t.edge() for t in wanted]
     present = [e for e in edges if e is not None]
     if len(present) != len(edges):

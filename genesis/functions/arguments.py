@@ -164,12 +164,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
 class _Form:
     """The parameters of a function."""
 
-    __slots__ = ("function", "more", "names", "order", "readers", "takes_any", "various")
+    __slots__ = ("annotations", "function", "more", "names", "order", "readers", "takes_any", "various")
 
     def __init__(self, function: FunctionType, more: dict[str, str]) -> None:
         code = function.__code__
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
-        self.function = function.__name__
+        self.function, self.annotations = function.__name__, function.__annotations__
         self.order = code.co_varnames[:count]
         self.names = frozenset(code.co_varnames[: count + keyword_only])
         after = code.co_varnames[count + keyword_only :]
@@ -214,6 +214,21 @@ class _Form:
                 return name
         raise unknown_keyword(self.function, keyword, self._shown())
 
+    def refuse_others(self, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """See that parameters annotated as tensors got some: called where a body looked for what a tensor has.
+
+        Raises:
+            DTypeError: for the first that is none.
+        """
+        for name, value in {**dict(zip(self.order, args, strict=False)), **given}.items():
+            takes = self.annotations.get(name)
+            wrong = takes == "Tensor" or (takes == "Tensor | None" and value is not None)
+            if wrong and not isinstance(value, TensorBase):
+                shown = {"x": "input", "y": "other"}.get(name, name)
+                raise DTypeError(
+                    f"{self.function}: {shown} is {_shown(value)}, not a tensor", next="make one with genesis.tensor()"
+                ) from None
+
     def _shown(self) -> Iterable[str]:
         """The names that a wrong keyword may have meant: torch's for the operands."""
         meant = {"x": "input", "y": "other"} | {name: keyword for keyword, name in self.more.items()}
@@ -235,10 +250,14 @@ def normalized(function: Any, **more: str) -> Any:
 
         @functools.wraps(function)
         def called(*args: Any, **given: Any) -> Any:
-            if not given:
-                return function(*args)
-            args, given = form.understood(args, given)
-            return function(*args, **given)
+            try:
+                if not given:
+                    return function(*args)
+                args, given = form.understood(args, given)
+                return function(*args, **given)
+            except AttributeError:
+                form.refuse_others(args, given)
+                raise
 
         return called
 
@@ -252,7 +271,11 @@ def normalized(function: Any, **more: str) -> Any:
                 break
             if type(args[i]) not in types:
                 args = (*args[:i], convert(args[i], name, parameter), *args[i + 1 :])
-        return function(*args, **given)
+        try:
+            return function(*args, **given)
+        except AttributeError:
+            form.refuse_others(args, given)
+            raise
 
     return read
 

@@ -399,6 +399,8 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
         x, dim = flatten(x), 0
     shape = array_of(x, "repeat_interleave").shape
     dim = normalize_axis(dim, len(shape))
+    if not shape:
+        x, shape = reshape(x, 1), (1,)
     if not isinstance(repeats, (TensorBase, Sequence, np.ndarray)) or (
         isinstance(repeats, TensorBase) and not repeats.array.shape
     ):
@@ -453,7 +455,7 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     return apply(ops.triu, x, diagonal=diagonal)
 
 
-@public(method=False)
+@public(method=False, nn=True)
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut off.
 

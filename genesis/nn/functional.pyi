@@ -30,6 +30,7 @@ __all__ = [
     "norm_mlp",
     "norm_rope",
     "packed_linear",
+    "pad",
     "relu",
     "rms_norm",
     "rope",
@@ -214,6 +215,10 @@ def packed_linear(
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """Several linear layers on one input, their results side by side in the last dimension."""
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut
+    off."""
 
 def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""

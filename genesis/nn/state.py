@@ -53,6 +53,8 @@ def _equal(a: Array, b: Array) -> bool:
 
 def load_state(owner: str, targets: Mapping[str, Tensor], given: Mapping[str, Any], strict: bool) -> LoadResult:
     """Copy `given` into `targets` (cast to their dtypes); see `Module.load_state_dict`."""
+    if not isinstance(given, Mapping):
+        raise ModelError(f"a state is a dict of tensors by name, not a {type(given).__name__}")
     arrays = {name: _array(name, value) for name, value in given.items()}
     aliases = _aliases(targets)
     missing = [n for n in targets if not any(a in arrays for a in aliases[n])]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis.backend.cpu import is_split, parallel
+from genesis.errors import DTypeError
 
 __all__ = ["as_type", "is_narrow", "split", "sweep", "work_type"]
 
@@ -23,12 +24,17 @@ def work_type(dtype: np.dtype) -> np.dtype:
 
 
 def as_type(x: Any, dtype: np.dtype) -> Any:
-    """A numpy array or number as `dtype`, copied only where the type differs; integers wrap around, as in torch."""
+    """A numpy array or number as `dtype`, copied only where the type differs; integers wrap around, as in torch.
+
+    Raises:
+        DTypeError: for a Python integer beyond 64 bits or the largest float.
+    """
     if isinstance(x, np.ndarray):
         return x if x.dtype == dtype else x.astype(dtype)
-    if dtype.kind in "iu":
-        return np.asarray(x).astype(dtype)[()]
-    return dtype.type(x)
+    try:
+        return np.asarray(x).astype(dtype)[()] if dtype.kind in "iu" else dtype.type(x)
+    except OverflowError:
+        raise DTypeError(f"an integer of {int(x).bit_length()} bits does not fit into {dtype.name}") from None
 
 
 def split(work: Callable[..., Any], out: np.ndarray, *inputs: Any) -> None:

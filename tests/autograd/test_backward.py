@@ -313,6 +313,28 @@ def test_retain_grad_keeps_the_gradient_of_a_result() -> None:
     assert h.grad.tolist() == [8, 16]
 
 
+def test_retain_grad_needs_a_gradient() -> None:
+    with pytest.raises(GradientError, match="requires no gradient"):
+        genesis.ones(2).retain_grad()
+
+
+def test_a_hook_that_returns_no_tensor_is_an_error() -> None:
+    a = leaf(genesis, 1, 2)
+    a.register_hook(lambda g: 3)
+    with pytest.raises(GradientError, match="returned a value of type int"):
+        a.sum().backward()
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    a = leaf(genesis, 1, 2)
+    with pytest.raises(GradientError, match="a gradient is a value of type float"):
+        (a * 2).backward(1.0)
+    with pytest.raises(GradientError, match="an input is a value of type int"):
+        genesis.autograd.grad(a.sum(), 3)
+    with pytest.raises(GradientError, match="an output is a value of type int"):
+        genesis.autograd.grad([3], a)
+
+
 @pytest.mark.parametrize("mode", ["floor", "trunc"])
 def test_rounded_quotients_have_slopes_of_0(mode: str) -> None:
     x, y = leaf(genesis, 7.5, -3.2), leaf(genesis, 2.0, 1.5)

@@ -190,6 +190,10 @@ def test_repeat_interleave_takes_one_count_for_each_slice() -> None:
     for wrong in (tensor([1, 2]), tensor([-1]), tensor([0.5])):
         with pytest.raises(ShapeError, match="repeat_interleave"):
             x.repeat_interleave(wrong, 1)
+    scalar = tensor(3.0)
+    assert [scalar.repeat_interleave(r, 0).tolist() for r in (2, tensor([2]))] == [[3, 3], [3, 3]]
+    with pytest.raises(ShapeError, match="of size 1"):
+        scalar.repeat_interleave(tensor([1, 2]), 0)
 
 
 @pytest.mark.parametrize("widths", [(1, 2), (0, 1, 2, 0), (-1, 1), (1, 1, 1, 1, -1, -1), (), (-3, 0)])

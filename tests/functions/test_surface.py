@@ -342,6 +342,12 @@ def test_a_reflected_operator_takes_its_operands_the_other_way_round() -> None:
     assert [(1 << x.long()).tolist(), (64 >> x.long()).tolist()] == [[4, 32], [16, 2]]
 
 
+def test_integers_that_no_type_holds_are_refused() -> None:
+    for x, bits in ((genesis.ones(2).int(), 70), (genesis.ones(2), 1100)):
+        with pytest.raises(DTypeError, match=f"an integer of {bits + 1} bits does not fit into {x.dtype.name}"):
+            x * 2**bits
+
+
 def test_shifts_in_place_are_seen_by_views() -> None:
     x = genesis.tensor([1, 2])
     view = x[:1]
@@ -374,6 +380,29 @@ def test_copies_of_tensors() -> None:
     assert +x is x
     with pytest.raises(GradientError, match="leaves"):
         copy.copy(x * 2)
+
+
+def test_memory_is_not_replaced_through_data() -> None:
+    x = genesis.ones(2, requires_grad=True)
+    with pytest.raises(GradientError, match="cannot be replaced") as caught:
+        x.data = x.data * 2
+    assert "copy_" in caught.value.next
+    x.data.copy_(x.data * 2)
+    assert x.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: genesis.nn.functional.embedding([0], genesis.ones(1, 1)), "embedding: input is a value of type list"),
+        (lambda: genesis.nn.functional.linear(genesis.ones(1), genesis.ones(1, 1), 2.0), "linear: bias is 2.0"),
+        (lambda: genesis.nn.functional.layer_norm(genesis.ones(1), 1, weight="w"), "layer_norm: weight is 'w'"),
+        (lambda: genesis.nn.functional.gelu(3.0), "gelu: input is 3.0"),
+    ],
+)
+def test_what_is_no_tensor_is_named_with_its_parameter(call: Any, found: str) -> None:
+    with pytest.raises(DTypeError, match=f"^{found}, not a tensor"):
+        call()
 
 
 def test_the_random_functions_reach_the_largest_integer() -> None:

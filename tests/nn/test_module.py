@@ -205,6 +205,11 @@ def test_errors_list_names_and_counts_and_load_nothing() -> None:
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), value)
 
 
+def test_a_state_is_a_dict() -> None:
+    with pytest.raises(ModelError, match="a dict of tensors by name, not a list"):
+        nn.Linear(1, 1).load_state_dict([ones(1, 1)])
+
+
 def test_at_most_ten_names_are_listed() -> None:
     model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(25))
     with pytest.raises(ModelError, match="25 missing: ") as caught:
