@@ -131,7 +131,7 @@ class RMSNorm(Module):
     def scale(self) -> Tensor | None:
         """What x / √(mean(x²) + eps) is multiplied by: the weight, with its offset.
 
-        Where it needs no gradient it is made again only when the weight has changed.
+        Where it needs no gradient it is recomputed only when the weight has changed.
         """
         weight = self.weight
         if weight is None or not self.offset:
