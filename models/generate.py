@@ -46,7 +46,7 @@ class Generated:
 
     Attributes:
         ids: all that were drawn, those of a stop string too.
-        text: of them, up to a stop string; None for a model without a tokenizer.
+        text: what they add to that of the prompt, up to a stop string; None for a model without a tokenizer.
         finish: why it ends: "stop" at a stop id or a stop string, "length" at `max_tokens`, "context" at the end of the
             model's context.
         log_probs: of each id under the model's logits as they are; None where nobody asked.

@@ -255,6 +255,11 @@ class Tokenizer:
         token: str | None = self._library.id_to_token(token_id) if 0 <= token_id < MAX_VOCAB else None
         return token
 
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The byte that a token such as `<0xE6>` stands for; None for any other token, and in byte-level tokenizers."""
+        found = None if self.is_byte_level else re.fullmatch(r"<0x([0-9A-F]{2})>", self.token(token_id) or "")
+        return bytes.fromhex(found[1]) if found else None
+
     def text_bytes(self, token_id: int) -> int:
         """UTF-8 bytes of the text that a document's first token stands for (not of the space put before it)."""
         token = self.token(token_id) or ""
@@ -262,7 +267,7 @@ class Tokenizer:
             return len(token.encode("utf-8"))
         if self.is_byte_level:
             return len(token)  # a character of GPT-2's alphabet is a byte
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+        if self.fallback_byte(token_id) is not None:
             return 1
         return len(token.removeprefix("▁").replace("▁", " ").encode("utf-8"))
 

@@ -82,12 +82,17 @@ class RequestText:
 
     Args:
         tokenizer: without one there is no text.
+        prompt: the ids that it continues.
         stops: strings that end it, and are no part of it.
         special: special tokens are shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], special: bool = False) -> None:
-        self._decoder = None if tokenizer is None else StreamDecoder(tokenizer, skip_special=not special)
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: Sequence[int], stops: Sequence[str], special: bool = False
+    ) -> None:
+        self._decoder: StreamDecoder | None = None
+        if tokenizer is not None:
+            self._decoder = StreamDecoder(tokenizer, skip_special=not special, after=prompt)
         self._stop, self._tokens = StopText(stops), 0
 
     def push(self, token: Token) -> Piece:
@@ -124,9 +129,12 @@ def continue_texts(
     """
     texts: dict[int, RequestText] = {}
     for token in engine.run(requests):
-        piece = texts.setdefault(token.request, RequestText(tokenizer, stops, special)).push(token)
+        number = token.request
+        if number not in texts:
+            texts[number] = RequestText(tokenizer, requests[number].ids, stops, special)
+        piece = texts[number].push(token)
         yield piece
         if piece.finish is not None:
-            del texts[token.request]
+            del texts[number]
             if token.finish is None:
-                engine.cancel(token.request)
+                engine.cancel(number)

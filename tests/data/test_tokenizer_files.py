@@ -78,6 +78,13 @@ def sentence_piece() -> dict[str, Any]:
     }
 
 
+def metaspace() -> dict[str, Any]:
+    """The same laid out as newer files: a pre-tokenizer and a decoder in place of the normalizer and its inverse."""
+    part = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, part]}
+    return {**sentence_piece(), "normalizer": None, "pre_tokenizer": part, "decoder": decoder}
+
+
 def write(folder: Path, content: dict[str, Any], **companions: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(content))

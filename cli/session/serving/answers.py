@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genesis.data.stream_decoder import StreamDecoder, token_bytes
+from genesis.data.stream_decoder import StreamDecoder, token_bytes, token_text
 from genesis.data.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Choice", "chat_logprobs", "completion_logprobs", "event", "token_text"]
+__all__ = ["Answer", "Choice", "chat_logprobs", "completion_logprobs", "event"]
 
 
 @dataclass(slots=True)
@@ -88,11 +88,6 @@ def event(value: dict[str, Any] | None) -> bytes:
     return b"data: " + (b"[DONE]" if value is None else json.dumps(value, separators=(",", ":")).encode()) + b"\n\n"
 
 
-def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """A token by itself, special ones too."""
-    return tokenizer.decode([id], skip_special=False)
-
-
 def completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], *, echo: bool) -> dict[str, Any]:
     """Those of /v1/completions.
 
@@ -101,8 +96,12 @@ def completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any
         echo: whether the prompt's are told too.
     """
     first = 0 if echo else len(choice.prompt)
-    texts = [token_text(tokenizer, id) for id in (*choice.prompt, *choice.ids)]
-    chances, tops = [None, *(row[0] for row in rows)], [None, *(_by_text(tokenizer, row[1]) for row in rows)]
+    begins = _begins(tokenizer, choice)
+    texts = [
+        token_text(tokenizer, id, begins=each) for id, each in zip((*choice.prompt, *choice.ids), begins, strict=True)
+    ]
+    chances = [None, *(row[0] for row in rows)]
+    tops = [None, *(_by_text(tokenizer, row[1], each) for row, each in zip(rows, begins[1:], strict=True))]
     return {
         "tokens": texts[first:],
         "token_logprobs": chances[first:],
@@ -111,37 +110,46 @@ def completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any
     }
 
 
+def _begins(tokenizer: Tokenizer, choice: Choice) -> list[bool]:
+    """Whether a text begins with each token: with the first, and behind a special one."""
+    return [True, *(id in tokenizer.special_ids for id in (*choice.prompt, *choice.ids)[:-1])]
+
+
 def _offsets(tokenizer: Tokenizer, choice: Choice, *, echo: bool) -> Iterator[int]:
     """Where each token begins in the text; one that gives no text, such as a first one of the model's, takes none."""
     at = 0
     shown = StreamDecoder(tokenizer, skip_special=choice.asked is not None)  # what was sent as text has no special ones
-    for ids, decoder in ((choice.prompt if echo else (), shown), (choice.ids, StreamDecoder(tokenizer))):
+    drawn = StreamDecoder(tokenizer, after=choice.prompt)
+    for ids, decoder in ((choice.prompt if echo else (), shown), (choice.ids, drawn)):
         for id in ids:
             yield at
             at += len(decoder.push(id))
         at += len(decoder.finish())
 
 
-def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], begins: bool) -> dict[str, float]:
     """Of tokens that look alike, such as parts of characters, the likeliest."""
     found: dict[str, float] = {}
     for id, chance in top:
-        found.setdefault(token_text(tokenizer, id), chance)
+        found.setdefault(token_text(tokenizer, id, begins=begins), chance)
     return found
 
 
 def chat_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any]) -> dict[str, Any]:
     """Those of /v1/chat/completions."""
-    drawn = zip(choice.ids, rows[len(choice.prompt) - 1 :], strict=True)
+    first = len(choice.prompt)
+    drawn = zip(choice.ids, _begins(tokenizer, choice)[first:], rows[first - 1 :], strict=True)
     return {
         "content": [
-            {**_token(tokenizer, id, chance), "top_logprobs": [_token(tokenizer, *each) for each in top]}
-            for id, (chance, top) in drawn
+            {
+                **_token(tokenizer, begins, id, chance),
+                "top_logprobs": [_token(tokenizer, begins, *each) for each in top],
+            }
+            for id, begins, (chance, top) in drawn
         ]
     }
 
 
-def _token(tokenizer: Tokenizer, id: int, chance: float) -> dict[str, Any]:
-    text = token_text(tokenizer, id)
-    data = token_bytes(tokenizer, id) if tokenizer.is_byte_level else text.encode()
+def _token(tokenizer: Tokenizer, begins: bool, id: int, chance: float) -> dict[str, Any]:
+    text, data = token_text(tokenizer, id, begins=begins), token_bytes(tokenizer, id, begins=begins)
     return {"token": text, "logprob": chance, "bytes": list(data)}

@@ -74,7 +74,7 @@ class Api:
     ) -> None:
         self._settings, self._link, self._tokenizer = settings, link, tokenizer
         self._template, self._ends = template, ends
-        self._start = tokenizer.decode(tokenizer.start_ids, skip_special=False)
+        self._starts = _starts(tokenizer)
         self._renders = ThreadPoolExecutor(1)  # one conversation after the other, beside the loop
         calls = [
             ("POST", "/v1/completions", self._completions),
@@ -204,9 +204,9 @@ class Api:
         """
         if not text:
             raise BadRequest("the prompt is empty", param="prompt")
-        is_begun = bool(self._start) and text.startswith(self._start)  # of clients that decode ids, such as lm-eval
+        start = next((each for each in self._starts if text.startswith(each)), "")  # clients such as lm-eval decode ids
         try:
-            return self._tokenizer.prompt(text.removeprefix(self._start)), None if is_begun else text
+            return self._tokenizer.prompt(text.removeprefix(start)), None if start else text
         except (UnicodeEncodeError, GenesisError):
             raise BadRequest("the prompt cannot be encoded", param="prompt") from None
 
@@ -272,7 +272,7 @@ class Api:
         self, choice: Choice, sampling: Sampling, sequence: int, tokens: int, stops: Sequence[str]
     ) -> AsyncIterator[tuple[str, str | None]]:
         """The texts of a choice as they come, and why it ends."""
-        text = RequestText(self._tokenizer, stops)
+        text = RequestText(self._tokenizer, choice.prompt, stops)
         found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=bool(stops))
         async for drawn in found:
             new, finish = "", None
@@ -355,6 +355,13 @@ class _Stream(Response):
             return await getting
         finally:
             getting.cancel()  # the client may have gone
+
+
+def _starts(tokenizer: Tokenizer) -> list[str]:
+    """How a text begins that was decoded with its first token: some tokenizers put a space behind that."""
+    ids = [*tokenizer.start_ids, *tokenizer.encode("x").tolist()]
+    found = (tokenizer.decode(each, skip_special=False) for each in (ids, tokenizer.start_ids))
+    return [text for each in found if (text := each.removesuffix("x"))]
 
 
 async def _send_events(send: Send, values: Sequence[dict[str, Any]]) -> None:
