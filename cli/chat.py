@@ -12,7 +12,18 @@ import typer
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
 from genesis.io.boundary import boundary, fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
-from genesis_cli.sampling_options import KvCache, MinP, Penalty, Seed, System, Temperature, TopK, TopP, kv_cache_type
+from genesis_cli.sampling_options import (
+    KvCache,
+    MinP,
+    Penalty,
+    Seed,
+    System,
+    Temperature,
+    TopK,
+    TopP,
+    kv_cache_type,
+    within_bounds,
+)
 
 if TYPE_CHECKING:
     from genesis.train.output import Output
@@ -36,9 +47,7 @@ KEYS = "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer. A mess
 def chat(
     folder: Folder,
     system: System = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer, in tokens.")
-    ] = 1024,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Longest answer, in tokens.")] = 1024,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -62,6 +71,7 @@ def chat(
         top_k=("--top-k", top_k),
         top_p=("--top-p", top_p),
     )
+    more = within_bounds(max_tokens=max_tokens, min_p=min_p, repetition_penalty=repetition_penalty)
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
     kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
     from genesis_cli import session
@@ -71,11 +81,9 @@ def chat(
         session.talk(
             folder,
             system=system,
-            max_tokens=max_tokens,
             **drawing,
             **run,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
+            **more,
             base=base,
             dtype=kind,
             kv_cache=cache,

@@ -13,7 +13,18 @@ import typer
 from genesis.errors import ModelError, UsageError, escape
 from genesis.io.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
-from genesis_cli.sampling_options import KvCache, MinP, Penalty, Seed, System, Temperature, TopK, TopP, kv_cache_type
+from genesis_cli.sampling_options import (
+    KvCache,
+    MinP,
+    Penalty,
+    Seed,
+    System,
+    Temperature,
+    TopK,
+    TopP,
+    kv_cache_type,
+    within_bounds,
+)
 
 __all__ = ["generate"]
 
@@ -81,6 +92,7 @@ def generate(
         top_k=("--top-k", top_k),
         top_p=("--top-p", top_p),
     )
+    more = within_bounds(min_p=min_p, repetition_penalty=repetition_penalty)
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
     kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
     from genesis_cli import session
@@ -96,8 +108,7 @@ def generate(
             **run,
             max_tokens=drawing.pop("sample_tokens"),
             **drawing,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
+            **more,
             dtype=kind,
             kv_cache=cache,
             base=base,

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from genesis.errors import UsageError, escape
 
-__all__ = ["KvCache", "MinP", "Penalty", "Seed", "System", "Temperature", "TopK", "TopP", "kv_cache_type"]
+__all__ = [
+    "KvCache",
+    "MinP",
+    "Penalty",
+    "Seed",
+    "System",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "kv_cache_type",
+    "within_bounds",
+]
 
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before the chat's.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")]
@@ -24,6 +35,16 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same 
 KvCache = Annotated[
     str, typer.Option("--kv-cache", metavar="TYPE", help="Of keys and values: auto, that of the weights; fp8 on a GPU.")
 ]
+
+
+def within_bounds(**options: float) -> dict[str, Any]:
+    """Settings whose defaults the schema does not have, by their names, checked. Raises: UsageError."""
+    from genesis.train.bounds import BOUNDS
+
+    return {
+        name: BOUNDS[name].checked(value, f"--{name.replace('_', '-')}", where="command line")
+        for name, value in options.items()
+    }
 
 
 def kv_cache_type(name: str) -> Literal["auto", "fp8"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -11,12 +11,14 @@ import numpy as np
 
 from genesis.backend import CPU
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import UsageError, escape
+from genesis.errors import GenesisError, UsageError, escape
 from genesis.io.paths import exists
 from genesis.keywords import checked
+from genesis.train.bounds import BOUNDS
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, stop_ids
 from genesis_models.engine import Engine, Finish, Request, Sampling, choose, continue_texts, length_of
+from genesis_models.engine.engine import check_prompt
 
 if TYPE_CHECKING:
     from genesis_models.engine.device import DeviceEngine
@@ -35,6 +37,7 @@ __all__ = [
     "tokenizer_of",
 ]
 
+WHERE = "generate"  # of errors
 MAX_TOKENS = 128  # as the schema's eval.sample_tokens
 ROWS = 16  # sequences at a time: a CPU's matmuls gain little from more
 GPU_ROWS = 32  # as many rows as the kernels of a step take
@@ -108,8 +111,8 @@ def generate(
     Args:
         prompt: a text, or the ids of one; or a list of texts or of lists of ids, which may be of unequal length.
             Tensors and numpy arrays of ids do as well.
-        max_tokens: the most tokens of a continuation. It ends earlier at an id that the model's folder names as an end,
-            or its tokenizer, and at the end of the model's context.
+        max_tokens: the most tokens of a continuation, 1 or more. It ends earlier at an id that the model's folder names
+            as an end, or its tokenizer, and at the end of the model's context.
         temperature, top_k, top_p, min_p, repetition_penalty, seed: as of `Sampling`; temperature 0 takes the likeliest
             token.
         stop: texts that end a continuation and are no part of its text, and further ids that end it.
@@ -121,20 +124,19 @@ def generate(
             a tokenizer. ModelError: an id beyond the vocabulary, or a tokenizer that cannot be used. NumericError: the
             logits are NaN or infinite. OutOfMemoryError.
     """
+    _check_kinds(model, log_probs=log_probs, special=special)
+    max_tokens = BOUNDS["max_tokens"].checked(max_tokens, "max_tokens", where=WHERE)
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty).check(WHERE)
     is_single, prompts = _prompts(prompt)
-    tokenizer, stops = tokenizer_of(model), [stop] if isinstance(stop, str) else list(stop)
-    texts, ends = [each for each in stops if isinstance(each, str)], _ids_among(stops)
+    tokenizer, (texts, ends) = tokenizer_of(model), _stops(stop, model.config.vocab_size)
     if tokenizer is None and (texts or any(isinstance(each, str) for each in prompts)):
         next = "give ids, or set model.tokenizer to a genesis.data.tokenizer.Tokenizer"
-        raise UsageError("the model has no tokenizer, which a text needs", next=next)
-    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
+        raise UsageError("the model has no tokenizer, which a text needs", where=WHERE, next=next)
     ends += end_ids(model.config.raw, "config.json")
-    requests = [
-        Request(
-            _ids(each, tokenizer, special), sampling, max_tokens, stop_ids(model.folders, tokenizer) | {*ends}, sequence
-        )
-        for sequence, each in enumerate(prompts)
-    ]
+    all_ends, requests = stop_ids(model.folders, tokenizer) | {*ends}, list[Request]()
+    for sequence, each in enumerate(prompts):
+        where = WHERE if is_single else f"{WHERE}, prompt {sequence} of the list"
+        requests.append(Request(_ids(model, each, special, where), sampling, max_tokens, all_ends, sequence))
     engine = engine_for(model, requests, log_probs=log_probs)
     results = [Generated([], None if tokenizer is None else "", "stop", [] if log_probs else None) for _ in requests]
     pieces: list[list[str]] = [[] for _ in requests]
@@ -167,13 +169,35 @@ def tokenizer_of(model: CausalLM) -> Tokenizer | None:
     return model.tokenizer
 
 
-def _ids_among(stops: Sequence[Any]) -> list[int]:
-    """The ids, of Python or numpy, among texts. Raises: UsageError for anything else."""
-    others = [each for each in stops if not isinstance(each, str)]
-    for each in others:
-        if not isinstance(each, int | np.integer):
-            raise UsageError(f"stop has {escape(repr(each))[:60]}", next="give texts and ids, as integers")
-    return [int(each) for each in others]
+def _check_kinds(model: Any, **switches: Any) -> None:
+    """Raises: UsageError for what is no model, or neither true nor false."""
+    if not isinstance(model, CausalLM):
+        next = "give a model: genesis_models.load(FOLDER)"
+        raise UsageError(f"the model is {_shown(model)}", where=WHERE, next=next)
+    for name, value in switches.items():
+        if not isinstance(value, bool | np.bool_):
+            raise UsageError(f"{name} is {_shown(value)}", where=WHERE, next="give True or False")
+
+
+def _stops(stop: Any, vocab_size: int) -> tuple[list[str], list[int]]:
+    """The texts and the ids, of Python or numpy, that end a continuation. Raises: UsageError for anything else."""
+    stops, next = [stop] if isinstance(stop, str) else _plain(stop), "give a text, or a list of texts and ids"
+    if not isinstance(stops, list):
+        raise UsageError(f"stop is {_shown(stop)}", where=WHERE, next=next)
+    for each in stops:
+        if not isinstance(each, str) and not _is_id(each):
+            raise UsageError(f"stop has {_shown(each)}", where=WHERE, next=next)
+    ids = [int(each) for each in stops if not isinstance(each, str)]
+    for each in ids:
+        if not 0 <= each < vocab_size:
+            what = f"stop has the id {each}, and the model's vocabulary {vocab_size:,}"
+            raise UsageError(what, where=WHERE, next="give ids of the model's own tokenizer")
+    return [each for each in stops if isinstance(each, str)], ids
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in an error."""
+    return escape(repr(value))[:60]
 
 
 def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
@@ -188,7 +212,7 @@ def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
     for each in prompts:
         if not isinstance(each, str) and not _are_ids(each):
             what = f"a prompt is {type(each).__name__}, neither a text nor ids"
-            raise UsageError(what, next="give a str, a list of int, or a list of either")
+            raise UsageError(what, where=WHERE, next="give a str, a list of int, or a list of either")
     return is_single, prompts
 
 
@@ -196,20 +220,30 @@ def _plain(prompt: Any) -> Any:
     """A list, where it is a tensor, an array or a tuple."""
     if hasattr(prompt, "tolist"):
         return prompt.tolist()
-    return list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else prompt
+    return list(prompt) if isinstance(prompt, Sequence | Set) and not isinstance(prompt, str | bytes) else prompt
 
 
 def _are_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(isinstance(token, Integral) for token in prompt)
+    return isinstance(prompt, list) and all(map(_is_id, prompt))
 
 
-def _ids(prompt: str | list[int], tokenizer: Tokenizer | None, special: bool) -> Sequence[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    if not prompt:
-        raise UsageError("the prompt is empty", next="give at least one character")
-    assert tokenizer is not None
-    return tokenizer.prompt(prompt, parse_special=special)
+def _is_id(token: Any) -> bool:
+    return isinstance(token, Integral) and not isinstance(token, bool)
+
+
+def _ids(model: CausalLM, prompt: str | list[int], special: bool, where: str) -> Sequence[int]:
+    """The ids of a prompt. Raises: UsageError, ModelError, DataError: a prompt that cannot be continued."""
+    if prompt == "":
+        raise UsageError("the prompt is empty", where=where, next="give at least one character")
+    try:
+        if isinstance(prompt, str):
+            assert model.tokenizer is not None
+            prompt = model.tokenizer.prompt(prompt, parse_special=special)
+        check_prompt(model, prompt)
+    except GenesisError as error:
+        error.where = where
+        raise
+    return prompt
 
 
 def continue_ids(

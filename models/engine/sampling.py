@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 import genesis
 from genesis import Tensor
-from genesis.errors import NumericError, UsageError
+from genesis.errors import NumericError
 from genesis.ops.sample import sample
+from genesis.train.bounds import BOUNDS
 
 __all__ = ["Sampling", "SamplingRows", "choose", "not_finite"]
 
@@ -34,19 +35,17 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
-    def check(self) -> None:
-        """Raises: UsageError for a setting out of its range."""
-        allowed = (
-            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 or more"),
-            ("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "1 or more"),
-            ("top_p", self.top_p, self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("seed", self.seed, 0 <= self.seed < 1 << 64, "between 0 and 2^64 - 1"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < float("inf"), "above 0"),
-        )
-        for name, value, is_right, range_ in allowed:
-            if not is_right:
-                raise UsageError(f"{name} is {value}", next=f"choose a number {range_}")
+    def check(self, where: str = "sampling") -> Sampling:
+        """The same in Python's numbers.
+
+        Args:
+            where: the settings were given.
+
+        Raises:
+            UsageError: a setting that is not within `BOUNDS`.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Sampling(**{name: BOUNDS[name].checked(value, name, where=where) for name, value in values.items()})
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:

@@ -111,6 +111,9 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("train", "quickstart", "steps"), "'steps' is no override"),
         (("generate", "folder"), "give either --prompt or --prompts"),
         (("eval", "folder"), "there is nothing to measure on"),
+        (("generate", "f", "--prompt", "x", "--min-p", "2"), "--min-p is 2.0"),
+        (("generate", "f", "--prompt", "x", "--repetition-penalty", "nan"), "--repetition-penalty is nan"),
+        (("chat", "f", "--max-tokens", "0"), "--max-tokens is 0"),
         (("generate", "f", "--prompt", "x", "--max-tokens", "many"), "Invalid value for '--max-tokens'"),
     ],
 )

@@ -79,7 +79,7 @@ def sentence_piece() -> dict[str, Any]:
 
 
 def metaspace() -> dict[str, Any]:
-    """The same laid out as newer files: a pre-tokenizer and a decoder in place of the normalizer and its inverse."""
+    """The same laid out as newer files: a pre-tokenizer and its inverse, and no normalizer."""
     part = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, part]}
     return {**sentence_piece(), "normalizer": None, "pre_tokenizer": part, "decoder": decoder}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,6 @@ def test_stops(model: CausalLM) -> None:
     at = whole.ids.index(whole.ids[5])
     ended = model.generate("words", stop=["never there", whole.ids[5]], **DRAWING)
     assert model.generate("words", stop=[np.int64(whole.ids[5])], **DRAWING) == ended
-    with pytest.raises(UsageError, match=r"stop has 1\.5"):
-        model.generate("words", stop=[1.5], **DRAWING)  # type: ignore[list-item]
     assert (ended.ids, ended.finish) == (whole.ids[:at], "stop")
     assert model.generate("words", max_tokens=1000).finish == "context"
 
@@ -113,18 +112,62 @@ def test_a_model_that_was_built_takes_ids_or_is_given_a_tokenizer(folder: Path) 
         ([1] * 128, "the model's context holds 128"),
         ([1.5], "neither a text nor ids"),
         ([1, "a"], "neither a text nor ids"),
+        ([True], "neither a text nor ids"),
+        (b"words", "neither a text nor ids"),
+        (None, "neither a text nor ids"),
     ],
 )
 def test_prompts_that_are_none(model: CausalLM, prompt: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as caught:
         model.generate(prompt)
+    assert caught.value.where.startswith("generate") and caught.value.next
 
 
-def test_settings_out_of_range(model: CausalLM) -> None:
-    with pytest.raises(UsageError, match="temperature is -1"):
-        model.generate("words", temperature=-1)
-    with pytest.raises(ModelError, match="the token id 320"):
+def test_which_prompt_of_a_list_is_wrong(model: CausalLM) -> None:
+    with pytest.raises(UsageError, match="the prompt is empty") as caught:
+        model.generate(["words", ""])
+    assert caught.value.where == "generate, prompt 1 of the list"
+    with pytest.raises(ModelError, match="the token id 320") as beyond:
         model.generate([5, 320])
+    assert beyond.value.where == "generate"
+
+
+@pytest.mark.parametrize(
+    "setting,wrong",
+    [
+        ("max_tokens", [-5, 0, 2.5, True, "8", None, math.nan, 1 << 40]),
+        ("temperature", [-1, math.nan, math.inf, 101, True, "1", None, np.float32("nan"), [1.0]]),
+        ("top_k", [0, -1, 1.5, True, "5", math.inf]),
+        ("top_p", [0, -0.5, 1.1, math.nan, True, "1"]),
+        ("min_p", [-0.1, 1.1, math.nan, None, False]),
+        ("repetition_penalty", [0, -1, math.inf, math.nan, None, True]),
+        ("seed", [-1, 1 << 64, 1.0, True, None, "1"]),
+        ("log_probs", [1, "no", None]),
+        ("special", [0, "yes"]),
+        ("stop", [None, 5, 1.5, [1.5], [None], [True], b"ab", [-1], [320]]),
+    ],
+)
+def test_settings_that_are_wrong(model: CausalLM, setting: str, wrong: list[Any]) -> None:
+    for value in wrong:
+        with pytest.raises(UsageError, match=f"^{setting} (is|has) ") as caught:
+            genesis.generate(model, "words", **{setting: value})
+        assert caught.value.where == "generate" and caught.value.next.startswith("give "), value
+
+
+def test_numbers_of_numpy_are_numbers(model: CausalLM) -> None:
+    plain: dict[str, Any] = {"max_tokens": 9, "top_k": 20, "seed": 3}
+    plain |= {"temperature": 0.5, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5, "log_probs": True}
+    of_numpy = {name: np.array(value)[()] for name, value in plain.items()}
+    assert all(isinstance(value, np.generic) for value in of_numpy.values())
+    assert model.generate("words", **of_numpy) == model.generate("words", **plain)
+    assert model.generate("words", temperature=np.float32(0.5), max_tokens=np.int32(9)).ids
+    assert model.generate("words", stop=np.array([3, 4])) == model.generate("words", stop={3, 4})  # type: ignore[arg-type]
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(UsageError, match="the model is 'runs/quickstart'") as caught:
+        genesis.generate("runs/quickstart", "words")  # type: ignore[call-overload]
+    assert "genesis_models.load" in caught.value.next
 
 
 def test_its_length_is_that_of_the_command() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
+from genesis.train.bounds import BOUNDS
 from genesis_models.engine import Sampling
 
 __all__ = ["BadRequest", "Body", "ChatBody", "CompletionBody", "parsed"]
@@ -49,11 +50,11 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: StrictStr
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1, lt=1 << 31)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    temperature: Annotated[Number, Field(**BOUNDS["temperature"].limits)] | None = None
+    top_p: Annotated[Number, Field(**BOUNDS["top_p"].limits)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1, le=BOUNDS["top_k"].high)] | None = None
+    min_p: Annotated[Number, Field(**BOUNDS["min_p"].limits)] | None = None
+    repetition_penalty: Annotated[Number, Field(**BOUNDS["repetition_penalty"].limits)] | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MOST_CHOICES)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MOST_STOPS)] | None = None

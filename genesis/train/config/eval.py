@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from genesis.train.bounds import BOUNDS
 from genesis.train.config.section import Section
 from genesis.train.config.values import Count
 
@@ -28,16 +29,16 @@ class EvalConfig(Section):
     prompts: Annotated[list[Annotated[str, Field(min_length=1, max_length=65_536)]], Field(max_length=64)] = Field(
         default_factory=list, description="Texts that the model continues at each evaluation."
     )
-    sample_tokens: Annotated[int, Field(ge=1, le=65_536)] = Field(
+    sample_tokens: Annotated[int, Field(**BOUNDS["max_tokens"].limits)] = Field(
         default=128, description="Longest continuation, in tokens."
     )
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
+    temperature: Annotated[float, Field(**BOUNDS["temperature"].limits)] = Field(
         default=0.8, description="Logits are divided by it before sampling; 0 takes the likeliest token."
     )
-    top_k: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+    top_k: Annotated[int, Field(**BOUNDS["top_k"].limits)] | None = Field(
         default=50, description="Sample among this many of the likeliest tokens. null: among all."
     )
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+    top_p: Annotated[float, Field(**BOUNDS["top_p"].limits)] | None = Field(
         default=None,
         description="Sample among the likeliest tokens that together have this probability. null: among all.",
     )
