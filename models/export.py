@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, ModelError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
-from genesis.io.hf import SIDE_FILES, side_files
 from genesis.io.hub_cache import hub_name, name_of
-from genesis.io.paths import exists, is_folder, list_folder, safe_join
-from genesis.io.strict_json import read_limited
+from genesis.io.paths import exists, is_folder, list_folder
 from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
-from genesis_models.folder import write_model
+from genesis_models.folder import side_bytes, write_model
 from genesis_models.source import ModelSource
 
 __all__ = ["EXPORT", "check_target", "write_export"]
@@ -50,7 +47,7 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
             os.rmdir(target)
     about: dict[str, Any] = {"merged": merge, "dtype": dtype, "from": os.fspath(source.adapter or source.folder)}
     with AtomicFolder(target, replace=True, metadata={EXPORT: about}) as writer:
-        own = {} if source.adapter is None else _side_bytes(source.adapter)
+        own = {} if source.adapter is None else side_bytes(source.adapter)
         if is_whole:
             kind = None if dtype is None else as_dtype(dtype).name
             write_model(model, writer, source=source.folder, extra_files=own, dtype=kind)
@@ -68,14 +65,6 @@ def _base_name(source: ModelSource) -> str:
         return named
     pulled = name_of(source.folder)
     return pulled.id if pulled is not None else os.path.abspath(source.folder)
-
-
-@boundary(ModelError, "reading the adapter's folder")
-def _side_bytes(folder: Path) -> Mapping[str, bytes]:
-    """The tokenizer, template, generation and license files of an adapter's folder."""
-    names = side_files(folder)
-    largest = max(SIDE_FILES.values())
-    return {name: read_limited(safe_join(folder, name), SIDE_FILES.get(name, largest)) for name in names}
 
 
 def check_target(target: Path, source: ModelSource) -> None:

@@ -18,9 +18,11 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ModelError, NumericError, UsageError, escape
 from genesis.functions.transfer import pinned_empty
+from genesis.io.boundary import boundary
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.io.hf import (
     GENERATION_CONFIG,
+    SIDE_FILES,
     TOKENIZER_FILES,
     WeightFolder,
     copy_side_files,
@@ -29,9 +31,9 @@ from genesis.io.hf import (
     save_weights,
     side_files,
 )
-from genesis.io.paths import safe_join
+from genesis.io.paths import exists, is_folder, safe_join
 from genesis.io.safetensors import TensorSource
-from genesis.io.strict_json import indented_bytes
+from genesis.io.strict_json import indented_bytes, read_limited
 from genesis.nn import LoRALinear
 from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
@@ -44,7 +46,7 @@ from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, find_source
 
-__all__ = ["check_weights", "load", "load_source", "read_config", "save", "stored_dtype", "write_model"]
+__all__ = ["check_weights", "load", "load_source", "read_config", "save", "side_bytes", "stored_dtype", "write_model"]
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
@@ -322,6 +324,33 @@ def write_model(
         writer.write(name, data)
 
 
+def _check_source(folder: Path) -> None:
+    """Raises: ModelError where there is no such folder, whose tokenizer would be lost."""
+    with boundary(ModelError, "looking for the folder", folder):
+        if is_folder(folder):
+            return
+    next = "give source=, a folder with the model's tokenizer, or an empty one"
+    raise ModelError(f"there is no folder {escape(folder)}, whose tokenizer is to be kept", where="save", next=next)
+
+
+@boundary(ModelError, "reading the adapter's folder")
+def side_bytes(folder: Path) -> Mapping[str, bytes]:
+    """The tokenizer, template, generation and license files of an adapter's folder."""
+    names, largest = side_files(folder), max(SIDE_FILES.values())
+    return {name: read_limited(safe_join(folder, name), SIDE_FILES.get(name, largest)) for name in names}
+
+
+def _set_tokenizer(model: CausalLM) -> Tokenizer | None:
+    """The model's tokenizer, where it is not the one of its folder, whose files are kept as they are."""
+    if model.tokenizer is None:
+        return None
+    name = "tokenizer.json"
+    with boundary(ModelError, "reading the tokenizer"):
+        folder = next((each for each in model.folders if exists(each / name)), None)
+        kept = None if folder is None else read_limited(safe_join(folder, name), SIDE_FILES[name])
+    return None if kept == model.tokenizer.files()[name] else model.tokenizer
+
+
 def save(
     model: CausalLM,
     folder: str | os.PathLike[str],
@@ -336,25 +365,33 @@ def save(
     A new folder appears whole; in an existing one the model's files are replaced one by one. Adapters are merged.
 
     Args:
-        source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
-        tokenizer: a tokenizer, or the folder of one, whose files are written instead of those of `source`.
+        source: a folder whose license, tokenizer, template and generation files are kept byte for byte. None: the one
+            that the model was loaded from, where it was; of an adapter those of its own, then of its base.
+        tokenizer: a tokenizer, or the folder of one, whose files are written instead of those of `source`. None: the
+            one that was set as `model.tokenizer`, where no `source` is named.
         max_shard_bytes: weights beyond it are written as shards and an index.
         dtype: as in `write_model`.
 
     Raises:
         DiskError: writing failed; what was there is intact. ModelError: `source` or `tokenizer` cannot be used.
     """
-    files, end = None, None
+    folders, end = [Path(source)] if source is not None else [*model.folders], None
+    for each in folders:
+        _check_source(each)
+    files = dict[str, bytes]() if len(folders) < 2 else dict(side_bytes(folders[0]))  # an adapter's, before its base's
+    if tokenizer is None and source is None:
+        tokenizer = _set_tokenizer(model)
     if tokenizer is not None:
         tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
-        files, end = tokenizer.files(), tokenizer.eos_id
+        files = {name: data for name, data in files.items() if not TOKENIZER_FILES.fullmatch(name)}
+        files, end = files | tokenizer.files(), tokenizer.eos_id
     target = Path(folder)
     update = FolderUpdate(target) if target.exists() else AtomicFolder(target)
     with update as writer:
         write_model(
             model,
             writer,
-            source=source,
+            source=folders[-1] if folders else None,
             extra_files=files,
             eos_token_id=end,
             max_shard_bytes=max_shard_bytes,

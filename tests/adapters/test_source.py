@@ -114,7 +114,10 @@ def test_a_whole_model_beside_an_adapter_goes_first(adapter: Path, base: Path) -
 
 def test_generate_and_eval_take_adapters(adapter: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merged = base.parent / "merged"
-    genesis_models.save(genesis_models.load(adapter), merged, source=base)
+    (base / "LICENSE").write_text("terms")
+    (adapter / "chat_template.jinja").write_text("the adapter's")
+    genesis_models.save(genesis_models.load(adapter), merged)
+    assert (merged / "LICENSE").exists() and (merged / "chat_template.jinja").read_text() == "the adapter's"
 
     def text(folder: Path, **options: Any) -> str:
         return "".join(generate(str(folder), "words", **GREEDY, device="cpu", dtype="auto", **options))

@@ -16,6 +16,7 @@ import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import DTypeError, ModelError
 from genesis.io.safetensors import load_file, save_file
+from genesis_models import CausalLM
 from tests.models.golden import FIXTURES, golden
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -220,6 +221,48 @@ def test_a_tokenizer_is_written_with_the_model(folder: Path, tmp_path: Path) -> 
         assert Tokenizer.load(tmp_path / name).fingerprint == tokenizer.fingerprint
         assert not (tmp_path / name / "vocab.json").exists()
     assert (tmp_path / "a" / "LICENSE").exists()
+
+
+def with_tokenizer(folder: Path, tokenizer: Tokenizer) -> CausalLM:
+    """The model in `folder`, which holds `tokenizer`, a template and terms besides."""
+    for name, data in tokenizer.files().items():
+        (folder / name).write_bytes(data)
+    (folder / "vocab.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "LICENSE").write_text("terms")
+    return genesis_models.load(folder)
+
+
+def test_saving_keeps_what_the_folder_had_that_was_loaded(folder: Path, tmp_path: Path) -> None:
+    model = with_tokenizer(folder, train_bpe(["some words"], vocab_size=262))
+    kept = {each.name: each.read_bytes() for each in folder.iterdir() if each.name != "config.json"}
+    for _ in range(2):  # before and after the tokenizer was read
+        genesis_models.save(model, tmp_path / "out")
+        assert {name: (tmp_path / "out" / name).read_bytes() for name in kept} == kept
+        assert model.generate("words", max_tokens=1).text is not None
+    genesis_models.save(model, folder)  # in place
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
+    assert genesis_models.load(tmp_path / "out").generate("words", max_tokens=1).text is not None
+
+
+def test_a_tokenizer_that_was_set_is_saved(folder: Path, tmp_path: Path) -> None:
+    first, other = (train_bpe([text], vocab_size=262) for text in ("some words", "and others, and others"))
+    built = genesis_models.build(genesis_models.load(folder).config, seed=0)
+    for name, model in (("built", built), ("loaded", with_tokenizer(folder, first))):
+        model.tokenizer = other
+        genesis_models.save(model, tmp_path / name)
+        assert Tokenizer.load(tmp_path / name).fingerprint == other.fingerprint != first.fingerprint
+    assert (tmp_path / "loaded" / "LICENSE").exists() and not (tmp_path / "loaded" / "vocab.json").exists()
+
+
+def test_the_folder_that_was_loaded_is_gone(folder: Path, tmp_path: Path) -> None:
+    model = genesis_models.load(folder)
+    folder.rename(tmp_path / "elsewhere")
+    for source in (None, tmp_path / "nowhere"):
+        with pytest.raises(ModelError, match="there is no folder") as caught:
+            genesis_models.save(model, tmp_path / "out", source=source)
+        assert "source=" in caught.value.next and not (tmp_path / "out").exists()
+    genesis_models.save(model, tmp_path / "out", source=tmp_path / "elsewhere")
 
 
 def test_shards_of_an_older_save_are_removed_whatever_their_digits(folder: Path, tmp_path: Path) -> None:
