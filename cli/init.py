@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from genesis.errors import ModelError
+from genesis.errors import GenesisError, ModelError, UsageError
 from genesis.io.boundary import fitting
 from genesis_cli.estimate import GpuMemory
 
@@ -64,7 +66,9 @@ def init(
     path = Path(file)
     session.check_new(path, force=force)
     if model is None and not data and goal is None and sys.stdin.isatty() and sys.stdout.isatty():
-        model, data, goal = _questions()
+        model, goal, source = _questions()
+        data = [source]
+    model = None if model is None else os.path.expanduser(model)
     chosen = session.goal_of(goal, model)
     asked = session.Asked(
         goal=chosen,
@@ -83,13 +87,37 @@ def init(
     print(f"next: genesis train {shlex.quote(str(path))}")
 
 
-def _questions() -> tuple[str | None, list[str] | None, str | None]:
-    """Model, data and goal, from the terminal; Return takes what stands in brackets."""
-    from genesis_cli.session.init import GOALS
+def _questions() -> tuple[str | None, str, str]:
+    """Model, goal and data, from the terminal; Return takes what stands in brackets. Wrong answers are asked again."""
+    from genesis_cli.session import init as session
 
-    model = typer.prompt("Model: a folder, a name on the hub, or nothing for a new one", default="", show_default=False)
-    for name, (what, *_) in GOALS.items():
-        print(f"  {name}: {what}")
-    goal = typer.prompt("Goal", default="lora" if model else "scratch")
-    data = typer.prompt("Data: a file, a folder or a glob", default=GOALS.get(goal, ("", "", "stdlib:"))[2])
-    return model or None, [data], goal
+    model: str | None = None
+    goal = ""
+    while not goal:
+        model = _answer("Model: a folder, a name on the hub, or nothing for a new one", "", session.check_model) or None
+        for name, (what, *_) in session.GOALS.items():
+            print(f"  {name}: {what}")
+        asked = _answer("Goal", session.goal_of(None, model), session.check_goal)
+        try:
+            goal = session.goal_of(asked, model)
+        except UsageError as error:  # of the two together, so that either may change
+            _say(error)
+    source = _answer("Data: a file, a folder or a glob", session.GOALS[goal][2], session.check_source)
+    return model, goal, source
+
+
+def _answer(question: str, default: str, check: Callable[[str], object]) -> str:
+    """An answer that `check` raises no error for."""
+    while True:
+        found: str = typer.prompt(question, default=default, show_default=bool(default)).strip()
+        try:
+            check(found)
+        except GenesisError as error:
+            _say(error)
+        else:
+            return found
+
+
+def _say(error: GenesisError) -> None:
+    """Why a question is asked again."""
+    print("\n".join(filter(None, (f"  {error.what}", error.next and f"  next: {error.next}"))))

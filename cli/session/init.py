@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,20 @@ from genesis_models.folder import read_config
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import fuses
 
-__all__ = ["GOALS", "Asked", "Sized", "check_new", "config_text", "described", "goal_of", "place_for", "with_values"]
+__all__ = [
+    "GOALS",
+    "Asked",
+    "Sized",
+    "check_goal",
+    "check_model",
+    "check_new",
+    "check_source",
+    "config_text",
+    "described",
+    "goal_of",
+    "place_for",
+    "with_values",
+]
 
 # Goal -> what it is, the recipe that it starts from on a GPU and on the CPU, and the data that ships for it.
 GOALS = {
@@ -94,18 +108,35 @@ def place_for(gpu_memory: float | None) -> Place:
     return place_of("auto", gpu_memory)
 
 
+def check_model(name: str) -> None:
+    """Raises: ModelError: there is no such model on this machine, or none that Genesis has."""
+    if name and name not in PRESETS:
+        read_config(local_path(os.path.expanduser(name)))
+
+
+def check_goal(name: str) -> None:
+    """Raises: UsageError: there is no goal of that name."""
+    if name not in GOALS:
+        what = f"the goal {escape(name)} is not known"
+        raise UsageError(what, where="--goal", next=f"use one of {', '.join(GOALS)}")
+
+
+def check_source(name: str) -> None:
+    """Raises: DataError: the source matches no file."""
+    expand([name])
+
+
 def goal_of(goal: str | None, model: str | None) -> str:
     """The goal that is meant. Raises: UsageError: there is none of that name, or the model is not one for it."""
     trains_weights = model is not None and model not in PRESETS
     found = goal or ("lora" if trains_weights else "scratch")
-    if found not in GOALS:
-        raise UsageError(f"--goal {found} is not known", where="--goal", next=f"one of {', '.join(GOALS)}")
+    check_goal(found)
     if found == "scratch" and trains_weights:
-        what = f"--goal scratch begins with random weights, and {escape(model)} has others"
+        what = f"the goal scratch begins with random weights, and {escape(model)} has others"
         raise UsageError(what, where="--model", next=f"leave it out, or name a size: {', '.join(PRESETS)}")
     if found != "scratch" and not trains_weights:
-        what = f"--goal {found} needs the weights of a model"
-        raise UsageError(what, where="--model", next="name a folder, or a model of the hub: --model Qwen/Qwen3-0.6B")
+        what = f"the goal {found} needs the weights of a model"
+        raise UsageError(what, where="--model", next="name a folder, or a model of the hub, such as Qwen/Qwen3-0.6B")
     return found
 
 

@@ -18,6 +18,7 @@ from genesis.io.hub_cache import local_path
 from genesis.train.config import Config
 from genesis.train.config_file import load_config, parse_config
 from genesis_cli import recipes
+from genesis_cli.main import main
 from genesis_cli.session import init as session
 from genesis_cli.session.estimate import DRIVER
 from genesis_cli.session.init import with_values
@@ -213,6 +214,45 @@ def test_mistakes_of_init(model: Path, here: Path) -> None:
         code, _, told = printed("init", "x.yaml", *words)
         assert (code, said in told) == (expected, True), told
     assert not Path("x.yaml").exists()
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
+    """A terminal whose user answers so; the questions, as they come."""
+    asked, left = list[str](), iter(answers)
+
+    def prompt(question: str, *, default: str, **how: object) -> str:
+        asked.append(question.partition(":")[0])
+        return next(left) or default
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
+    return asked
+
+
+def test_wrong_answers_are_asked_again_at_once(
+    model: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "mine.jsonl").write_text("")
+    monkeypatch.setenv("HOME", str(model.parent))
+    answers = ("absent", f" ~/{model.name} ", "fly", "lora", "absent.jsonl", "mine.jsonl")
+    asked = answered(monkeypatch, *answers)
+    assert main(["init", "c.yaml", "--gpu-memory", "0.7"]) == 0
+    assert asked == ["Model", "Model", "Goal", "Goal", "Data", "Data"]
+    out = capsys.readouterr().out
+    assert all(said in out for said in ("absent", "the goal fly is not known", "use one of lora", "matches no file"))
+    config = load_config("c.yaml")
+    assert config.model.path == str(model) and config.data.train == ["mine.jsonl"] and config.lora is not None
+
+
+def test_a_goal_that_does_not_go_with_the_model_asks_for_both(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = answered(monkeypatch, "", "lora", "qwen3-0.6B", "", "")
+    assert main(["init", "c.yaml"]) == 0
+    assert asked == ["Model", "Goal", "Model", "Goal", "Data"]
+    assert "the goal lora needs the weights of a model" in capsys.readouterr().out
+    assert load_config("c.yaml").model.preset == "qwen3-0.6B", "a size is for a new model"
 
 
 def test_values_are_changed_and_comments_stay() -> None:
