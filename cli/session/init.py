@@ -14,7 +14,8 @@ from typing import Any
 from genesis.backend import CPU
 from genesis.data.chat.template import CHATML
 from genesis.data.sources import expand
-from genesis.errors import ConfigError, OutOfMemoryError, UsageError, escape
+from genesis.data.tokenizer_files import TOKENIZER_NAME
+from genesis.errors import ConfigError, ModelError, OutOfMemoryError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hf import read_chat_templates
 from genesis.io.hub_cache import local_path
@@ -85,6 +86,14 @@ class Asked:
         if self.goal not in ("lora", "full") or self.model is None or read_chat_templates(local_path(self.model)):
             return None
         return CHATML
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether a run finds one: a new model makes its own. Raises: ModelError: the folder cannot be looked at."""
+        if self.goal == "scratch" or self.model is None:
+            return True
+        with boundary(ModelError, "looking for the tokenizer", self.model):
+            return exists(Path(local_path(self.model)) / TOKENIZER_NAME)
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,8 @@ def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
     yield f"goal: {asked.goal}, {what}"
     if asked.template is not None:
         yield f"template: {asked.template}, as the model has no chat template of its own"
+    if not asked.has_tokenizer:
+        yield f"tokenizer: {escape(asked.model)} has none; set data.tokenizer to a folder with a tokenizer.json"
     micro = f"{sized.accumulation_steps} micro-steps of " if sized.accumulation_steps > 1 else ""
     saving = f"activation checkpointing {sized.activation_checkpointing}"
     yield f"step: {micro}{sized.batch_size} sequences, {saving}; for {place.name}"

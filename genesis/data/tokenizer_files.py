@@ -25,6 +25,7 @@ from genesis.io.strict_json import parse_object, read_limited
 __all__ = ["MAX_VOCAB", "TOKENIZER_NAME", "TokenizerFiles", "checked_content", "read_tokenizer"]
 
 TOKENIZER_NAME = "tokenizer.json"
+SENTENCE_PIECE = "tokenizer.model"
 MAPPING_NAME = "special_tokens_map.json"
 MODEL_CONFIG = "config.json"
 _MODEL_FILES = (GENERATION_CONFIG, MODEL_CONFIG)  # read for the roles of tokens, and no files of the tokenizer
@@ -86,6 +87,8 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
     where = escape(folder / name)
     if not is_folder(folder):
         raise ModelError(f"there is no tokenizer at {quote(os.fspath(path), 400)}", next="check data.tokenizer")
+    if not exists(folder / name):
+        raise _without_tokenizer(folder)
     files = {TOKENIZER_NAME: read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)}
     for companion in (TOKENIZER_CONFIG, MAPPING_NAME, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG):
         if (data := _companion(folder, companion)) is not None:
@@ -110,6 +113,15 @@ def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTok
     ids = _checked_ids(content, where)
     _check_parts(content, where)
     return checked_content(content, _specials(folder, content, files, ids), max(ids.values()))
+
+
+def _without_tokenizer(folder: Path) -> ModelError:
+    """The error of a folder that has no tokenizer.json."""
+    what, next = f"{escape(folder)} has no {TOKENIZER_NAME}", f"put the model's {TOKENIZER_NAME} there"
+    if exists(folder / SENTENCE_PIECE):
+        what += f", and {SENTENCE_PIECE} is not read"
+        next += " (transformers' AutoTokenizer writes one: save_pretrained)"
+    return ModelError(what, where=escape(folder), next=f"{next}, or name a folder that has one as data.tokenizer")
 
 
 def _companion(folder: Path, name: str) -> bytes | None:

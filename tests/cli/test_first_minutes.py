@@ -180,6 +180,17 @@ def test_a_base_model_gets_a_template_for_chats(model: Path, here: Path) -> None
     assert load_config("c.yaml").data.template is None
 
 
+def test_a_model_without_a_tokenizer_has_a_line(model: Path, here: Path) -> None:
+    base = Path(shutil.copytree(model, here / "base"))
+    (base / "tokenizer.json").unlink(missing_ok=True)
+    write_chats(here / "chats.jsonl", [chat(f"hi {n}", "yes") for n in range(40)])
+    assert "set data.tokenizer to a folder" in done("init", "c.yaml", "--model", base, "--data", "chats.jsonl")
+    for words, has_config in ((("data", "preview", "c.yaml"), True), (("generate", base, "--prompt", "x"), False)):
+        code, _, told = printed(*words)
+        assert code == 5 and "has no tokenizer.json" in told and ("data.tokenizer" in told) is has_config
+    assert "tokenizer:" not in done("init", "c.yaml", "--model", model, "--data", "chats.jsonl", "--force")
+
+
 def test_a_small_gpu_computes_more_again_and_a_tiny_one_is_refused(
     model: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

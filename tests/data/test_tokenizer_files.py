@@ -295,7 +295,7 @@ def test_missing_large_and_special_files_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match="no tokenizer at"):
         Tokenizer.load(tmp_path / "nowhere")
-    with pytest.raises(ModelError, match="is missing"):
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(ModelError, match="FIFO"):
@@ -327,3 +327,13 @@ def test_mutated_tokenizers_load_or_are_refused_and_never_panic(
     outcome = json.loads(result.stdout)
     assert outcome["loaded"] + outcome["refused"] == count
     assert min(outcome.values()) > count // 20, "the mutations must be such that some pass and some do not"
+
+
+def test_a_folder_without_a_tokenizer_says_where_one_may_be_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json") as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.where == str(tmp_path) and "data.tokenizer" in caught.value.next
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"tokenizer\.model is not read") as caught:
+        Tokenizer.load(tmp_path)
+    assert "save_pretrained" in caught.value.next
