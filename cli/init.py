@@ -64,6 +64,8 @@ def init(
     from genesis_cli.session import init as session
 
     path = Path(file)
+    if model == "":
+        raise UsageError("--model is empty", where="command line", next="name one, or leave it out for a new model")
     session.check_new(path, force=force)
     if model is None and not data and goal is None and sys.stdin.isatty() and sys.stdout.isatty():
         model, goal, source = _questions()

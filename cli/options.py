@@ -107,8 +107,10 @@ def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, An
             values[key] = checker.validate_python(value, strict=True)
         except ValidationError:
             fragment = {**checker.json_schema(), "examples": field.examples}
-            what = f"{option} must be {expected(fragment)}, not {show(value)}"
-            raise UsageError(what, where="command line", next=f"{field.description}") from None
+            # An option that is left out has its default: nobody types null.
+            what = f"{option} must be {expected(fragment).removesuffix(', or null')}, not {show(value)}"
+            about = str(field.description).partition(" null:")[0]
+            raise UsageError(what, where="command line", next=about) from None
     return values
 
 

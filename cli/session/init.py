@@ -19,7 +19,7 @@ from genesis.errors import ConfigError, ModelError, OutOfMemoryError, UsageError
 from genesis.io.boundary import boundary
 from genesis.io.hf import read_chat_templates
 from genesis.io.hub_cache import local_path
-from genesis.io.paths import exists
+from genesis.io.paths import exists, is_folder
 from genesis.profile.format import format_bytes
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
@@ -27,6 +27,7 @@ from genesis.train.strict_yaml import emit, parse
 from genesis_cli.session.estimate import Place, place_of, with_batch
 from genesis_cli.session.memory import advice, run_plan
 from genesis_cli.session.memory_plan import MemoryPlan
+from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import describe_gpu, model_config
 from genesis_cli.session.settings import settled
 from genesis_models.config import ModelConfig
@@ -59,6 +60,7 @@ GOALS = {
 ON_CPU = "quickstart"  # a new model that the CPU can train
 STEP_TOKENS = 16_384  # of data of one's own
 CPU_ROWS, CPU_LENGTH = 2, 256
+OPTIONS = {"data.seq_len": "--seq-len"}
 HOWS = ("none", "selective", "full")
 
 
@@ -119,7 +121,7 @@ def place_for(gpu_memory: float | None) -> Place:
 
 def check_model(name: str) -> None:
     """Raises: ModelError: there is no such model on this machine, or none that Genesis has."""
-    if name and name not in PRESETS:
+    if name and name not in PRESETS:  # nothing stands for a new model
         read_config(local_path(os.path.expanduser(name)))
 
 
@@ -175,7 +177,9 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         values["data.template"] = asked.template
     values["data.seq_len"] = _length(asked, text, on_cpu=on_cpu)
     text = with_values(text, values, {"data.template": "Makes text of a chat; the model has no template of its own."})
-    config = _parsed(text)
+    with phrased_for(OPTIONS, memory=""):
+        config = _parsed(text)
+        model_config(with_checkpointing(config, HOWS[0]))  # whose positions limit a row
     sized = _on_cpu(config) if on_cpu else _on_gpu(config, asked, place)
     values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
     text = with_values(text, values)
@@ -318,9 +322,11 @@ def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Refuse to write over a file. Raises: ConfigError."""
+    """Refuse a folder, and to write over a file. Raises: ConfigError."""
     with boundary(ConfigError, "writing the configuration", path):
-        is_there = exists(path)
+        is_there, is_a_folder = exists(path), is_folder(path)
+    if is_a_folder:
+        raise ConfigError(f"{escape(path)} is a folder", where="command line", next="name a file in it")
     if is_there and not force:
         what = f"there is a file {escape(path)} already"
         raise ConfigError(what, where="command line", next="name another one, or write over it: --force")

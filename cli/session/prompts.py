@@ -59,7 +59,7 @@ def typed_prompt(text: str) -> Prompt:
     """The prompt of the command line. Raises: UsageError where it is empty."""
     if not text:
         raise UsageError("the prompt is empty", where="--prompt", next="give at least one character")
-    return Prompt(text, "", {})
+    return Prompt(text, "--prompt", {})
 
 
 def read_prompts(path: str) -> list[Prompt]:

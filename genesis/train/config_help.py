@@ -215,10 +215,15 @@ def _bounds(fragment: Mapping[str, Any]) -> str:
     low, high = fragment.get("minimum"), fragment.get("maximum")
     above, below = fragment.get("exclusiveMinimum"), fragment.get("exclusiveMaximum")
     if below is not None:
-        return f" from {low:.12g} to below {below:.12g}"
+        return f" from {_exact(low)} to below {_exact(below)}"
     if above is not None:
-        return f" above {above:.12g} and at most {high:.12g}"
-    return f" from {low:.12g} to {high:.12g}" if low is not None and high is not None else ""
+        return f" above {_exact(above)} and at most {_exact(high)}"
+    return f" from {_exact(low)} to {_exact(high)}" if low is not None and high is not None else ""
+
+
+def _exact(bound: Any) -> str:
+    """A bound as one would type it."""
+    return str(bound) if isinstance(bound, int) else f"{bound:.12g}"
 
 
 def show(value: Any) -> str:

@@ -221,9 +221,16 @@ def test_mistakes_of_init(model: Path, here: Path) -> None:
         (("--goal", "fly"), "not known", 2),
         (("--model", "org/absent"), "genesis pull org/absent", 5),
         (("--data", "absent.jsonl"), "matches no file", 4),
+        (("--model", ""), "--model is empty", 2),
+        (("--model", model, "--seq-len", 50_000), "--seq-len 50000 is beyond the model's", 3),
+        (("--model", "qwen3-0.6B", "--seq-len", 50_000), "--seq-len 50000 is beyond the model's", 3),
+        (("--seq-len", 50_000), "--seq-len 50000 is beyond the model's", 3),
+        (("--seq-len", 10**8), "--seq-len must be an integer from 2 to 1048576", 3),
     ):
         code, _, told = printed("init", "x.yaml", *words)
         assert (code, said in told) == (expected, True), told
+    code, _, told = printed("init", here, "--force")
+    assert (code, "is a folder" in told) == (3, True), told
     assert not Path("x.yaml").exists()
 
 

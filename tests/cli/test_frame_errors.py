@@ -113,6 +113,8 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("eval", "folder"), "there is nothing to measure on"),
         (("generate", "f", "--prompt", "x", "--min-p", "2"), "--min-p is 2.0"),
         (("generate", "f", "--prompt", "x", "--repetition-penalty", "nan"), "--repetition-penalty is nan"),
+        (("generate", "f", "--prompt", "x", "--seed", "-1"), f"--seed must be an integer from 0 to {2**63 - 1}, not"),
+        (("generate", "f", "--prompt", "x", "--top-k", "0"), "--top-k must be an integer from 1 to 1000000, not"),
         (("chat", "f", "--max-tokens", "0"), "--max-tokens is 0"),
         (("generate", "f", "--prompt", "x", "--max-tokens", "many"), "Invalid value for '--max-tokens'"),
     ],

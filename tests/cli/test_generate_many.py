@@ -168,6 +168,11 @@ def test_an_empty_prompt(folder: Path) -> None:
     assert code == 2 and "the prompt is empty" in told and "where: --prompt" in told
 
 
+def test_a_prompt_that_fills_the_context(folder: Path) -> None:
+    code, _, told = printed("generate", folder, "--prompt", "w" * 400)
+    assert code == 2 and "the model's context holds 128" in told and "where: --prompt" in told
+
+
 def test_a_cache_in_8_bits_is_for_gpus(folder: Path) -> None:
     code, _, told = printed("generate", folder, "--prompt", "words", "--device", "cpu", "--kv-cache", "fp8")
     assert code == 2 and "a KV cache in fp8 on the CPU" in told
