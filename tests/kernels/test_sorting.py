@@ -20,7 +20,6 @@ from genesis.kernels.gemm.transpose import transposed_copy
 from genesis.kernels.index import radix_sort as radix
 from genesis.kernels.index import segment, select
 from genesis.kernels.index import sort as sorting
-from genesis.kernels.reduce import prefix_sum as prefix
 from genesis.op import registry
 from tests.ops.devices import CUDA
 
@@ -45,11 +44,10 @@ def forget_calls() -> Iterator[None]:
 @pytest.fixture
 def radix_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix, "RANK_SORT_MAX", 0)
-    monkeypatch.setattr(radix, "TILE", 64)
-    monkeypatch.setattr(prefix, "TILE", 128)
-    monkeypatch.setattr(prefix, "ONE_PROGRAM", 256)
-    monkeypatch.setattr(sorting, "ONE_TILE", 0)
-    monkeypatch.setattr(sorting, "TOPK_MAX", 0)
+    monkeypatch.setattr(radix, "LINE", 0)
+    monkeypatch.setattr(radix, "TILE", 256)
+    monkeypatch.setattr(radix, "COUNTED", 512)
+    monkeypatch.setattr(sorting, "SHORT", 0)
 
 
 def specials(dtype: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -89,12 +87,26 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16"
 @pytest.mark.parametrize("descending", [False, True])
 def test_radix_sort_is_stable_and_orders_nan_last(radix_only: None, dtype: str, descending: bool) -> None:
     axis = 0 if descending else 1
-    x = specials(dtype, np.random.default_rng(1), 2, 100)
+    x = specials(dtype, np.random.default_rng(1), 2, 2600)  # 11 tiles, and 8 states are looked at together
     x = x.T if descending else x
     found = registry["sort"](on_device(x), axis=axis, descending=descending)
     expected = by_reference("sort", x, axis=axis, descending=descending)
     assert np.array_equal(found[1].numpy(), expected[1])
     assert bits(found[0].numpy()) == bits(expected[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [129, 1500, 4001])
+def test_a_program_sorts_a_line(dtype: str, length: int) -> None:
+    descending = length == 1500
+    x = specials(dtype, np.random.default_rng(length), 3, length)
+    found = registry["sort"](on_device(x), axis=1, descending=descending)
+    expected = by_reference("sort", x, axis=1, descending=descending)
+    assert np.array_equal(found[1].numpy(), expected[1])
+    assert bits(found[0].numpy()) == bits(expected[0])
+    some = registry["topk"](on_device(x), k=70, axis=1, largest=descending)
+    assert np.array_equal(some[1].numpy(), expected[1][:, :70])
+    assert bits(some[0].numpy()) == bits(expected[0][:, :70])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
@@ -105,14 +117,14 @@ def test_ranks_of_wide_types(dtype: str, length: int) -> None:
     assert np.array_equal(found[1].numpy(), by_reference("sort", x, axis=1)[1])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float64"])
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk_of_a_long_line_by_tiles(monkeypatch: pytest.MonkeyPatch, dtype: str, largest: bool) -> None:
-    monkeypatch.setattr(sorting, "ONE_TILE", 64)
-    monkeypatch.setattr(sorting, "CHUNK", 32)
-    x = specials(dtype, np.random.default_rng(3), 2, 500)
-    found = registry["topk"](on_device(x), k=5, axis=1, largest=largest)
-    expected = by_reference("topk", x, k=5, axis=1, largest=largest)
+    """The last of the tiles has fewer elements than are wanted of it."""
+    monkeypatch.setattr(radix, "LINE", 4096)
+    x = specials(dtype, np.random.default_rng(3), 2, 20 * 4096 + 30)
+    found = registry["topk"](on_device(x), k=60, axis=1, largest=largest)
+    expected = by_reference("topk", x, k=60, axis=1, largest=largest)
     assert np.array_equal(found[1].numpy(), expected[1])
     assert bits(found[0].numpy()) == bits(expected[0])
 

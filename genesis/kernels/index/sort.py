@@ -2,14 +2,11 @@
 
 Reference: `genesis/ops/sort.py`, under the same names.
 
-Values become integers of the same order, NaN last and both zeros equal. One program sorts a line of up to 2,048
-elements (of up to 4 bytes) with a bitonic sort of key and index packed in 64 bits; longer lines take a rank or radix
-sort. A small top-k of a long line sorts its tiles and merges their candidates, level by level.
+Values become integers of the same order, NaN last and both zeros equal. One program sorts lines of up to 128 elements
+(of up to 4 bytes) with a bitonic sort of key and index packed in 64 bits; longer lines take a radix sort.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -20,71 +17,40 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_keys
-from genesis.kernels.index.radix_sort import argsort_keys
+from genesis.kernels.index.radix_sort import Lines, argsort_keys, bits_of, ordered_keys, radix_sort
 from genesis.kernels.index.segment import report_fault, rows_of, scatter_add_rows, sort_tile
 from genesis.kernels.index.select import count_true, true_indices
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
 from genesis.kernels.strides import collapse, offsets
-from genesis.kernels.types import converted
 from genesis.ops.reduce import single_axis
-from genesis.shapes import Shape, numel
+from genesis.shapes import numel
 
 __all__ = ["bincount", "nonzero", "nonzero_count", "sort", "topk", "unique", "unique_count"]
 
-ONE_TILE = 2048  # the longest line that one program sorts
-CHUNK = 1024  # elements of a tile of `_bitonic_topk`
-TOPK_MAX = CHUNK // 8  # the largest k of `_bitonic_topk`
+SHORT = 128  # the longest line that is sorted by a bitonic sort
 TILE = 1024
-# Significant bits of the keys of each type.
-BITS = {"bool": 8, "uint8": 8, "int8": 8, "int16": 16, "bfloat16": 16, "float16": 19}
 
 
 # --- Keys -------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def ordered_keys(x, DESCENDING: tl.constexpr):
-    """Signed integers in the order of x: int64 for 8-byte types, else int32."""
-    if x.dtype == tl.float64:
-        b = tl.where(x == 0, 0.0, x).to(tl.int64, bitcast=True)
-        k = tl.where(x != x, 0x7FFFFFFFFFFFFFFF, b ^ ((b >> 63) & 0x7FFFFFFFFFFFFFFF))
-    elif x.dtype.is_floating():
-        f = converted(x, tl.float32)
-        b = tl.where(f == 0, 0.0, f).to(tl.int32, bitcast=True)
-        k = tl.where(f != f, 0x7FFFFFFF, b ^ ((b >> 31) & 0x7FFFFFFF))
-        if x.dtype == tl.bfloat16:
-            k = k >> 16
-        elif x.dtype == tl.float16:
-            k = k >> 13
-    elif x.dtype == tl.int64:
-        k = x
-    elif x.dtype == tl.uint8:
-        k = x.to(tl.int32) - 128
-    else:
-        k = x.to(tl.int32)
-    return ~k if DESCENDING else k
-
-
-@triton.jit
-def sort_keys_kernel(p_keys, p_x, n, sizes, strides, DESCENDING: tl.constexpr, T: tl.constexpr):
+def sort_keys_kernel(p_keys, p_x, n, sizes, strides, T: tl.constexpr):
     """keys[i] of the element with linear index i."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)
-    tl.store(p_keys + i, ordered_keys(x, DESCENDING), mask=i < n)
+    tl.store(p_keys + i, ordered_keys(bits_of(x), p_x.dtype.element_ty, False), mask=i < n)
 
 
 def _bits(dtype: DType) -> int:
-    return BITS.get(dtype.name, 64 if dtype.itemsize == 8 else 32)
+    return 8 * dtype.itemsize
 
 
-def _keys(x: Array, shape: Shape, strides: Shape, lines: int, descending: bool) -> Array:
-    """Keys `[lines, length]` of x's elements seen as `shape`."""
-    sizes, steps = collapse(shape, strides)
-    n = numel(shape)
-    keys = empty((lines, n // lines), int64 if x.dtype.itemsize == 8 else int32, x.device)
-    launch(
-        sort_keys_kernel, triton.cdiv(n, TILE), keys, x, n, sizes, steps, DESCENDING=descending, T=TILE, num_warps=4,
-    )  # fmt: skip
+def _keys(x: Array) -> Array:
+    """Keys `[1, size]` of x's elements."""
+    sizes, steps = collapse(x.shape, x.strides)
+    keys = empty((1, x.size), int64 if x.dtype.itemsize == 8 else int32, x.device)
+    launch(sort_keys_kernel, triton.cdiv(x.size, TILE), keys, x, x.size, sizes, steps, T=TILE, num_warps=4)
     return keys
 
 
@@ -92,46 +58,20 @@ def _keys(x: Array, shape: Shape, strides: Shape, lines: int, descending: bool) 
 
 
 @triton.jit
-def bitonic_sort_kernel(p_values, p_indices, p_candidates, p_x, p_packed, lines, length, tiles, count, step, sizes,
-                        strides, inner, DESCENDING: tl.constexpr, LINES: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Sort tiles of lines and store the first `count` elements of each.
-
-    Elements come from x, or from `p_packed` [lines, length] if given; results go to `p_candidates`
-    [lines, tiles, count] if given, else to values and indices.
-    """
-    line = (tl.program_id(0) // tiles).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]  # [LINES, 1]
-    i = tl.program_id(0) % tiles * T + tl.arange(0, T)[None, :]  # [1, T]
+def bitonic_sort_kernel(p_values, p_indices, p_x, lines, length, count, step, sizes, strides, inner,
+                        DESCENDING: tl.constexpr, LINES: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """Sort short lines and store the first `count` elements of each."""
+    line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]  # [LINES, 1]
+    i = tl.arange(0, T)[None, :]  # [1, T]
     m = (line < lines) & (i < length)
     o_line = offsets(line, sizes, strides)
-    if p_packed is not None:
-        packed = tl.load(p_packed + line * length + i, mask=m, other=0x7FFFFFFFFFFFFFFF)
-    else:
-        key = ordered_keys(tl.load(p_x + o_line + i.to(tl.int64) * step, mask=m, other=0), DESCENDING).to(tl.int64)
-        packed = tl.where(m, key * 4294967296 + i, 0x7FFFFFFFFFFFFFFF)
-    packed = sort_tile(packed)  # [LINES, T]
-    rank = tl.arange(0, T)[None, :]
-    if p_candidates is not None:
-        o = (line * tiles + tl.program_id(0) % tiles) * count + rank
-        tl.store(p_candidates + o, packed, mask=(line < lines) & (rank < count))
-    else:
-        m = (line < lines) & (rank < count)
-        index = packed & 0xFFFFFFFF
-        x = tl.load(p_x + o_line + index * step, mask=m)
-        o = (line // inner * count + rank) * inner + line % inner
-        tl.store(p_values + o, x, mask=m)
-        tl.store(p_indices + o, index, mask=m)
-
-
-@triton.jit
-def take_sorted_kernel(p_values, p_indices, p_x, p_order, n, length, count, step, sizes, strides, inner,
-                       T: tl.constexpr):  # fmt: skip
-    """Values and indices of the first `count` elements of each line's order."""
-    e = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    m = e < n
-    line, rank = e // count, e % count
-    index = tl.load(p_order + line * length + rank, mask=m, other=0).to(tl.int64)
-    x = tl.load(p_x + offsets(line, sizes, strides) + index * step, mask=m)
-    o = (line // inner * count + rank) * inner + line % inner
+    bits = bits_of(tl.load(p_x + o_line + i.to(tl.int64) * step, mask=m, other=0))
+    key = ordered_keys(bits, p_x.dtype.element_ty, DESCENDING).to(tl.int64)
+    packed = sort_tile(tl.where(m, key * 4294967296 + i, 0x7FFFFFFFFFFFFFFF))  # [LINES, T]
+    m = (line < lines) & (i < count)
+    index = packed & 0xFFFFFFFF
+    x = tl.load(p_x + o_line + index * step, mask=m)
+    o = (line // inner * count + i) * inner + line % inner
     tl.store(p_values + o, x, mask=m)
     tl.store(p_indices + o, index, mask=m)
 
@@ -143,47 +83,17 @@ def _sort_into(out: tuple[Array, Array], x: Array, axis: int, count: int, descen
     if lines == 0 or count == 0:
         return
     others = [d for d in range(x.ndim) if d != axis]
-    shape, strides = tuple(x.shape[d] for d in others), tuple(x.strides[d] for d in others)
-    sizes, steps = collapse(shape, strides)
+    sizes, steps = collapse(tuple(x.shape[d] for d in others), tuple(x.strides[d] for d in others))
     inner = numel(x.shape[axis + 1 :]) if x.shape else 1
-    short = x.dtype.itemsize <= 4 and length < 1 << 31
-    if short and (length <= ONE_TILE or count <= TOPK_MAX):
-        _bitonic_topk(out, x, lines, length, count, descending, (step, sizes, steps, inner))
+    if x.dtype.itemsize > 4 or length > SHORT:
+        where = Lines(lines, length, step, sizes, steps, inner)
+        radix_sort(*out, x, where, count, _bits(x.dtype), True, descending)
         return
-    keys = _keys(x, (*shape, length), (*strides, step), lines, descending)
-    _, order = argsort_keys(keys, _bits(x.dtype), signed=True, keep_keys=False)
-    n = lines * count
+    tile = triton.next_power_of_2(max(length, 2))
+    lines_per_tile = max(1, min(1024 // tile, triton.next_power_of_2(lines)))
     launch(
-        take_sorted_kernel, triton.cdiv(n, TILE), *out, x, order, n, length, count, step, sizes, steps, inner, T=TILE,
-        num_warps=4,
-    )  # fmt: skip
-
-
-def _bitonic_topk(
-    out: tuple[Array, Array], x: Array, lines: int, length: int, count: int, descending: bool, layout: tuple[Any, ...]
-) -> None:
-    """Keep the first `count` of each tile, until one tile holds what is left of a line; then sort that."""
-    packed: Array | None = None
-    while length > ONE_TILE:
-        tiles = triton.cdiv(length, CHUNK)
-        candidates = empty((lines, tiles * count), int64, x.device)
-        _launch_bitonic_sort(*out, candidates, x, packed, lines, length, tiles, count, layout, descending, CHUNK)
-        # the last tile may have fewer than `count`; its padding is larger than every element
-        packed, length = candidates, tiles * count
-    _launch_bitonic_sort(
-        *out, None, x, packed, lines, length, 1, count, layout, descending, triton.next_power_of_2(max(length, 2))
-    )
-
-
-def _launch_bitonic_sort(
-    values: Array, indices: Array, candidates: Array | None, x: Array, packed: Array | None, lines: int, length: int,
-    tiles: int, count: int, layout: tuple[Any, ...], descending: bool, tile: int,
-) -> None:  # fmt: skip
-    lines_per_tile = 1 if tiles > 1 else max(1, min(CHUNK // tile, triton.next_power_of_2(lines)))
-    launch(
-        bitonic_sort_kernel, triton.cdiv(lines, lines_per_tile) * tiles, values, indices, candidates, x, packed, lines,
-        length, tiles, count, *layout, DESCENDING=descending, LINES=lines_per_tile, T=tile,
-        num_warps=8 if tile > CHUNK else 4,
+        bitonic_sort_kernel, triton.cdiv(lines, lines_per_tile), *out, x, lines, length, count, step, sizes, steps,
+        inner, DESCENDING=descending, LINES=lines_per_tile, T=tile, num_warps=4,
     )  # fmt: skip
 
 
@@ -280,7 +190,7 @@ def unique_counts_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
 
 def _grouped(x: Array, total: Array | None) -> tuple[Array, Array, Array, int | None]:
     """Sorted keys, their order, each tile's first group number, and the key of NaN."""
-    keys, order = argsort_keys(_keys(x, x.shape, x.strides, 1, False), _bits(x.dtype), signed=True)
+    keys, order = argsort_keys(_keys(x), _bits(x.dtype), signed=True)
     assert keys is not None
     nan = (1 << (_bits(x.dtype) - 1)) - 1 if x.dtype.is_floating_point else None
     counts = empty((triton.cdiv(x.size, TILE),), int32, x.device)
