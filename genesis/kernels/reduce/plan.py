@@ -36,6 +36,10 @@ ENOUGH_PROGRAMS = 96  # programs that nearly saturate memory; splitting further 
 ROW_BYTES = 32768  # the longest row, in bytes, that one program holds in registers
 COLUMN_GROUP = 4  # rows per step of `column_argminmax_kernel`
 GROUP_PER_BYTE = 256  # elements of a row's group per byte of an element (`row_argminmax_kernel`)
+SCAN_TILE = 4096  # elements of a line that a program scans
+SCAN_TILES = 4096  # of a line; longer lines have tiles of twice the size
+SCAN_COLUMNS = 1 << 15  # columns, or splits of them, that nearly saturate memory
+MAX_SPLITS = 256  # of columns: each program merges the totals of all before its own
 L2_ELEMENTS = 1 << 22  # elements that stay in L2, where short rows cost little
 
 
@@ -238,17 +242,25 @@ def merge_tiles(results: int, splits: int) -> Tiles:
     return Tiles(block_k, block_r, 1, -(-splits // block_r) * block_r, 4 if block_k * block_r >= 256 else 1)
 
 
-def scan_tiles(lines: int, length: int, inner: bool, *, whole: bool = False) -> Tiles:
-    """The tiles of a scan of `lines` × `length` elements; with `whole`, one program scans a whole line."""
-    area = 2048
-    block_r = min(triton.next_power_of_2(length), area if inner else 64)
-    block_k = min(triton.next_power_of_2(lines), max(1, area // block_r), 4096 if inner else 64)
-    programs, chunks = -(-lines // block_k), -(-length // block_r)
-    warps = _warps(block_k * block_r, area)
-    if whole or programs >= ENOUGH_PROGRAMS or chunks <= 4:
-        return Tiles(block_k, block_r, 1, chunks * block_r, warps)
-    span = -(-chunks // min(max(PROGRAMS // programs, 1), chunks)) * block_r
-    return Tiles(block_k, block_r, -(-length // span), span, warps)
+def scan_tiles(lines: int, length: int, inner: bool) -> Tiles:
+    """The tiles of a scan of `lines` × `length` elements.
+
+    Inner lines are split into tiles where there are too few to fill the SMs. Columns have a thread each and `block_r`
+    elements on their way at a time; their rows are split where there are too few of them.
+    """
+    if inner:
+        block_r = SCAN_TILE if length <= SCAN_TILES * SCAN_TILE else 2 * SCAN_TILE
+        tiles = -(-length // block_r)
+        if tiles > 1 and lines < PROGRAMS // 2:
+            return Tiles(1, block_r, tiles, block_r, block_r // 512)
+        block_r = min(triton.next_power_of_2(length), 2048)
+        block_k = min(triton.next_power_of_2(lines), 2048 // block_r)
+        return Tiles(block_k, block_r, 1, -(-length // block_r) * block_r, _warps(block_k * block_r, 1024))
+    block_k = min(64, max(32, triton.next_power_of_2(lines)))
+    block_r = min(16 if lines >= SCAN_COLUMNS // 2 else 32, triton.next_power_of_2(length))
+    splits = min(max(SCAN_COLUMNS // lines, 1), MAX_SPLITS, -(-length // 64))
+    span = -(-length // (splits * 32)) * 32
+    return Tiles(block_k, block_r, -(-length // span), span, block_k // 32)
 
 
 class LineTiles(NamedTuple):

@@ -81,6 +81,8 @@ if is_interpreted():  # where tl.reduce would call MERGE for every element
         make = type(state[0].handle)
 
         def tile(value: np.ndarray, kind: Any) -> Any:
+            if value.ndim == 0:
+                return tl.tensor(make(value.reshape(1), kind), kind)
             return tl.tensor(make(value, kind), tl.block_type(kind, list(value.shape)))
 
         while values[0].shape[axis] > 1:
