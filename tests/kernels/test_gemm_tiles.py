@@ -20,6 +20,7 @@ from genesis.kernels.gemm.tiles import (
     persistent_schedule,
     shared_bytes,
     simt_schedule,
+    unaligned_tile,
 )
 
 SIZES = (1, 3, 16, 64, 511, 896, 4096, 151936)
@@ -136,3 +137,11 @@ def test_few_tiles_share_the_sms() -> None:
     assert simt_schedule(112, 2048, 132, tile) == Schedule(0, 112, 4, 512)
     assert simt_schedule(112, 2048, 132, tile._replace(split=1)) == Schedule(112, 0, 1, 2048)
     assert simt_schedule(5000, 12, 132, tile._replace(split=5)) == Schedule(0, 5000, 4, 3)
+
+
+def test_unaligned_tiles_give_each_sm_one_and_are_split_beyond_that() -> None:
+    assert unaligned_tile(1, 4096, 4096, 4096, 2, 132)[:3] == (64, 64, 64)
+    assert unaligned_tile(1, 4096, 4096, 4096, 2, 132).split == 1
+    assert unaligned_tile(1, 32, 447, 2116, 4, 132)[:3] == (32, 32, 32)
+    assert unaligned_tile(1, 32, 447, 2116, 4, 132).split == 16  # of at least 4 steps
+    assert unaligned_tile(1, 3, 5, 0, 2, 132)[:3] == (16, 16, 64)

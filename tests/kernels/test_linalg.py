@@ -17,7 +17,8 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
-from genesis.kernels.gemm import linalg, transpose
+from genesis.kernels.gemm import aligned, linalg, transpose
+from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, aligned_copies_kernel, alignment_is_profitable
 from genesis.kernels.gemm.gemm import quotient
 from genesis.kernels.gemm.tiles import MIN_STEPS, GemmTile
 from genesis.kernels.gemm.transpose import transposed_copy
@@ -39,6 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         launch(kernel, *args, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(linalg, "launch", spy)
+    monkeypatch.setattr(aligned, "launch", spy)
     return kernels
 
 
@@ -234,6 +236,68 @@ def test_a_wide_tile_is_stored_in_slices(launched: list[object], tf32: None) -> 
 def test_strides_of_no_16_bytes_go_through_pointers(layout: str, x: Shape, y: Shape, launched: list[object]) -> None:
     assert difference(layout, x, y, bfloat16, None) < ROUNDING[bfloat16]
     assert launched == [GEMM_POINTERS]
+
+
+ALL = ("alpha", "bias", "silu", "residual", "accumulate")
+
+
+@pytest.mark.parametrize("epilogue", [(), ALL])
+@pytest.mark.parametrize("dtype", (bfloat16, float32))
+@pytest.mark.parametrize(
+    "layout, x, y",
+    [("nn", (33, 129), (129, 70)), ("nt", (33, 129), (129, 70)), ("tn", (33, 129), (129, 70)),
+     ("tt", (33, 129), (129, 70)), ("nn", (2, 33, 130), (2, 130, 64)), ("nn", (2, 1, 18, 36), (1, 3, 36, 20)),
+     ("nn", (20, 500), (500, 33))],
+)  # fmt: skip
+def test_large_gemms_of_unaligned_rows_go_through_tma(
+    layout: str, x: Shape, y: Shape, dtype: DType, epilogue: tuple[str, ...], launched: list[object], tf32: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(linalg, "alignment_is_profitable", lambda flops, nbytes: True)
+    assert difference(layout, x, y, dtype, None, epilogue) < ROUNDING[dtype]
+    assert GEMM_TMA in launched
+    assert GEMM_POINTERS not in launched
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+def test_both_operands_are_copied_by_one_kernel(
+    layout: str, launched: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linalg, "alignment_is_profitable", lambda flops, nbytes: True)
+    assert difference(layout, (33, 35), (35, 37), float16, None) < ROUNDING[float16]
+    assert launched == [aligned_copies_kernel, GEMM_TMA]
+
+
+@pytest.mark.parametrize("columns, distance", [(36, 36), (36, 38), (35, 35), (300, 302), (1, 5)])
+@pytest.mark.parametrize("dtype", (float16, float32))
+@pytest.mark.parametrize("offset", (0, 1))
+def test_copies_in_wider_units_are_the_same(columns: int, distance: int, dtype: DType, offset: int) -> None:
+    """Rows of 8 bytes, of 4 and of single elements; from an offset on nothing is known."""
+    values = np.random.default_rng(3).normal(size=(3 * 20 * distance + 1,))
+    x = on_gpu(values, dtype).view((3, 20, columns), (20 * distance, distance, 1), offset)
+    whole = empty((3, 20, aligned_columns(columns)), dtype, CUDA)
+    y = whole.view(x.shape, whole.strides)
+    small = on_gpu(values[:35].reshape(5, 7), dtype)
+    room = empty((5, aligned_columns(7)), dtype, CUDA)
+    aligned_copies([(y, x), (room.view((5, 7), room.strides), small)])
+    assert np.array_equal(y.numpy(), x.numpy())
+    assert np.array_equal(room.numpy()[:, :7], small.numpy())
+
+
+def test_a_copy_is_profitable_by_uses_of_its_elements() -> None:
+    assert alignment_is_profitable(2 * 2216 * 5486 * 336, 2 * 5486 * 2216)
+    assert alignment_is_profitable(2 * 40 * 1464 * 4700, 2 * 1464 * 4700)
+    assert not alignment_is_profitable(2 * 32 * 3560 * 3975, 2 * 3560 * 3975)
+    assert not alignment_is_profitable(2 * 100**3, 4 * 100**2)
+
+
+@pytest.mark.parametrize("epilogue", [(), ALL])
+@pytest.mark.parametrize("layout, x, y", [("nn", (20, 1300), (1300, 33)), ("tn", (3, 20, 601), (1, 601, 33))])
+def test_few_tiles_of_unaligned_rows_are_split(
+    layout: str, x: Shape, y: Shape, epilogue: tuple[str, ...], launched: list[object]
+) -> None:
+    assert difference(layout, x, y, bfloat16, None, epilogue) < ROUNDING[bfloat16]
+    assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
 
 
 def test_an_unaligned_base_goes_through_pointers(launched: list[object]) -> None:

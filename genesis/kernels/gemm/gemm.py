@@ -363,7 +363,7 @@ def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha,
 def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
                   schedule, DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr,
                   EVEN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
-                  SPLIT: tl.constexpr):  # fmt: skip
+                  SPLIT: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
     """One tile a program. With SPLIT one of `split` parts of a tile, of `steps_per_split` steps along k, which goes to
     `p_parts`.
 
@@ -372,6 +372,8 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
         schedule: (split, steps_per_split).
         DOT: (operands' type, accumulator's type, input_precision).
         EVEN: BK divides k.
+        AHEAD: tiles of a step are loaded into registers during the step before, as what is loaded element by element
+            cannot go to shared memory by itself.
     """
     m, n, k = sizes
     split, steps_per_split = schedule
@@ -392,8 +394,17 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
     p_ak = p_a + offsets(x_batch, batches, sa[0]) + x_m[:, None] * sa[1] + x_k[None, :] * sa[2]  # [BM, BK]
     p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[:, None] * sb[1] + x_n[None, :] * sb[2]  # [BK, BN]
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
+    if AHEAD:
+        m_k = o_k < tl.minimum(end * BK, k) - begin * BK
+        next_a = tl.load(p_ak, mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
+        next_b = tl.load(p_bk, mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
     for i_k in range(begin, end):
-        if EVEN:
+        if AHEAD:
+            m_k = o_k < tl.minimum(end * BK, k) - (i_k + 1) * BK
+            b_a, b_b = next_a, next_b
+            next_a = tl.load(p_ak + BK * sa[2], mask=m_m & m_k[None, :], other=0.0)
+            next_b = tl.load(p_bk + BK * sb[1], mask=m_n & m_k[:, None], other=0.0)
+        elif EVEN:
             b_a, b_b = tl.load(p_ak, mask=m_m, other=0.0), tl.load(p_bk, mask=m_n, other=0.0)  # [BM, BK], [BK, BN]
         else:
             m_k = o_k < k - i_k * BK

@@ -2,9 +2,9 @@
 
 Plain reference: genesis/ops/linalg.py: `matmul`, `mixed_matmul`, `matmul_add`, `add_matmul`.
 
-The kernels are those of gemm.py, and of warp_specialized.py and tf32_rs.py where these are faster. Operands are read in
-the layout that they have; one is copied first only where float32 profits from another layout. Tiles that whole rounds
-over the SMs leave over are split along k.
+The kernels are those of gemm.py, and of warp_specialized.py, tf32_rs.py where these are faster.
+Operands are read in the layout that they have; one is copied first only where float32 profits from another layout, or
+where TMA cannot address it and the GEMM is large. Tiles that whole rounds over the SMs leave over are split along k.
 
 The GEMM is [m, k] x [k, n] for each of several matrices.
 """
@@ -24,6 +24,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float32, float64, int64
+from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, alignment_is_profitable
 from genesis.kernels.gemm.gemm import (
     ACCUMULATE,
     ALPHA,
@@ -55,6 +56,8 @@ from genesis.kernels.gemm.tiles import (
     epilogue_slices,
     persistent_schedule,
     simt_schedule,
+    split_schedule,
+    unaligned_tile,
 )
 from genesis.kernels.gemm.transpose import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.gemm.warp_specialized import ws_residual_into, ws_scaled_into
@@ -275,7 +278,8 @@ def matmul_into(
     assert row_scale is None or (bias is None and out.ndim == 2)  # both are passed in one parameter of the kernels
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # passed in alpha's place
     e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales)
-    if tile is None and (_launch_warp_specialized(p, e) or _launch_tf32_rs(p, e) or _launch_thin(p, e)):
+    special = (_launch_warp_specialized, _launch_tf32_rs, _launch_thin)
+    if tile is None and any(is_launched(p, e) for is_launched in special):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_rank1(p, e)
@@ -340,6 +344,11 @@ def _launch_thin(p: Gemm, e: Epilogue) -> bool:
     return thin_products_into(None, [out], g, [], u, [(0, p.n)], accumulate=e.accumulate)
 
 
+def _is_addressed_by_tma(p: Gemm) -> bool:
+    """Whether TMA can address both operands: rows begin at multiples of 16 bytes."""
+    return all(_tma_region(*x) is not None for x in ((p.a, p.batches, p.m, p.k), (p.b, p.batches, p.k, p.n)))
+
+
 def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
     """Launch `gemm_tma`; False where the device has no TMA or it cannot address the operands."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
@@ -347,6 +356,9 @@ def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
     if properties.capability < (9, 0) or table not in ("half", "tf32", "fp8", "fp8_long") or p.k == 0:
         return False
     a, b = _tma_region(p.a, p.batches, p.m, p.k), _tma_region(p.b, p.batches, p.k, p.n)
+    if a is None or b is None:
+        p = _with_aligned_operands(p, a is not None, b is not None)
+        a, b = _tma_region(p.a, p.batches, p.m, p.k), _tma_region(p.b, p.batches, p.k, p.n)
     if a is None or b is None:
         return False
     layout = "nt"[a.transposed] + "nt"[b.transposed]
@@ -362,7 +374,7 @@ def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
         assert e.scales is None  # whose order is that of the operands
         p, e = p.swapped, e.swapped
         a, b = b._replace(transposed=not b.transposed), a._replace(transposed=not a.transposed)
-    if tile.transposed_copies and min(p.m, p.n, p.k) >= MIN_EXTENT and p.k % (16 // dtype.itemsize) == 0:
+    if tile.transposed_copies and min(p.m, p.n, p.k) >= MIN_EXTENT:
         if not b.transposed:
             p = p._replace(b=_contiguous_copy(p.b.transposed, p.batches, p.n, p.k).transposed)
         if a.transposed and tile.transposed_copies > 1:
@@ -374,13 +386,53 @@ def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
 
 
 def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
-    """A copy with contiguous rows of columns, of an operand whose columns are contiguous."""
-    shape = (*(size if step else 1 for size, step in zip(batches, x.batch, strict=True)), rows, columns)
-    copied = empty(shape, x.array.dtype, x.array.device)
-    done = transposed_copy(copied, x.array.view(shape, (*x.batch, x.row, x.column)))
-    assert done, (shape, x)
-    batch = tuple(own if step else 0 for step, own in zip(x.batch, copied.strides[:-2], strict=True))
-    return Operand(copied, batch, columns, 1)
+    """A copy with contiguous rows of columns, of an operand whose columns are contiguous; where that is no multiple of
+    16 bytes its rows are further apart.
+    """
+    is_aligned = columns * x.array.dtype.itemsize % 16 == 0
+    y, source, found = _copied(x, batches, rows, columns, columns if is_aligned else aligned_columns(columns))
+    done = transposed_copy(y, source)
+    assert done, (source, x)
+    return found
+
+
+def _copied(x: Operand, batches: Shape, rows: int, columns: int, distance: int) -> tuple[Array, Array, Operand]:
+    """Memory for a copy of an operand whose rows begin `distance` elements apart, what is to be copied there, and the
+    copy as an operand.
+    """
+    shape = tuple(size if step else 1 for size, step in zip(batches, x.batch, strict=True))
+    whole = empty((*shape, rows, distance), x.array.dtype, x.array.device)
+    y = whole.view((*shape, rows, columns), whole.strides)
+    batch = tuple(own if step else 0 for step, own in zip(x.batch, whole.strides[:-2], strict=True))
+    return y, x.array.view(y.shape, (*x.batch, x.row, x.column)), Operand(y, batch, distance, 1)
+
+
+def _with_aligned_operands(p: Gemm, has_a: bool, has_b: bool) -> Gemm:
+    """The same GEMM with copies that TMA can address of A, unless `has_a`, and of B, where that is profitable.
+
+    2-byte floats stay in the order that they have; float32 becomes K-major, as tensor cores take it.
+    """
+    item = p.a.array.dtype.itemsize
+    elements = (0 if has_a else _b_elements(p.swapped)) + (0 if has_b else _b_elements(p))
+    if not alignment_is_profitable(2 * p.matrices * p.m * p.n * p.k, elements * item):
+        return p
+    pairs = []  # of the same order
+
+    def copied(x: Operand, rows: int, columns: int) -> Operand:
+        if x.column != 1 and x.row == 1 and item == 2:
+            return copied(x.transposed, columns, rows).transposed
+        y, source, found = _copied(x, p.batches, rows, columns, aligned_columns(columns))
+        if x.column == 1:
+            pairs.append((y, source))
+        elif not transposed_copy(y, source):
+            copy(source, out=y)
+        return found
+
+    a = p.a if has_a else copied(p.a, p.m, p.k)
+    b = p.b if has_b else copied(p.b.transposed, p.n, p.k).transposed
+    if pairs:
+        aligned_copies(pairs)
+    return p._replace(a=a, b=b)
 
 
 def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRegion, sm_count: int) -> None:
@@ -465,11 +517,16 @@ def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
     table = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
     if table == "float32":
         p, e = _with_b_along_n(p, e)
-    t = tile or choose(table, "nn", p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
+    is_ahead = table == "pointers" and tile is None and not _is_addressed_by_tma(p)
+    if is_ahead:
+        t = unaligned_tile(p.matrices, p.m, p.n, p.k, dtype.itemsize, properties.sm_count)
+    else:
+        t = tile or choose(table, "nn", p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
     so = p.out_strides
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
     steps = triton.cdiv(p.k, t.bk)
-    s = simt_schedule(tiles, steps, properties.sm_count, t) if table == "float32" else Schedule(tiles, 0, 1, 0)
+    of_simt = table == "float32"
+    s = simt_schedule(tiles, steps, properties.sm_count, t) if of_simt else split_schedule(tiles, steps, t.split)
     partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
     wide, matrices = _needs_int64(p), _matrices(p, tiles)
     precision = "tf32" if dtype is float32 and allow_tf32 else FLOAT32
@@ -478,7 +535,7 @@ def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
         p.batches, p.a[1:], p.b[1:], so, (s.split, s.steps_per_split),
         DOT=(_dot_type(dtype), TRITON[work_type(dtype).name], precision), EPILOGUE=e.flags, INT64=wide,
         EVEN=p.k % t.bk == 0, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
-        num_warps=t.warps, num_stages=t.stages,
+        AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if partial is not None:
         _launch_reduce_splits(p, e, t, s, partial, wide, matrices)

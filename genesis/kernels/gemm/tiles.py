@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "MAX_IMPRECISE",
+    "MAX_SPLIT",
     "TABLE",
     "GemmTile",
     "Schedule",
@@ -23,7 +24,9 @@ __all__ = [
     "persistent_schedule",
     "shared_bytes",
     "simt_schedule",
+    "split_schedule",
     "thin_tile",
+    "unaligned_tile",
 ]
 
 
@@ -291,6 +294,18 @@ def thin_tile(n: int) -> GemmTile:
     return GemmTile(64, 16 if n <= 16 else 32 if n <= 32 else 64, 128, 4, 4 if n <= 32 else 3, ctas_per_sm=2)
 
 
+def unaligned_tile(matrices: int, m: int, n: int, k: int, item: int, sm_count: int) -> GemmTile:
+    """The tile of operands that are loaded element by element, each waiting for memory: so small that every SM has a
+    tile, and in parts along k of at least 4 steps until it has four.
+    """
+    bm, bn, bk = *(max(16, min(64, 1 << (x - 1).bit_length())) for x in (m, n)), 128 // item
+    while max(bm, bn) > 32 and matrices * -(-m // bm) * -(-n // bn) < sm_count:
+        bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
+    tiles = matrices * -(-m // bm) * -(-n // bn)
+    split = min(PROGRAMS_PER_SM * sm_count // tiles, -(-k // bk) // 4, MAX_SPLIT)
+    return GemmTile(bm, bn, bk, 4, 1, split=max(split, 1))
+
+
 def shared_bytes(tile: GemmTile, item: int, reads: bool = False, out: int = 0) -> int:
     """Shared memory that the kernel takes: the stages of both tiles, and room for the store, and for what is read."""
     stage, out = (tile.bm + tile.bn) * tile.bk * item, out or item
@@ -357,6 +372,11 @@ def simt_schedule(tiles: int, steps: int, sm_count: int, tile: GemmTile) -> Sche
     split = tile.split
     if split == 0 and tiles < 2 * sm_count:
         split = min(PROGRAMS_PER_SM * sm_count // max(tiles, 1), steps // MIN_STEPS, MAX_SPLIT)
+    return split_schedule(tiles, steps, split)
+
+
+def split_schedule(tiles: int, steps: int, split: int) -> Schedule:
+    """All tiles in `split` parts, none of them empty."""
     steps_per_split = -(-steps // max(split, 1))
     split = -(-steps // max(steps_per_split, 1))
     return Schedule(0, tiles, split, steps_per_split) if split > 1 else Schedule(tiles, 0, 1, steps)
