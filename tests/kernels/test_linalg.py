@@ -19,6 +19,7 @@ from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels.gemm import aligned, linalg, transpose
 from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, aligned_copies_kernel, alignment_is_profitable
+from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import quotient
 from genesis.kernels.gemm.tiles import MIN_STEPS, GemmTile
 from genesis.kernels.gemm.transpose import transposed_copy
@@ -298,6 +299,35 @@ def test_few_tiles_of_unaligned_rows_are_split(
 ) -> None:
     assert difference(layout, x, y, bfloat16, None, epilogue) < ROUNDING[bfloat16]
     assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
+
+
+@pytest.mark.parametrize("epilogue", [(), ALL])
+@pytest.mark.parametrize("dtype", (bfloat16, float16, float32))
+@pytest.mark.parametrize(
+    "layout, x, y, kernels",
+    [("nn", (37, 130), (130, 1), 1), ("nn", (37, 304), (304, 1), 1), ("nt", (70, 304), (304, 2), 1),
+     ("nt", (2, 190), (190, 40), 1), ("nt", (1, 17000), (17000, 2), 2), ("tn", (70, 300), (300, 1), 2),
+     ("nn", (1, 300), (300, 70), 2), ("nn", (3, 20, 90), (3, 90, 1), 1), ("nt", (2, 1, 2, 90), (1, 3, 90, 20), 1)],
+)  # fmt: skip
+def test_few_columns_or_rows(
+    layout: str, x: Shape, y: Shape, kernels: int, dtype: DType, epilogue: tuple[str, ...], launched: list[object]
+) -> None:
+    assert difference(layout, x, y, dtype, None, epilogue) < ROUNDING[dtype]
+    assert launched == [gemm_few_columns, REDUCE_SPLITS][:kernels]
+
+
+def test_what_few_columns_are() -> None:
+    assert is_for_few_columns(2, 100, 1, 1)
+    assert not is_for_few_columns(3, 100, 1, 1)
+    assert not is_for_few_columns(2, 100, 1, 2)  # neighbours of a column are apart
+    assert is_for_few_columns(1, 1, 100, 7)
+    assert not is_for_few_columns(2, 1, 100, 1)
+
+
+def test_few_columns_leave_no_sm_without_rows() -> None:
+    assert few_columns_tile(1, 348, 1, 1994, True, 132)[:3] == (1, 1, 2048)
+    assert few_columns_tile(1, 4096, 1, 4096, True, 132)[:3] == (8, 1, 256)
+    assert few_columns_tile(1, 1584, 1, 8728, False, 132).split == 32
 
 
 def test_an_unaligned_base_goes_through_pointers(launched: list[object]) -> None:

@@ -2,7 +2,7 @@
 
 Plain reference: genesis/ops/linalg.py: `matmul`, `mixed_matmul`, `matmul_add`, `add_matmul`.
 
-The kernels are those of gemm.py, and of warp_specialized.py, tf32_rs.py where these are faster.
+The kernels are those of gemm.py, and of warp_specialized.py, tf32_rs.py and few_columns.py where these are faster.
 Operands are read in the layout that they have; one is copied first only where float32 profits from another layout, or
 where TMA cannot address it and the GEMM is large. Tiles that whole rounds over the SMs leave over are split along k.
 
@@ -23,8 +23,9 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.tma import Descriptor, is_describable
-from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float32, float64, int64
+from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
 from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, alignment_is_profitable
+from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import (
     ACCUMULATE,
     ALPHA,
@@ -70,6 +71,7 @@ from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 __all__ = ["Scales", "matmul_into"]
 
 THIN, MIN_WIDTH, MIN_TERMS = 64, 512, 2048  # rows at most, columns and terms at least, of what `_launch_thin` takes
+MIN_SUM = 64  # terms at least of what `_launch_few_columns` takes
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 
@@ -278,7 +280,7 @@ def matmul_into(
     assert row_scale is None or (bias is None and out.ndim == 2)  # both are passed in one parameter of the kernels
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # passed in alpha's place
     e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales)
-    special = (_launch_warp_specialized, _launch_tf32_rs, _launch_thin)
+    special = (_launch_warp_specialized, _launch_tf32_rs, _launch_thin, _launch_few_columns)
     if tile is None and any(is_launched(p, e) for is_launched in special):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
@@ -342,6 +344,33 @@ def _launch_thin(p: Gemm, e: Epilogue) -> bool:
     u = p.a.array.view((p.k, p.m), (p.a.column, 1), p.a.array.offset)
     out = p.o.array.view((p.n, p.m), (1, p.o.row), p.o.array.offset)
     return thin_products_into(None, [out], g, [], u, [(0, p.n)], accumulate=e.accumulate)
+
+
+def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
+    """Launch `gemm_few_columns`, and `gemm_reduce_splits` where tiles are split along k; False where it does not apply,
+    or is slower.
+    """
+    if p.a.array.dtype not in (bfloat16, float16, float32) or e.scales is not None or p.k < MIN_SUM:
+        return False
+    if p.m < p.n:
+        p, e = p.swapped, e.swapped
+    if not is_for_few_columns(p.n, p.a.row, p.a.column, p.b.row):
+        return False
+    sm_count = backend_of(p.o.array.device).driver.properties.sm_count
+    t = few_columns_tile(p.matrices, p.m, p.n, p.k, p.a.column == 1, sm_count)
+    tiles = p.matrices * triton.cdiv(p.m, t.bm)
+    s = split_schedule(tiles, triton.cdiv(p.k, t.bk), t.split)
+    partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
+    wide, matrices = _needs_int64(p), _matrices(p, tiles)
+    launch(
+        gemm_few_columns, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
+        p.batches, p.a[1:], p.b[1:], p.out_strides, (s.split, s.steps_per_split), EPILOGUE=e.flags, INT64=wide,
+        COLUMNS=p.n, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
+        VECTORS=p.a.column == 1 and p.b.row == 1 and _is_addressed_by_tma(p), num_warps=t.warps,
+    )  # fmt: skip
+    if partial is not None:
+        _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+    return True
 
 
 def _is_addressed_by_tma(p: Gemm) -> bool:

@@ -1,0 +1,97 @@
+"""GEMMs of few columns, as matrix times vector, on the CUDA cores: each element of A is read once, wherever it lies.
+
+Plain reference: genesis/ops/linalg.py: `matmul`.
+
+A program multiplies tiles of A in registers by each column of B, and adds along k at the end, so that no tile passes
+through shared memory. Few rows are the columns of the swapped GEMM. `linalg.py` launches it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.kernels.gemm.gemm import epilogue, grouped_tile, out_offsets
+from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
+from genesis.kernels.strides import offsets
+from genesis.kernels.types import converted
+
+__all__ = ["few_columns_tile", "gemm_few_columns", "is_for_few_columns"]
+
+MAX_COLUMNS = 2  # of a K-major A; one of another, where each load brings all lanes the same element of B
+ELEMENTS = 2048  # of A in a tile, 16 a thread
+PROGRAMS_PER_SM = 4
+MIN_STEPS = 4  # along k of a part
+
+
+@triton.jit(do_not_specialize=["schedule"])
+def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
+                     schedule, EPILOGUE: tl.constexpr, INT64: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
+                     BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
+                     SPLIT: tl.constexpr, VECTORS: tl.constexpr):  # fmt: skip
+    """BM rows and all COLUMNS columns a program, or with SPLIT a part of their sums; see `gemm_pointers`.
+
+    Args:
+        VECTORS: elements along k are loaded 16 bytes at a time from both. A column of B is then a tile like A's, with
+            each element where it is needed, without a pass through shared memory.
+    """
+    m, n, k = sizes
+    split, steps_per_split = schedule
+    i_tile, begin, end = tl.program_id(0), 0, tl.cdiv(k, BK)
+    if SPLIT:
+        i_tile, begin = tl.program_id(0) // split, tl.program_id(0) % split * steps_per_split
+        end = tl.minimum(begin + steps_per_split, end)
+    i_batch, i_m, _ = grouped_tile(i_tile, tl.cdiv(m, BM), 1, GROUP, MATRICES)
+    o_m, o_k, stop = i_m * BM + tl.arange(0, BM), tl.arange(0, BK), tl.minimum(end * BK, k)
+    # rows behind the last are read as that one, which spares masks
+    x_batch, x_m, x_k = i_batch, tl.minimum(o_m, m - 1), begin * BK + o_k
+    if INT64:
+        x_batch, x_m, x_k = i_batch.to(tl.int64), x_m.to(tl.int64), x_k.to(tl.int64)
+    p_ak = p_a + offsets(x_batch, batches, sa[0]) + x_m[:, None] * sa[1] + x_k[None, :] * sa[2]  # [BM, BK]
+    p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[None, :] * sb[1]  # [1, BK]
+    if VECTORS:
+        p_bk += x_m[:, None] * 0  # [BM, BK]
+    sums = ()  # of each column, [BM, BK]
+    for _ in tl.static_range(COLUMNS):
+        sums += (tl.zeros((BM, BK), tl.float32),)
+    b_next = tl.load(p_ak, mask=(o_k < stop - begin * BK)[None, :], other=0.0)  # [BM, BK]
+    for i_k in range(begin, end):
+        b_a = converted(b_next, tl.float32)
+        p_ak += BK * sa[2]
+        b_next = tl.load(p_ak, mask=(o_k < stop - (i_k + 1) * BK)[None, :], other=0.0)  # while b_a is multiplied
+        before, sums = sums, ()
+        for j in tl.static_range(COLUMNS):
+            b_b = tl.load(p_bk + j * sb[2], mask=(o_k < stop - i_k * BK)[None, :], other=0.0)
+            sums += (before[j] + b_a * converted(b_b, tl.float32),)
+        p_bk += BK * sb[1]
+    operands = (p_vector, vector_stride, p_residual, alpha)
+    for j in tl.static_range(COLUMNS):
+        b_y, o_n = tl.sum(sums[j], 1)[:, None], j + tl.arange(0, 1)  # [BM, 1]
+        if SPLIT:
+            tl.store(p_parts + tl.program_id(0) * (BM * BN) + tl.arange(0, BM)[:, None] * BN + o_n[None, :], b_y)
+        else:
+            b_y = epilogue(b_y, i_batch, o_m, o_n, m, n, p_o, operands, so, tl.float32, EPILOGUE, INT64)
+            p_y = p_o + out_offsets(i_batch, o_m, o_n, so, INT64)
+            tl.store(p_y, converted(b_y, p_o.dtype.element_ty), mask=(o_m < m)[:, None])
+
+
+def is_for_few_columns(n: int, a_row: int, a_column: int, b_row: int) -> bool:
+    """Whether the kernel takes n columns, by strides. More of them are faster on the tensor cores."""
+    if a_column == 1 and n <= MAX_COLUMNS:
+        return n == 1 or b_row == 1
+    return a_row == 1 and n == 1
+
+
+def few_columns_tile(matrices: int, m: int, n: int, k: int, is_k_major: bool, sm_count: int) -> GemmTile:
+    """Tiles along what is contiguous in A; as few rows as give each SM two programs, and parts along k beyond that."""
+    bm = 8
+    if is_k_major:
+        while bm > 1 and matrices * triton.cdiv(m, bm) < 2 * sm_count:
+            bm //= 2
+        bk = min(ELEMENTS // bm, max(128, triton.next_power_of_2(k)))
+    else:
+        bm = max(32, min(128, triton.next_power_of_2(m)))
+        bk = ELEMENTS // bm
+    tiles = matrices * triton.cdiv(m, bm)
+    split = min(PROGRAMS_PER_SM * sm_count // tiles, triton.cdiv(k, bk) // MIN_STEPS, MAX_SPLIT)
+    return GemmTile(bm, triton.next_power_of_2(n), bk, 4, 1, split=max(split, 1))
