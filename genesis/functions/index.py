@@ -199,14 +199,15 @@ def _same_memory(a: Array, b: Array) -> bool:
 
 
 def _write(
-    x: Any, values: Any, indices: tuple[Any, ...], dims: Shape, *, accumulate: bool = False, named: Shape | None = None
-) -> Any:
+    x: Any, values: Any, indices: tuple[Any, ...], dims: Shape, *, accumulate: bool = False, named: Shape | None = None,
+    along: int | None = None,
+) -> Any:  # fmt: skip
     """Values written (or added) at index arrays of x, in place."""
     if is_grad_enabled() and any(isinstance(v, TensorBase) and v.requires_grad for v in (x, values)):
-        return apply_(ops.index_put, x, x, values, *indices, dims=dims, accumulate=accumulate, named=named)
+        return apply_(ops.index_put, x, x, values, *indices, dims=dims, accumulate=accumulate, named=named, along=along)
     # nothing to record: only the indexed elements are touched
     given = (v.array if isinstance(v, TensorBase) else v for v in (x, values, *indices))
-    ops.index_put_(*given, dims=dims, accumulate=accumulate, named=named)
+    ops.index_put_(*given, dims=dims, accumulate=accumulate, named=named, along=along)
     return x
 
 
@@ -398,14 +399,15 @@ def _source(name: str, x: Any, index: Any, src: Any) -> Any:
 def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool) -> Any:
     value = _source(name, x, index, src)
     target, places, dims = _along(name, x, dim, index)
-    found = apply(ops.index_put, target, value, *places, dims=dims, accumulate=accumulate)
+    along = normalize_axis(dim, len(dims))
+    found = apply(ops.index_put, target, value, *places, dims=dims, accumulate=accumulate, along=along)
     return found if found.array.shape == x.array.shape else reshape(found, x.array.shape)
 
 
 def _scatter_(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool) -> Any:
     value = _source(name, x, index, src)
     target, places, dims = _along(name, x, dim, index)
-    _write(target, value, places, dims, accumulate=accumulate)
+    _write(target, value, places, dims, accumulate=accumulate, along=normalize_axis(dim, len(dims)))
     return x
 
 

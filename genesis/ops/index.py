@@ -188,8 +188,9 @@ def _put_check(x: Array, values: Any, indices: tuple[Array, ...], dims: Shape) -
 
 
 def _put_infer(
-    x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False, named: Shape | None = None
-) -> Spec:
+    x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False, named: Shape | None = None,
+    along: int | None = None,
+) -> Spec:  # fmt: skip
     _put_check(x, values, indices, dims)
     return Spec(x.shape, x.dtype)
 
@@ -231,10 +232,12 @@ def index_put(
     dims: Shape,
     accumulate: bool = False,
     named: Shape | None = None,
+    along: int | None = None,
 ) -> None:
     """y = x with `values` (broadcast, cast to x's dtype) written at the indices, or added there.
 
-    Where indices repeat, the last write stays; with `accumulate` all are added in order of position.
+    Where indices repeat, the last write stays; with `accumulate` all are added in order of position. `along` says that
+    all dimensions but this one are indexed by their own positions, so that sums along it are apart from each other.
     """
     np.copyto(out, x)
     _put(out, values, _within(indices, x.shape, dims, named), dims, accumulate)
@@ -268,6 +271,7 @@ def index_put_(
     dims: Shape,
     accumulate: bool = False,
     named: Shape | None = None,
+    along: int | None = None,
 ) -> None:
     """`index_put` into x itself: touches the indexed elements only."""
     found = _within(indices, x.shape, dims, named)

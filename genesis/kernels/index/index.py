@@ -21,6 +21,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
 from genesis.kernels.index import segment
+from genesis.kernels.index.few_targets import add_to_few_targets
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import (
     Rows,
@@ -280,7 +281,7 @@ def _scatter_rows(
 
 def _scatter(
     op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, accumulate: bool,
-    named: Shape | None = None, add: bool = True,
+    named: Shape | None = None, add: bool = True, along: int | None = None,
 ) -> None:  # fmt: skip
     """Write or add `values` at the indices of `target`, in order of position."""
     if accumulate and not isinstance(values, Array):
@@ -291,6 +292,8 @@ def _scatter(
         converted_values = empty(values.shape, bool_, target.device)
         cuda_impl_named("cast", "elementwise")(converted_values, values)
         values = converted_values
+    if accumulate and _add_along(op, target, values, indices, dims, named, add, along):
+        return
     index, span, unit, rows = _scatter_rows(op, target, values, indices, dims, named)
     if index.count == 0 or rows.width == 0:
         return
@@ -304,6 +307,22 @@ def _scatter(
         scatter_rows(target, values, sorted_index_keys(index, span, unit), rows)
 
 
+def _add_along(
+    op: str, target: Array, values: Array, indices: tuple[Array, ...], dims: Shape, named: Shape | None, add: bool,
+    along: int | None,
+) -> bool:  # fmt: skip
+    """Add `values` where one dimension alone is indexed, of few targets; False where it is otherwise."""
+    if along is None and (len(indices) > 1 or indices[0].ndim != 1):
+        return False
+    dim = dims[0] if along is None else along
+    index = indices[dims.index(dim)]
+    shape = index.shape if along is not None else (*target.shape[:dim], index.size, *target.shape[dim + 1 :])
+    strides = index.strides if along is not None else tuple(index.strides[0] * (d == dim) for d in range(target.ndim))
+    spread = values.view(shape, broadcast_strides(values.shape, values.strides, shape))
+    name = dim if named is None else named[dims.index(dim)]
+    return add_to_few_targets(op, target, spread, index.view(shape, strides), dim, name, add, along is None)
+
+
 @cuda_impl("index_get_backward")
 def index_get_backward(out: Array, g: Array, *indices: Array, dims: Shape, shape: Shape) -> None:
     """Zeros of `shape` with g added at the indices, in order of position."""
@@ -314,22 +333,22 @@ def index_get_backward(out: Array, g: Array, *indices: Array, dims: Shape, shape
 @cuda_impl("index_put")
 def index_put(
     out: Array, x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False,
-    named: Shape | None = None,
+    named: Shape | None = None, along: int | None = None,
 ) -> None:  # fmt: skip
     """y = x with `values` written at the indices, or added there."""
     cuda_impl_named("copy", "elementwise")(out, x)
-    _scatter("index_put", out, values, indices, dims, accumulate, named)
+    _scatter("index_put", out, values, indices, dims, accumulate, named, along=along)
 
 
 @cuda_impl("index_put_")
 def index_put_(
     out: tuple[()], x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False,
-    named: Shape | None = None,
+    named: Shape | None = None, along: int | None = None,
 ) -> None:  # fmt: skip
     """`index_put` into x itself."""
     # inputs must not change while they are read
     values, *rest = (_unaliased(a, x) for a in (values, *indices))
-    _scatter("index_put_", x, values, tuple(rest), dims, accumulate, named)
+    _scatter("index_put_", x, values, tuple(rest), dims, accumulate, named, along=along)
 
 
 def _unaliased(a: Any, x: Array) -> Any:
