@@ -67,9 +67,11 @@ def run(chat_model: Path) -> Callable[[Callable[[Link, Endless], Awaitable[None]
         thread.start()
 
         async def with_link() -> None:
-            await test(Link(ours, 10, lambda: None), engine)
-            with socket.socket(fileno=os.dup(ours.fileno())) as both:
-                both.shutdown(socket.SHUT_RDWR)  # as the end of a process does, whose threads wait for nobody
+            try:
+                await test(Link(ours, 10, lambda: None), engine)
+            finally:
+                with socket.socket(fileno=os.dup(ours.fileno())) as both:
+                    both.shutdown(socket.SHUT_RDWR)  # as the end of a process does, whose threads wait for nobody
 
         asyncio.run(with_link())
         thread.join(10)
@@ -174,6 +176,9 @@ def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatc
         await until(lambda: not engine.live and not link.live)
         assert engine.taken == 1
 
+        # The engine fails, and the client does not read that either.
+        await asked(app, [{"type": "http.request", "body": body(prompt=[13], stream=True)}], read_nothing)
+
     run(test)
 
 
@@ -251,8 +256,28 @@ def test_clients_that_go(run: Any, chat_model: Path, settings: Settings) -> None
             pass
 
         for stream in (False, True):
-            parts = [{"type": "http.request", "body": body(stream=stream)}, {"type": "http.disconnect"}]
+            parts = [{"type": "http.request", "body": body(stream=stream, n=3)}, {"type": "http.disconnect"}]
             await asked(app, parts, take)
             await until(lambda: not engine.live and not link.live)
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_fails_ends_the_others_of_its_request(
+    run: Any, chat_model: Path, settings: Settings, stream: bool
+) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        got: list[dict[str, Any]] = []
+
+        async def take(message: dict[str, Any]) -> None:
+            got.append(message)
+
+        data = body(prompt=[[1], [99_999], [2]], n=2, stream=stream)
+        await asked(app, [{"type": "http.request", "body": data}], take)
+        assert any(b"99,999" in each.get("body", b"") for each in got)
+        assert not link.live
+        await until(lambda: not engine.live)
 
     run(test)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,27 +266,28 @@ class Api:
                 shown = self._tokenizer.decode(choice.prompt, skip_special=False) if asked is None else asked
                 choice.text = shown + choice.text
 
-        await _unless_gone(request, asyncio.gather(*(one(i, each) for i, each in enumerate(choices))))
+        await _unless_gone(request, _together(one(i, each) for i, each in enumerate(choices)))
         return _json(answer.whole(choices))
 
     async def texts(
         self, choice: Choice, sampling: Sampling, sequence: int, tokens: int, stops: Sequence[str]
-    ) -> AsyncIterator[tuple[str, str | None]]:
+    ) -> AsyncGenerator[tuple[str, str | None], None]:
         """The texts of a choice as they come, and why it ends."""
         text = RequestText(self._tokenizer, choice.prompt, stops)
         found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=bool(stops))
-        async for drawn in found:
-            new, finish = "", None
-            for token in drawn:
-                piece = text.push(token)
-                new, finish = new + piece.text, piece.finish
-                if token.id is not None:
-                    choice.ids.append(token.id)
+        async with aclosing(found):  # a stop string ends the text before the engine does
+            async for drawn in found:
+                new, finish = "", None
+                for token in drawn:
+                    piece = text.push(token)
+                    new, finish = new + piece.text, piece.finish
+                    if token.id is not None:
+                        choice.ids.append(token.id)
+                    if finish is not None:
+                        break
+                yield new, None if finish is None else FINISHES[finish]
                 if finish is not None:
-                    break
-            yield new, None if finish is None else FINISHES[finish]
-            if finish is not None:
-                return
+                    return
 
 
 class _Stream(Response):
@@ -303,18 +305,19 @@ class _Stream(Response):
         """Send events until all choices have ended, or the client goes."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         request = Request(scope, receive)
-        work = asyncio.gather(*(self._draw(i, each) for i, each in enumerate(self._choices)))
+        work = asyncio.ensure_future(_together(self._draw(i, each) for i, each in enumerate(self._choices)))
         try:
             await _sent(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            await _unless_gone(request, asyncio.ensure_future(self._send_all(send, work)))
-            await _sent(send, {"type": "http.response.body", "body": event(None)})
+            last = event(None)
+            try:
+                await _unless_gone(request, self._send_all(send, work))
+            except BadRequest as error:
+                last = event(error.body()) + last
+            await _sent(send, {"type": "http.response.body", "body": last})
         except (ClientDisconnect, TimeoutError):
             pass
-        except BadRequest as error:
-            await _sent(send, {"type": "http.response.body", "body": event(error.body()) + event(None)})
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await _ended(work)
 
     async def _draw(self, index: int, choice: Choice) -> None:
         body = self._body
@@ -323,7 +326,7 @@ class _Stream(Response):
             if text or finish is not None:
                 self._queue.put_nowait((index, text, finish))
 
-    async def _send_all(self, send: Send, work: asyncio.Future[Any]) -> None:
+    async def _send_all(self, send: Send, work: asyncio.Task[None]) -> None:
         if isinstance(self._body, ChatBody):
             await _send_events(send, [self._answer.begin(index) for index in range(len(self._choices))])
         left, loop, sent_at = len(self._choices), asyncio.get_running_loop(), 0.0
@@ -343,7 +346,7 @@ class _Stream(Response):
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             await _send_events(send, [self._answer.end(self._choices)])
 
-    async def _next(self, work: asyncio.Future[Any]) -> tuple[int, str, str | None]:
+    async def _next(self, work: asyncio.Task[None]) -> tuple[int, str, str | None]:
         """The next text; an error of any choice ends all."""
         if not self._queue.empty():
             return self._queue.get_nowait()
@@ -374,22 +377,40 @@ async def _sent(send: Send, message: Message) -> None:
         await send(message)
 
 
-async def _unless_gone(request: Request, work: asyncio.Future[Any]) -> None:
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all of them: the first error ends the others, and so does a cancellation.
+
+    Raises:
+        The first error itself, where a `TaskGroup` would raise a group.
+    """
+    tasks = [asyncio.ensure_future(each) for each in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _ended(*tasks)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
     """Wait for `work`, which is cancelled where the client goes.
 
     Raises:
         ClientDisconnect, and what `work` raises.
     """
-    gone = asyncio.ensure_future(_gone(request))
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientDisconnect
-        work.result()
+        task.result()
     finally:
-        for each in (work, gone):
-            each.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await _ended(task, gone)
+
+
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel what still runs, and wait until it has ended."""
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:

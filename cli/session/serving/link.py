@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -78,7 +78,7 @@ class Link:
     async def tokens(
         self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int],
         *, is_eager: bool = False,
-    ) -> AsyncIterator[list[Token]]:  # fmt: skip
+    ) -> AsyncGenerator[list[Token], None]:  # fmt: skip
         """What continues ids; a request whose tokens nobody takes any more is cancelled.
 
         Args:
