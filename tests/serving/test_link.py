@@ -151,7 +151,7 @@ def body(**more: Any) -> bytes:
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings("m", 0, 128, frozenset(), "", 1000)
+    return Settings("m", 0, 128, 10**6, frozenset(), "", 1000)
 
 
 def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

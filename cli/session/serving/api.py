@@ -44,6 +44,7 @@ class Settings:
         name: of the model.
         created: when the server started, in seconds.
         context: the most tokens of a sequence.
+        vocabulary: how many ids the model has.
         hosts: the Host headers that are answered; none: all.
         api_key: what clients must send; empty: nothing.
         most_bytes: of a body.
@@ -52,6 +53,7 @@ class Settings:
     name: str
     created: int
     context: int
+    vocabulary: int
     hosts: frozenset[str]
     api_key: str
     most_bytes: int
@@ -238,11 +240,8 @@ class Api:
             top: likeliest ids to tell of each token; None: no log-probabilities.
             echo: whether the prompt is told before the text.
         """
-        context = self._settings.context
-        for ids, _ in prompts:
-            if len(ids) + tokens > context or len(ids) >= context + (not tokens):
-                what = f"the prompt has {len(ids)} tokens and the answer up to {tokens}, the context holds {context}"
-                raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
+        for place, (ids, _) in enumerate(prompts):
+            self._check_prompt(ids, place, tokens, "messages" if isinstance(body, ChatBody) else "prompt")
         self._link.check_room(len(prompts) * body.choices)
         choices = [Choice(*each) for each in prompts for _ in range(body.choices)]
         answer, sampling = Answer(self._settings.name, is_chat=isinstance(body, ChatBody)), body.sampling()
@@ -268,6 +267,19 @@ class Api:
 
         await _unless_gone(request, _together(one(i, each) for i, each in enumerate(choices)))
         return _json(answer.whole(choices))
+
+    def _check_prompt(self, ids: Sequence[int], place: int, tokens: int, param: str) -> None:
+        """Raises: BadRequest for a prompt that the model cannot continue, before anything of its request is drawn."""
+        context, vocabulary = self._settings.context, self._settings.vocabulary
+        for position, id in enumerate(ids):
+            if not 0 <= id < vocabulary:
+                found = f"the token id {id:,} at position {position} of prompt {place}"
+                raise BadRequest(
+                    f"{found} is not in the vocabulary of {vocabulary:,}, ids 0 to {vocabulary - 1:,}", param=param
+                )
+        if len(ids) + tokens > context or len(ids) >= context + (not tokens):
+            what = f"prompt {place} has {len(ids)} tokens and its answer up to {tokens}, the context holds {context}"
+            raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
 
     async def texts(
         self, choice: Choice, sampling: Sampling, sequence: int, tokens: int, stops: Sequence[str]

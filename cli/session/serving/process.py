@@ -89,6 +89,7 @@ def serve(
             "name": served,
             "created": int(time.time()),
             "context": context,
+            "vocabulary": model.config.vocab_size,
             "hosts": [f"{each}:{port}" for each in ("127.0.0.1", "localhost", "[::1]")] if not api_key else [],
             "api_key": api_key,
             "most_bytes": most_bytes,
