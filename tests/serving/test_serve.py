@@ -238,6 +238,15 @@ def test_what_is_refused(client: httpx.Client, path: str, body: Any, status: int
         (b"{}", {"Host": "evil.example"}, 403),
         (b"{}", {"Origin": "http://evil.example"}, 403),
         (b"{}", {"Origin": "null"}, 403),
+        (b"{}", {"Host": "evil.example:8000"}, 403),
+        (b"{}", {"Host": "localhost.evil.example"}, 403),
+        (b"{}", {"Host": "localhost:80@evil.example"}, 403),
+        (b"{}", {"Host": "[::2]:8000"}, 403),
+        (b"{}", {"Host": "[::1"}, 403),
+        (b"{}", {"Host": ""}, 403),
+        (b"{}", {"Host": "localhost", "Origin": "http://localhost:3000"}, 403),  # a page of another server here
+        (b"{}", {"Host": "localhost", "Origin": "http://127.0.0.1"}, 403),
+        (b"{}", {"Host": "localhost", "Origin": "localhost"}, 403),
     ],
 )
 def test_bodies_and_headers_that_are_refused(
@@ -245,6 +254,17 @@ def test_bodies_and_headers_that_are_refused(
 ) -> None:
     found = client.post("/v1/completions", content=data, headers={"Content-Type": "application/json", **headers})
     assert found.status_code == status, found.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:9000", "[::1]", "[::1]:8000"])
+def test_names_of_this_machine_are_answered_on_any_port(client: httpx.Client, host: str) -> None:
+    """Port 80 is not written, and a forwarded port is another than that which is bound."""
+    for headers in (
+        {"Host": host},
+        {"Host": host, "Origin": f"http://{host}"},
+        {"Host": host, "Origin": f"https://{host}"},
+    ):
+        assert client.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_models_are_listed(client: httpx.Client) -> None:

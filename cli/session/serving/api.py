@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -34,6 +35,7 @@ __all__ = ["Api", "Settings"]
 BODY_S, SEND_S = 30.0, 60.0  # a body that does not come, and a client that does not read
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
 DEPTH = 64  # of a body
+HOST = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::\d*)?")  # a name, a port
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Settings:
         created: when the server started, in seconds.
         context: the most tokens of a sequence.
         vocabulary: how many ids the model has.
-        hosts: the Host headers that are answered; none: all.
+        hosts: the names in Host headers that are answered, on any port; none: all.
         api_key: what clients must send; empty: nothing.
         most_bytes: of a body.
     """
@@ -107,12 +109,19 @@ class Api:
         return guarded
 
     def _check_client(self, request: Request) -> None:
-        """Raises: BadRequest for another's page, an unknown name of this host, or a wrong key."""
+        """Raises: BadRequest for another's page, an unknown name of this host, or a wrong key.
+
+        A foreign name that leads here is DNS rebinding, in which a page asks this machine as if it were its own server.
+        Ports differ rightly: 80 is not written, and a forwarded one is not that which is bound.
+        """
         hosts, origin = self._settings.hosts, request.headers.get("origin")
-        if hosts and request.headers.get("host", "").lower() not in hosts:
-            raise BadRequest("the Host header names another server", status=403)
-        if origin is not None and hosts and origin.lower() not in {f"http://{host}" for host in hosts}:
-            raise BadRequest("a page of another origin asks", status=403)
+        host = request.headers.get("host", "").lower()
+        name = HOST.fullmatch(host)
+        if hosts and (name is None or name[1] not in hosts):
+            what = f"the Host header {host[:100]!r} names another server; without --api-key only "
+            raise BadRequest(f"{what}{', '.join(sorted(hosts))} are answered", status=403)
+        if hosts and origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+            raise BadRequest(f"a page of another origin asks, {origin[:100]!r}", status=403)
         if self._settings.api_key:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("latin-1"), self._settings.api_key.encode()):
@@ -271,15 +280,15 @@ class Api:
     def _check_prompt(self, ids: Sequence[int], place: int, tokens: int, param: str) -> None:
         """Raises: BadRequest for a prompt that the model cannot continue, before anything of its request is drawn."""
         context, vocabulary = self._settings.context, self._settings.vocabulary
+        if len(ids) + tokens > context or len(ids) >= context + (not tokens):
+            what = f"prompt {place} has {len(ids)} tokens and its answer up to {tokens}, the context holds {context}"
+            raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
         for position, id in enumerate(ids):
             if not 0 <= id < vocabulary:
                 found = f"the token id {id:,} at position {position} of prompt {place}"
                 raise BadRequest(
                     f"{found} is not in the vocabulary of {vocabulary:,}, ids 0 to {vocabulary - 1:,}", param=param
                 )
-        if len(ids) + tokens > context or len(ids) >= context + (not tokens):
-            what = f"prompt {place} has {len(ids)} tokens and its answer up to {tokens}, the context holds {context}"
-            raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
 
     async def texts(
         self, choice: Choice, sampling: Sampling, sequence: int, tokens: int, stops: Sequence[str]

@@ -84,22 +84,24 @@ def serve(
         whole = [Request([0], Sampling(0.0), context - 1)] * rows
         engine = engine_for(model, whole, cache=kv_cache)
         served = name or Path(os.path.abspath(folder)).name
-        port = listening.getsockname()[1]
         settings = {
             "name": served,
             "created": int(time.time()),
             "context": context,
             "vocabulary": model.config.vocab_size,
-            "hosts": [f"{each}:{port}" for each in ("127.0.0.1", "localhost", "[::1]")] if not api_key else [],
+            "hosts": [] if api_key else [_in_url(each) for each in LOOPBACK],
             "api_key": api_key,
             "most_bytes": most_bytes,
         }
         start: Message = {"folder": os.path.abspath(folder), "base": base, "settings": settings, "most": queue}
         connection = stack.enter_context(_http(listening, start))
-        shown = f"[{host}]" if ":" in host else host
-        console.line(f"serving {escape(served)} at http://{shown}:{port}/v1")
+        console.line(f"serving {escape(served)} at http://{_in_url(host)}:{listening.getsockname()[1]}/v1")
         Worker(connection, model, engine).run()
     raise DeviceError("the process of HTTP has ended", next="look for its message above")
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _check_extra() -> None:
