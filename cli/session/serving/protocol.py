@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
+from genesis.data.messages import describe
 from genesis.train.bounds import BOUNDS
 from genesis_models.engine import Sampling
 
@@ -16,8 +30,51 @@ T = TypeVar("T", bound="Body")
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_TOP = 20
-Number = StrictInt | StrictFloat
-Ids = Annotated[list[StrictInt], Field(min_length=1)]
+# What a value must be, by the name of pydantic's error, whose context is put in.
+WORDS: Mapping[str, str] = {
+    "missing": "the field is missing",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "too_long": "at most {max_length} items, found {actual_length}",
+    "too_short": "at least {min_length} item, found {actual_length}",
+    "string_type": "expected a string, found {found}",
+    "int_type": "expected a whole number, found {found}",
+    "float_type": "expected a finite number, found {found}",
+    "finite_number": "expected a finite number, found {found}",
+    "bool_type": "expected true or false, found {found}",
+    "list_type": "expected a list, found {found}",
+    "dict_type": "expected an object, found {found}",
+    "model_type": "expected an object, found {found}",
+}
+
+
+def _listed(value: Any) -> Any:
+    """One string as a list of them: a union of the two has an error for each, and none says which was meant."""
+    return value if value is None or isinstance(value, list) else [value]
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """Each prompt of a value that may be one or several."""
+    several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    for place, each in enumerate(several):
+        if (wrong := _no_prompt(each)) is not None:
+            what = f"a text, a list of token ids, or a list of either is expected, and prompt {place} is {wrong}"
+            raise PydanticCustomError("prompt", what)
+    return several
+
+
+def _no_prompt(value: Any) -> str | None:
+    """What a value is that is no prompt; None for one."""
+    if isinstance(value, str):
+        return None
+    if not isinstance(value, list):
+        return describe(value)
+    wrong = next((at for at, each in enumerate(value) if type(each) is not int), None)
+    if wrong is not None:
+        return f"a list with {describe(value[wrong])} at position {wrong}"
+    return None if value else "an empty list"
 
 
 class BadRequest(Exception):
@@ -50,14 +107,14 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: StrictStr
-    temperature: Annotated[Number, Field(**BOUNDS["temperature"].limits)] | None = None
-    top_p: Annotated[Number, Field(**BOUNDS["top_p"].limits)] | None = None
+    temperature: Annotated[StrictFloat, Field(**BOUNDS["temperature"].limits)] | None = None
+    top_p: Annotated[StrictFloat, Field(**BOUNDS["top_p"].limits)] | None = None
     top_k: Annotated[StrictInt, Field(ge=-1, le=BOUNDS["top_k"].high)] | None = None
-    min_p: Annotated[Number, Field(**BOUNDS["min_p"].limits)] | None = None
-    repetition_penalty: Annotated[Number, Field(**BOUNDS["repetition_penalty"].limits)] | None = None
+    min_p: Annotated[StrictFloat, Field(**BOUNDS["min_p"].limits)] | None = None
+    repetition_penalty: Annotated[StrictFloat, Field(**BOUNDS["repetition_penalty"].limits)] | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MOST_CHOICES)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[list[StrictStr], Field(max_length=MOST_STOPS), BeforeValidator(_listed)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     # What is not done is refused, unless it asks for nothing.
@@ -73,39 +130,30 @@ class Body(BaseModel):
     @property
     def stops(self) -> list[str]:
         """The strings that end a text."""
-        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [text for text in found if text]
+        return [text for text in self.stop or [] if text]
 
     def sampling(self) -> Sampling:
         """How tokens are drawn; without a seed by one that nobody chose."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
         return Sampling(
-            temperature=1.0 if self.temperature is None else float(self.temperature),
+            temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k if self.top_k and self.top_k > 0 else None,
-            top_p=None if self.top_p is None else float(self.top_p),
+            top_p=self.top_p,
             seed=seed,
-            min_p=float(self.min_p or 0),
-            repetition_penalty=1.0 if self.repetition_penalty is None else float(self.repetition_penalty),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
         )
 
 
 class CompletionBody(Body):
     """Of /v1/completions."""
 
-    prompt: (
-        StrictStr | Ids | Annotated[list[StrictStr], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
-    )
+    prompts: Annotated[list[str | list[int]], Field(alias="prompt"), PlainValidator(_prompts)]
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
     echo: StrictBool | None = None
     best_of: StrictInt | None = None
     suffix: None = None
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """Each of them."""
-        given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
 class ChatBody(Body):
@@ -125,10 +173,17 @@ def parsed(kind: type[T], value: Any) -> T:
     try:
         body = kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = next((str(part) for part in first["loc"]), "")
-        where = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier())
-        raise BadRequest(f"{where or 'body'}: {first['msg']}", param=field or None) from None
+        first = error.errors(include_url=False)[0]
+        where = [str(part) for part in first["loc"]]
+        raise BadRequest(f"{'.'.join(where) or 'body'}: {_words(first)}", param=where[0] if where else None) from None
     if isinstance(body, CompletionBody) and body.best_of not in (None, body.choices):
         raise BadRequest("best_of: only as many texts are drawn as are given", param="best_of")
     return body
+
+
+def _words(error: ErrorDetails) -> str:
+    if error["type"] not in WORDS:
+        return error["msg"]
+    limits = error.get("ctx", {}).items()
+    context = {key: f"{value:.9g}" if isinstance(value, float) else value for key, value in limits}
+    return WORDS[error["type"]].format(**context, found=describe(error["input"]))

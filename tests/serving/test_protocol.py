@@ -1,0 +1,81 @@
+"""What clients may ask: which field an error names, in which words, and what is refused, ignored and read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed
+
+TEXT: dict[str, Any] = {"model": "m", "prompt": "words"}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "words"}]}
+PROMPT = "prompt: a text, a list of token ids, or a list of either is expected, and prompt {} is "
+
+
+def text(**more: Any) -> CompletionBody:
+    return parsed(CompletionBody, {**TEXT, **more})
+
+
+def chat(**more: Any) -> ChatBody:
+    return parsed(ChatBody, {**CHAT, **more})
+
+
+@pytest.mark.parametrize(
+    "field, value, what",
+    [
+        ("stop", ["a"] * 17, "stop: at most 16 items, found 17"),
+        ("stop", 5, "stop.0: expected a string, found a number"),
+        ("stop", ["a", None], "stop.1: expected a string, found null"),
+        ("temperature", "1", "temperature: expected a finite number, found a string"),
+        ("temperature", -0.5, "temperature: at least 0"),
+        ("temperature", 101, "temperature: at most 100"),
+        ("top_p", 0, "top_p: above 0"),
+        ("n", 0, "n: at least 1"),
+        ("n", 1.5, "n: expected a whole number, found a number"),
+        ("n", True, "n: expected a whole number, found a boolean"),
+        ("top_k", 1_000_001, "top_k: at most 1000000"),
+        ("repetition_penalty", 1e9, "repetition_penalty: at most 1000000"),
+        ("seed", 1 << 70, "seed: below 9223372036854775808"),
+        ("stream", "yes", "stream: expected true or false, found a string"),
+        ("stream_options", [], "stream_options: expected an object, found a list"),
+        (
+            "stream_options",
+            {"include_usage": 1},
+            "stream_options.include_usage: expected true or false, found a number",
+        ),
+        ("model", None, "model: expected a string, found null"),
+        ("prompt", 5, PROMPT.format(0) + "a number"),
+        ("prompt", [], PROMPT.format(0) + "an empty list"),
+        ("prompt", [1, "a"], PROMPT.format(0) + "a list with a string at position 1"),
+        ("prompt", [1, True], PROMPT.format(0) + "a list with a boolean at position 1"),
+        ("prompt", [[1], []], PROMPT.format(1) + "an empty list"),
+        ("prompt", ["a", "b", None], PROMPT.format(2) + "null"),
+    ],
+)
+def test_an_error_says_the_field_and_what_it_takes(field: str, value: Any, what: str) -> None:
+    with pytest.raises(BadRequest) as found:
+        text(**{field: value})
+    assert (str(found.value), found.value.param, found.value.status) == (what, field, 400)
+
+
+def test_what_is_missing_is_said() -> None:
+    for kind, value, what in (
+        (CompletionBody, {"model": "m"}, "prompt: the field is missing"),
+        (ChatBody, {"messages": CHAT["messages"]}, "model: the field is missing"),
+        (ChatBody, {**CHAT, "messages": []}, "messages: at least 1 item, found 0"),
+        (ChatBody, {**CHAT, "messages": ["a"]}, "messages.0: expected an object, found a string"),
+        (ChatBody, [], "body: expected an object, found a list"),
+    ):
+        kinds: type[Body] = kind
+        with pytest.raises(BadRequest) as found:
+            parsed(kinds, value)
+        assert str(found.value) == what
+
+
+def test_what_a_prompt_and_stops_may_be() -> None:
+    for prompt, prompts in (("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2, 3]], [[1], [2, 3]])):
+        assert text(prompt=prompt).prompts == prompts
+    for stop, stops in ((None, []), ("a", ["a"]), (["a", "", "b"], ["a", "b"]), ([], [])):
+        assert text(stop=stop).stops == stops
+    assert text(temperature=1, top_p=1).sampling().temperature == 1.0
