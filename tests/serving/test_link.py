@@ -209,7 +209,7 @@ def test_an_error_of_this_machine_is_an_answer(run: Any, chat_model: Path, setti
         async def take(message: dict[str, Any]) -> None:
             got.append(message)
 
-        data = body(messages=[{"role": "user", "content": "words"}])
+        data = body(prompt=None, messages=[{"role": "user", "content": "words"}])
         await asked(app, [{"type": "http.request", "body": data}], take, "/v1/chat/completions")
         assert got[0]["status"] == 500 and b"Too many open files" in got[1]["body"]
 

@@ -79,3 +79,64 @@ def test_what_a_prompt_and_stops_may_be() -> None:
     for stop, stops in ((None, []), ("a", ["a"]), (["a", "", "b"], ["a", "b"]), ([], [])):
         assert text(stop=stop).stops == stops
     assert text(temperature=1, top_p=1).sampling().temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("tools", [{"type": "function"}]),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("web_search_options", {}),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", True),
+        # Of other servers, of the other path, and misspelt.
+        ("stop_token_ids", [5]),
+        ("ignore_eos", True),
+        ("prompt", "words"),
+        ("echo", True),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=f"^{field}: not served here; leave it out") as found:
+        chat(**{field: value})
+    assert (found.value.param, found.value.status) == (field, 400)
+
+
+def test_fields_of_the_other_path_and_misspelt_ones_are_refused() -> None:
+    for field, value, meant in (
+        ("max_completion_tokens", 5, "max_tokens"),
+        ("suffix", "and so on", None),
+        ("max_token", 5, "max_tokens"),
+        ("temprature", 0, "temperature"),
+    ):
+        with pytest.raises(BadRequest) as found:
+            text(**{field: value})
+        hint = f", or write {meant}" if meant else ""
+        assert str(found.value) == f"{field}: not served here; leave it out{hint}"
+    with pytest.raises(BadRequest, match="top_logprobs: only with logprobs") as found:
+        chat(top_logprobs=2)
+    assert found.value.param == "top_logprobs" and chat(top_logprobs=0, logprobs=False).top_logprobs == 0
+
+
+def test_what_asks_for_nothing_or_changes_no_answer_is_read_over() -> None:
+    nothing = {
+        "tools": [], "functions": [], "tool_choice": "auto", "function_call": "none", "logit_bias": {},
+        "response_format": {"type": "text"}, "modalities": ["text"], "reasoning_effort": "none", "verbosity": "medium",
+        "presence_penalty": 0.0, "frequency_penalty": 0, "audio": None, "stop_token_ids": None,
+    }  # fmt: skip
+    ignored = {
+        "user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "store": True, "service_tier": "flex",
+        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "a"},
+        "parallel_tool_calls": False,
+    }  # fmt: skip
+    assert chat(**nothing, **ignored) == chat()
+    assert text(suffix="", user="u", best_of=1) == text(best_of=1)

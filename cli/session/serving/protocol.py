@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from genesis.data.messages import describe
+from genesis.errors import escape, nearest
 from genesis.train.bounds import BOUNDS
 from genesis_models.engine import Sampling
 
@@ -30,6 +31,26 @@ T = TypeVar("T", bound="Body")
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_TOP = 20
+# Fields of OpenAI's that change no answer.
+IGNORED = frozenset({
+    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+})  # fmt: skip
+# Of fields that would change it and are not done: the values that ask for nothing, as null always does.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+}
 # What a value must be, by the name of pydantic's error, whose context is put in.
 WORDS: Mapping[str, str] = {
     "missing": "the field is missing",
@@ -117,10 +138,9 @@ class Body(BaseModel):
     stop: Annotated[list[StrictStr], Field(max_length=MOST_STOPS), BeforeValidator(_listed)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    # What is not done is refused, unless it asks for nothing.
-    presence_penalty: Literal[0] | None = None
-    frequency_penalty: Literal[0] | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+
+    def check(self) -> None:
+        """Raises: BadRequest for fields that do not go together."""
 
     @property
     def choices(self) -> int:
@@ -153,7 +173,11 @@ class CompletionBody(Body):
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
     echo: StrictBool | None = None
     best_of: StrictInt | None = None
-    suffix: None = None
+
+    def check(self) -> None:
+        """Raises: BadRequest for more texts drawn than given."""
+        if self.best_of not in (None, self.choices):
+            raise BadRequest("best_of: only as many texts are drawn as are given", param="best_of")
 
 
 class ChatBody(Body):
@@ -164,21 +188,40 @@ class ChatBody(Body):
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
+
+    def check(self) -> None:
+        """Raises: BadRequest for alternatives to tokens that are not told."""
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs: only with logprobs", param="top_logprobs")
 
 
 def parsed(kind: type[T], value: Any) -> T:
     """The body of a request. Raises: BadRequest, with the first field that is wrong."""
+    if isinstance(value, dict):
+        _check_fields(kind, value)
     try:
         body = kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = [str(part) for part in first["loc"]]
         raise BadRequest(f"{'.'.join(where) or 'body'}: {_words(first)}", param=where[0] if where else None) from None
-    if isinstance(body, CompletionBody) and body.best_of not in (None, body.choices):
-        raise BadRequest("best_of: only as many texts are drawn as are given", param="best_of")
+    body.check()
     return body
+
+
+def _check_fields(kind: type[Body], value: dict[str, Any]) -> None:
+    """A field that nobody reads is refused: without it the answer may be another than was asked for.
+
+    Raises:
+        BadRequest.
+    """
+    known = {field.alias or name for name, field in kind.model_fields.items()}
+    for name, asked in value.items():
+        if asked is None or name in known or name in IGNORED or asked in NEUTRAL.get(name, ()):
+            continue
+        meant = nearest(name[:100], known)
+        hint = "" if meant is None else f", or write {meant}"
+        raise BadRequest(f"{escape(name[:100])}: not served here; leave it out{hint}", param=name[:100])
 
 
 def _words(error: ErrorDetails) -> str:
