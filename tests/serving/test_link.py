@@ -97,8 +97,8 @@ def test_texts_that_nobody_takes_are_cancelled(run: Any) -> None:
         for each in texts:
             assert (await anext(each))[0].id == 5
         assert len(link.live) == 3
-        with pytest.raises(BadRequest, match="3 requests wait or run, of at most 10"):
-            link.check_room(8)
+        with link.room(3), pytest.raises(BadRequest, match="3 requests wait or run, of at most 10"), link.room(8):
+            pass
         for left, each in zip((2, 1, 0), texts, strict=True):
             await each.aclose()
             assert len(link.live) == left
@@ -279,5 +279,47 @@ def test_a_prompt_that_fails_ends_the_others_of_its_request(
         assert any(b"99,999" in each.get("body", b"") for each in got)
         assert not link.live
         await until(lambda: not engine.live)
+
+    run(test)
+
+
+async def together(app: Any, bodies: list[bytes]) -> tuple[list[asyncio.Task[None]], list[int]]:
+    """Requests that arrive at once, and the statuses of those that are answered so far."""
+    statuses: list[int] = []
+
+    async def take(message: dict[str, Any]) -> None:
+        if "status" in message:
+            statuses.append(message["status"])
+
+    parts = [[{"type": "http.request", "body": each}] for each in bodies]
+    return [asyncio.ensure_future(asked(app, each, take)) for each in parts], statuses
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_come_at_once_get_no_more_places_than_there_are(
+    run: Any, chat_model: Path, settings: Settings, stream: bool
+) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        tasks, statuses = await together(app, [body(n=4, stream=stream)] * 5)
+        await until(lambda: statuses.count(429) == 3 and len(engine.live) == 8)
+        assert len(link.live) == 8
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: not engine.live and not link.live)
+        assert not link.taken
+
+    run(test)
+
+
+def test_a_request_for_more_than_all_places_is_wrong_and_not_early(
+    run: Any, chat_model: Path, settings: Settings
+) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        _, statuses = await together(app, [body(n=11), body(prompt=["a", "b", "c"], n=4)])
+        await until(lambda: len(statuses) == 2)
+        assert statuses == [400, 400] and not engine.taken
 
     run(test)

@@ -108,6 +108,8 @@ def test_seeds_repeat_whatever_runs_beside(client: httpx.Client) -> None:
     assert [each["text"] for each in beside["choices"][:3]] == [each["text"] for each in first["choices"]]
     free = {ask(client, "completions", **{**how, "seed": None, "n": 1})["choices"][0]["text"] for _ in range(3)}
     assert len(free) == 3
+    several = ask(client, "completions", prompt=["words"] * 3, max_tokens=10, temperature=1.5)
+    assert len({each["text"] for each in several["choices"]}) == 3  # a seed of its own for each
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
@@ -198,7 +200,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": [1] * 129, "max_tokens": 0, "echo": True}, 400, "the context holds 128"),
     ("completions", {"prompt": "a", "max_tokens": 0}, 400, "nothing is echoed"),
     ("completions", {"prompt": "a", "n": 129}, 400, "n:"),
-    ("completions", {"prompt": "a", "n": 41}, 429, "at most 40"),
+    ("completions", {"prompt": "a", "n": 41}, 400, "41 texts, and at most 40"),
     ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
     ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
     ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),

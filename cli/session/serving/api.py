@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from genesis.errors import DataError, GenesisError
 from genesis_cli.session.serving.answers import Answer, Choice, chat_logprobs, completion_logprobs, event
 from genesis_cli.session.serving.link import JOINED_S, Link
 from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed
-from genesis_models.engine import Sampling
 from genesis_models.engine.text import RequestText
 
 __all__ = ["Api", "Settings"]
@@ -164,7 +163,7 @@ class Api:
     # --- The paths ------------------------------------------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
-        return _json({"status": "ok", "requests": len(self._link.live)})
+        return _json({"status": "ok", "requests": self._link.taken})
 
     async def _models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._card()]})
@@ -187,7 +186,7 @@ class Api:
     async def _completions(self, request: Request) -> Response:
         body = parsed(CompletionBody, await self._body(request))
         self._named(body)
-        prompts = [self._text_ids(each) if isinstance(each, str) else (each, None) for each in body.prompts]
+        prompts = self._encoded(body.prompts)
         tokens = 16 if body.max_tokens is None else body.max_tokens
         if not tokens and not body.echo:
             raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
@@ -206,6 +205,10 @@ class Api:
         tokens = body.max_completion_tokens or body.max_tokens or max(self._settings.context - len(ids), 1)
         top = (body.top_logprobs or 0) if body.logprobs else None
         return await self._run(request, body, [(ids, None)], tokens, top)
+
+    def _encoded(self, prompts: Sequence[str | list[int]]) -> list[tuple[list[int], str | None]]:
+        """The ids of each, and its text. Raises: BadRequest."""
+        return [self._text_ids(each) if isinstance(each, str) else (each, None) for each in prompts]
 
     def _text_ids(self, text: str) -> tuple[list[int], str | None]:
         """The ids of a prompt, and its text; without that where it begins as ids are shown: with the first token.
@@ -251,31 +254,31 @@ class Api:
         """
         for place, (ids, _) in enumerate(prompts):
             self._check_prompt(ids, place, tokens, "messages" if isinstance(body, ChatBody) else "prompt")
-        self._link.check_room(len(prompts) * body.choices)
+        answer = Answer(self._settings.name, is_chat=isinstance(body, ChatBody))
         choices = [Choice(*each) for each in prompts for _ in range(body.choices)]
-        answer, sampling = Answer(self._settings.name, is_chat=isinstance(body, ChatBody)), body.sampling()
-        if body.stream:
-            return _Stream(self, answer, choices, body, sampling, tokens)
+        with ExitStack() as places:
+            places.enter_context(self._link.room(len(choices)))
+            if body.stream:
+                return _Stream(self, answer, choices, body, tokens, places.pop_all())
+            works = (self._finish(i, each, body, tokens, top, echo) for i, each in enumerate(choices))
+            await _unless_gone(request, _together(works))
+            return _json(answer.whole(choices))
 
-        async def one(number: int, choice: Choice) -> None:
-            if tokens:
-                async for text, finish in self.texts(choice, sampling, number % body.choices, tokens, body.stops):
-                    choice.text, choice.finish = choice.text + text, finish
+    async def _finish(self, number: int, choice: Choice, body: Body, tokens: int, top: int | None, echo: bool) -> None:
+        """Draw a whole choice, and put in what else is told of it; arguments as of `_run`."""
+        async with aclosing(self.texts(number, choice, body, tokens)) as texts:
+            async for text, finish in texts:
+                choice.text, choice.finish = choice.text + text, finish
+        if top is not None:
+            rows = await self._link.scores([*choice.prompt, *choice.ids], top)
+            if isinstance(body, ChatBody):
+                choice.logprobs = chat_logprobs(self._tokenizer, choice, rows)
             else:
-                choice.finish = "length"
-            if top is not None:
-                rows = await self._link.scores([*choice.prompt, *choice.ids], top)
-                if isinstance(body, ChatBody):
-                    choice.logprobs = chat_logprobs(self._tokenizer, choice, rows)
-                else:
-                    choice.logprobs = completion_logprobs(self._tokenizer, choice, rows, echo=echo)
-            if echo:
-                asked = choice.asked
-                shown = self._tokenizer.decode(choice.prompt, skip_special=False) if asked is None else asked
-                choice.text = shown + choice.text
-
-        await _unless_gone(request, _together(one(i, each) for i, each in enumerate(choices)))
-        return _json(answer.whole(choices))
+                choice.logprobs = completion_logprobs(self._tokenizer, choice, rows, echo=echo)
+        if echo:
+            asked = choice.asked
+            shown = self._tokenizer.decode(choice.prompt, skip_special=False) if asked is None else asked
+            choice.text = shown + choice.text
 
     def _check_prompt(self, ids: Sequence[int], place: int, tokens: int, param: str) -> None:
         """Raises: BadRequest for a prompt that the model cannot continue, before anything of its request is drawn."""
@@ -291,11 +294,15 @@ class Api:
                 )
 
     async def texts(
-        self, choice: Choice, sampling: Sampling, sequence: int, tokens: int, stops: Sequence[str]
+        self, number: int, choice: Choice, body: Body, tokens: int
     ) -> AsyncGenerator[tuple[str, str | None], None]:
-        """The texts of a choice as they come, and why it ends."""
-        text = RequestText(self._tokenizer, choice.prompt, stops)
-        found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=bool(stops))
+        """The texts of a request's choice of this number as they come, and why it ends."""
+        if not tokens:  # a prompt that fills the context may be echoed, which the engine could not continue
+            yield "", "length"
+            return
+        text, sampling = RequestText(self._tokenizer, choice.prompt, body.stops), body.sampling()
+        sequence, is_eager = number % body.choices, bool(body.stops)
+        found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=is_eager)
         async with aclosing(found):  # a stop string ends the text before the engine does
             async for drawn in found:
                 new, finish = "", None
@@ -315,15 +322,19 @@ class _Stream(Response):
     """Choices as server-sent events."""
 
     def __init__(
-        self, api: Api, answer: Answer, choices: list[Choice], body: Body, sampling: Sampling, tokens: int
+        self, api: Api, answer: Answer, choices: list[Choice], body: Body, tokens: int, places: ExitStack
     ) -> None:
         super().__init__()
         self._api, self._answer, self._choices = api, answer, choices
-        self._body, self._sampling, self._tokens = body, sampling, tokens
+        self._body, self._tokens, self._places = body, tokens, places
         self._queue: asyncio.Queue[tuple[int, str, str | None]] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until all choices have ended, or the client goes."""
+        """Send events until all choices have ended, or the client goes; then the places are free."""
+        with self._places:
+            await self._answered(scope, receive, send)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         request = Request(scope, receive)
         work = asyncio.ensure_future(_together(self._draw(i, each) for i, each in enumerate(self._choices)))
@@ -340,12 +351,11 @@ class _Stream(Response):
         finally:
             await _ended(work)
 
-    async def _draw(self, index: int, choice: Choice) -> None:
-        body = self._body
-        texts = self._api.texts(choice, self._sampling, index % body.choices, self._tokens, body.stops)
-        async for text, finish in texts:
-            if text or finish is not None:
-                self._queue.put_nowait((index, text, finish))
+    async def _draw(self, number: int, choice: Choice) -> None:
+        async with aclosing(self._api.texts(number, choice, self._body, self._tokens)) as texts:
+            async for text, finish in texts:
+                if text or finish is not None:
+                    self._queue.put_nowait((number, text, finish))
 
     async def _send_all(self, send: Send, work: asyncio.Task[None]) -> None:
         if isinstance(self._body, ChatBody):

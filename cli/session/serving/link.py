@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -55,13 +55,15 @@ class Link:
         ended: called in the loop when the engine's process is gone.
 
     Attributes:
-        live: requests that wait or run.
+        live: requests whose tokens or scores are awaited.
+        taken: places of requests that wait or run.
     """
 
     def __init__(self, connection: Connection, most: int, ended: Callable[[], None]) -> None:
         self._connection, self._most, self._ended = connection, most, ended
         self._ids = itertools.count()
         self.live: dict[int, _Inbox] = {}
+        self.taken = 0
         self._loop = asyncio.get_running_loop()
         self._out: SimpleQueue[Message | None] = SimpleQueue()
         self._is_gone = False
@@ -69,11 +71,24 @@ class Link:
         for work in (self._read, self._write):  # neither may keep the loop waiting
             threading.Thread(target=work, daemon=True).start()
 
-    def check_room(self, count: int) -> None:
-        """Raises: BadRequest (429) where so many more requests would be too many."""
-        if len(self.live) + count > self._most:
-            what = f"{len(self.live)} requests wait or run, of at most {self._most}"
+    @contextlib.contextmanager
+    def room(self, count: int) -> Iterator[None]:
+        """Places for so many requests, which are kept until the answer to them is sent.
+
+        Raises:
+            BadRequest: there are never so many (400), or not now (429).
+        """
+        if count > self._most:
+            what = f"the request asks for {count} texts, and at most {self._most} wait or run; ask for fewer at a time"
+            raise BadRequest(what, code="too_many_texts")
+        if self.taken + count > self._most:
+            what = f"{self.taken} requests wait or run, of at most {self._most}; try again later"
             raise BadRequest(what, status=429, code="too_many_requests")
+        self.taken += count
+        try:
+            yield
+        finally:
+            self.taken -= count
 
     async def tokens(
         self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int],
