@@ -323,3 +323,26 @@ def test_a_request_for_more_than_all_places_is_wrong_and_not_early(
         assert statuses == [400, 400] and not engine.taken
 
     run(test)
+
+
+def test_a_long_text_is_encoded_beside_the_loop(
+    run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        tokenizer = Tokenizer.load(chat_model)
+        encoding, ends = threading.Event(), threading.Event()
+
+        def prompt(text: str) -> list[int]:
+            encoding.set()
+            assert ends.wait(10)
+            return [1]
+
+        monkeypatch.setattr(tokenizer, "prompt", prompt)
+        tasks, _ = await together(Api(settings, link, tokenizer, None, []).app, [body()])
+        await until(encoding.is_set)
+        assert not engine.taken
+        ends.set()
+        await until(lambda: len(engine.live) == 1)
+        tasks[0].cancel()
+
+    run(test)

@@ -79,7 +79,8 @@ class Api:
         self._settings, self._link, self._tokenizer = settings, link, tokenizer
         self._template, self._ends = template, ends
         self._starts = _starts(tokenizer)
-        self._renders = ThreadPoolExecutor(1)  # one conversation after the other, beside the loop
+        # Beside the loop: one conversation after the other, and one request's prompts, which may take seconds.
+        self._renders, self._encodes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         calls = [
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._chat),
@@ -186,7 +187,7 @@ class Api:
     async def _completions(self, request: Request) -> Response:
         body = parsed(CompletionBody, await self._body(request))
         self._named(body)
-        prompts = self._encoded(body.prompts)
+        prompts = await asyncio.get_running_loop().run_in_executor(self._encodes, self._encoded, body.prompts)
         tokens = 16 if body.max_tokens is None else body.max_tokens
         if not tokens and not body.echo:
             raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
