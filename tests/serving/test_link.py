@@ -23,6 +23,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError
 from genesis_cli.session.serving import api as api_module
 from genesis_cli.session.serving import http_process
+from genesis_cli.session.serving import worker as worker_module
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import Link
 from genesis_cli.session.serving.protocol import BadRequest
@@ -38,16 +39,19 @@ class Endless:
 
     def __init__(self) -> None:
         self.live: dict[int, Request] = {}
-        self.taken = 0
+        self.taken = self.steps = 0
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         waiting = Waiting(requests)
         self.live.clear()
         while waiting.is_more or self.live:
-            while (found := waiting.take()) is not None:
+            for found in [waiting.take() for _ in range(3)]:  # asked for each row that is free, as an engine does
+                if found is None:
+                    continue
                 self.live[found[0]], self.taken = found[1], self.taken + 1
                 if found[1].ids[0] == 13:
                     raise NumericError("logits are NaN")
+            self.steps += 1
             for number in [*self.live]:
                 if number in self.live:
                     yield Token(number, 5)
@@ -344,5 +348,58 @@ def test_a_long_text_is_encoded_beside_the_loop(
         ends.set()
         await until(lambda: len(engine.live) == 1)
         tasks[0].cancel()
+
+    run(test)
+
+
+def test_scores_that_nobody_waits_for_are_not_made(
+    run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, goes_on = [0], threading.Event()
+
+    def scores(model: Any, sequences: Any, top: int) -> Iterator[list[Any]]:
+        made[0] += 1
+        assert goes_on.wait(10)
+        yield [(0.0, [])] * 2
+
+    monkeypatch.setattr(worker_module, "scores", scores)
+
+    async def test(link: Link, engine: Endless) -> None:
+        runs = link.tokens([1], DRAW, 0, 100, [])
+        await anext(runs)
+        first, *others = (asyncio.ensure_future(link.scores([1, 2, 3], 0)) for _ in range(5))
+        await until(lambda: made[0] == 1)
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0.05)  # for the cancellations to arrive
+        goes_on.set()
+        assert len(await first) == 2
+        await anext(runs)
+        assert len(await link.scores([1, 2, 3], 0)) == 2 and made[0] == 2
+        await runs.aclose()
+
+    run(test)
+
+
+def test_texts_go_on_between_scores(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        steps: list[int] = []
+        all_sent = threading.Event()
+
+        def scores(model: Any, sequences: Any, top: int) -> Iterator[list[Any]]:
+            assert all_sent.wait(10)
+            steps.append(engine.steps)
+            yield [(0.0, [])] * 2
+
+        monkeypatch.setattr(worker_module, "scores", scores)
+        runs = link.tokens([1], DRAW, 0, 100, [])
+        await anext(runs)
+        waiting = [asyncio.ensure_future(link.scores([1, 2, 3], 0)) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        all_sent.set()
+        await asyncio.gather(*waiting)
+        await runs.aclose()
+        assert len({*steps}) == 5, steps
 
     run(test)

@@ -116,20 +116,25 @@ class Link:
                 is_over = found[-1]["finish"] is not None
                 yield [Token(id, each["token"], None, each["finish"]) for each in found]
         finally:
-            del self.live[id]
-            if not is_over:
-                self._out.put({"op": "cancel", "id": id})
+            self._end(id, is_over=is_over)
 
     async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
         """As `worker.scores`. Raises: BadRequest."""
         id, inbox = self._begin({"op": "score", "ids": list(ids), "top": top})
+        is_over = False
         try:
             [found] = await inbox.take()
+            is_over = True
             _check(found)
             rows: list[Any] = found["rows"]
             return rows
         finally:
-            del self.live[id]
+            self._end(id, is_over=is_over)
+
+    def _end(self, id: int, *, is_over: bool) -> None:
+        del self.live[id]
+        if not is_over:
+            self._out.put({"op": "cancel", "id": id})
 
     def _begin(self, message: Message) -> tuple[int, _Inbox]:
         if self._is_gone:

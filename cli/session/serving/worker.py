@@ -28,6 +28,8 @@ class Worker:
     def __init__(self, connection: Connection, model: CausalLM, engine: Runner) -> None:
         self._connection, self._model, self._engine = connection, model, engine
         self._waiting: deque[Message] = deque()
+        self._unscored: deque[Message] = deque()
+        self._was_step = True  # since the last sequence was scored
         self._numbers: dict[int, int] = {}  # the engine's number of a request -> its id
         self._drawn: list[tuple[int, int | None, str | None]] = []  # that are not sent yet
         self._told: set[int] = set()  # the ids among them
@@ -51,7 +53,7 @@ class Worker:
         number = 0
         while True:
             self._flush()
-            self._poll(waits=not self._numbers and not self._waiting)
+            self._poll()
             if not self._waiting:
                 yield None
                 continue
@@ -69,12 +71,13 @@ class Worker:
 
     def _take(self, token: Token) -> None:
         """Keep a token until the others of its step are there."""
+        self._was_step = True
         id = self._numbers.get(token.request)
         if id is None:  # cancelled
             return
         if id in self._told:
             self._flush()
-            self._poll(waits=False)
+            self._poll()
         self._told.add(id)
         self._drawn.append((id, token.id, token.finish))
         if token.finish is not None:
@@ -86,8 +89,9 @@ class Worker:
             self._drawn = []
             self._told.clear()
 
-    def _poll(self, *, waits: bool) -> None:
-        """Take what has come; with `waits` at least one message."""
+    def _poll(self) -> None:
+        """Take what has come, waiting where there is nothing to do, and score one sequence between two steps."""
+        waits = not (self._numbers or self._waiting or self._unscored)
         while self._arrived.poll(None if waits else 0):
             waits = False
             try:
@@ -99,10 +103,14 @@ class Worker:
             elif message["op"] == "cancel":
                 self._cancel(message["id"])
             else:
-                self._score(message)
+                self._unscored.append(message)
+        if self._unscored and (self._was_step or not self._numbers):
+            self._was_step = False
+            self._score(self._unscored.popleft())
 
     def _cancel(self, id: int) -> None:
         self._waiting = deque(each for each in self._waiting if each["id"] != id)
+        self._unscored = deque(each for each in self._unscored if each["id"] != id)
         self._drawn = [each for each in self._drawn if each[0] != id]
         for number in [number for number, each in self._numbers.items() if each == id]:
             del self._numbers[number]
