@@ -158,9 +158,10 @@ def settings() -> Settings:
     return Settings("m", 0, 128, 10**6, frozenset(), "", 1000)
 
 
-def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_come(
+    run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api_module, "BODY_S", 0.1)
-    monkeypatch.setattr(api_module, "SEND_S", 0.1)
 
     async def test(link: Link, engine: Endless) -> None:
         app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
@@ -172,18 +173,41 @@ def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatc
         await asked(app, [{"type": "http.request", "body": b"{", "more_body": True}], take)
         assert got[0]["status"] == 408
 
-        async def read_nothing(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
+    run(test)
 
-        await asked(app, [{"type": "http.request", "body": body(stream=True)}], read_nothing)
-        await until(lambda: not engine.live and not link.live)
-        assert engine.taken == 1
 
-        # The engine fails, and the client does not read that either.
-        await asked(app, [{"type": "http.request", "body": body(prompt=[13], stream=True)}], read_nothing)
+def test_a_client_that_does_not_read_is_cut_off(
+    run: Any, chat_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_process, "SEND_S", 0.2)
+    data = body(stream=True, n=10, max_tokens=10**6)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(Settings("m", 0, 10**7, 320, frozenset(), "", 1000), link, Tokenizer.load(chat_model), None, []).app
+        server = uvicorn.Server(uvicorn.Config(app, http=http_process._Protocol, lifespan="off", log_config=None))
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+            client.connect(listening.getsockname())
+            client.sendall(head % len(data) + data)
+            await until(lambda: engine.taken == 10)
+            await until(lambda: not (link.taken or engine.live or server.server_state.connections))
+            server.should_exit = True
+            await serving
+        assert not caplog.records
 
     run(test)
+
+
+def test_a_client_that_reads_slowly_is_waited_for() -> None:
+    unread, cut, protocol = [50, 40, 40], [], http_process._Protocol.__new__(http_process._Protocol)
+    transport = SimpleNamespace(get_write_buffer_size=lambda: unread.pop(0), abort=lambda: cut.append(True))
+    protocol.transport, protocol.loop = cast("Any", transport), cast("Any", SimpleNamespace(call_later=lambda *_: None))
+    for before, is_cut in ((60, False), (50, False), (40, True)):
+        protocol._look(before)
+        assert bool(cut) == is_cut
 
 
 def test_connections_that_the_system_refuses_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

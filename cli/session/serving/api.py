@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from genesis.data.chat import ChatPrompts
 from genesis.data.messages import read_messages
@@ -31,7 +31,7 @@ from genesis_models.engine.text import RequestText
 
 __all__ = ["Api", "Settings"]
 
-BODY_S, SEND_S = 30.0, 60.0  # a body that does not come, and a client that does not read
+BODY_S = 30.0  # in which a body must come
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
 DEPTH = 64  # of a body
 HOST = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::\d*)?")  # a name, a port
@@ -340,14 +340,14 @@ class _Stream(Response):
         request = Request(scope, receive)
         work = asyncio.ensure_future(_together(self._draw(i, each) for i, each in enumerate(self._choices)))
         try:
-            await _sent(send, {"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             last = event(None)
             try:
                 await _unless_gone(request, self._send_all(send, work))
             except BadRequest as error:
                 last = event(error.body()) + last
-            await _sent(send, {"type": "http.response.body", "body": last})
-        except (ClientDisconnect, TimeoutError):
+            await send({"type": "http.response.body", "body": last})
+        except ClientDisconnect:
             pass
         finally:
             await _ended(work)
@@ -400,13 +400,7 @@ def _starts(tokenizer: Tokenizer) -> list[str]:
 
 
 async def _send_events(send: Send, values: Sequence[dict[str, Any]]) -> None:
-    await _sent(send, {"type": "http.response.body", "body": b"".join(map(event, values)), "more_body": True})
-
-
-async def _sent(send: Send, message: Message) -> None:
-    """Raises: TimeoutError where the client does not read."""
-    async with asyncio.timeout(SEND_S):
-        await send(message)
+    await send({"type": "http.response.body", "body": b"".join(map(event, values)), "more_body": True})
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:

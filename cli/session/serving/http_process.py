@@ -32,6 +32,7 @@ from genesis_models.source import find_source
 __all__ = ["main"]
 
 HEAD_S = 30.0  # in which the head of a connection's first request must come
+SEND_S = 60.0  # in which a client must have read something of what is sent
 KEPT_S = 30  # that a connection may be idle
 CLOSING_S = 5  # for what still runs when the server ends
 CONNECTIONS = 2048
@@ -39,13 +40,18 @@ TOLD_S = 60.0  # between warnings
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection on which no request comes, or only a part of one: uvicorn waits without end for the rest."""
+    """Closes a connection on which no request comes, or only a part of one, and one whose client reads nothing.
+
+    uvicorn waits for both without end.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the head of a request."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of all that is not read at once
         self._timer = self.loop.call_later(HEAD_S, self._close)
 
     def data_received(self, data: bytes) -> None:
@@ -61,9 +67,29 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to read; nothing more is written until it has read all."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(SEND_S, self._look, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """All is read."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def _look(self, before: int) -> None:
+        """Cut off a client that has read nothing; one that is slow has as long again."""
+        size = self.transport.get_write_buffer_size()
+        if size < before:
+            self._unread = self.loop.call_later(SEND_S, self._look, size)
+        else:
+            self.transport.abort()  # to close it would wait for the rest to be read
 
     def _close(self) -> None:
         self._timer = None
