@@ -160,7 +160,7 @@ def _content(value: object, message: Message, position: Position, field: str) ->
 def _part(part: object, position: Position, field: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
-        what = f"the part is {describe(part) if kind is None else quote(kind)}, and only text is trained on"
+        what = f"the part is {describe(part) if kind is None else quote(kind)}, and only text is read"
         next = 'write {"type": "text", "text": "…"}'
         raise position.defect("no text part", what, next, field)
     text = part.get("text")

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from genesis.data.chat import ChatPrompts
 from genesis.data.messages import read_messages
-from genesis.data.records import Conversation, Position
+from genesis.data.records import Conversation, Defect, Position
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError
 from genesis_cli.session.serving.answers import Answer, Choice, chat_logprobs, completion_logprobs, event
@@ -237,6 +237,8 @@ class Api:
                 )
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._renders, self._template.encode, Conversation(read))
+        except Defect as error:
+            raise BadRequest(f"{error.field}: {error.what}", param="messages") from None
         except DataError as error:
             raise BadRequest(error.what, param="messages") from None
 
