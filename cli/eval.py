@@ -46,6 +46,15 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Sequences in one forward pass.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template", metavar="NAME", help="How chats become text: chatml, or a file.  [default: the model's own]"
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End at a question that does not fit into the context, uncut.")
+    ] = False,
     base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -68,14 +77,16 @@ def evaluate(
 
     found: dict[str, float | int] = {}
     asked: dict[str, object] = {}
+    model = {"dtype": kind, "base": base, "template": template}
     with fitting(ModelError, "running the model", folder):
         if data:
-            found |= session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind, base=base)
+            found |= session.evaluate(folder, data, seq_len=seq_len, **run, **model)
         if task is not None:
             how = {"match": match, "max_tokens": drawing["sample_tokens"], "stop": stop or []}
-            more, rows = session.evaluate_task(folder, task, **how, device=run["device"], dtype=kind, base=base)
+            more, rows = session.evaluate_task(folder, task, **how, device=run["device"], strict=strict, **model)
             found |= more
             asked = {"model": folder, "task": task, **how, "dtype": kind, "device": run["device"]}
+            asked |= {} if template is None else {"template": template}
             if out is not None:
                 write_file(out, "".join(json.dumps(row) + "\n" for row in rows).encode())
     if as_json:

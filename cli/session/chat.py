@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from genesis.data.chat import ChatEncoder, ChatTemplate
-from genesis.data.chat.template import CHATML
 from genesis.data.documents import TokenSet
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
@@ -68,10 +67,10 @@ class EncoderFactory:
 
     def _read(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         data = self._data
-        if data.template == CHATML:
-            return ChatTemplate.chatml(tokenizer, data.template_args)
-        path = data.template or _folder(data.tokenizer or self._folder)
-        if path is None or (data.template is None and not read_chat_templates(path)):
+        if data.template is not None:
+            return ChatTemplate.named(data.template, tokenizer, data.template_args)
+        path = _folder(data.tokenizer or self._folder)
+        if path is None or not read_chat_templates(path):
             return None  # the encoder says so where there is a conversation
         return ChatTemplate.read(path, data.template_args)
 

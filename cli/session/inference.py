@@ -34,6 +34,7 @@ COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "F
 EVAL = COMMON | {
     "data.train": "--data",
     "data.eval": "--data",
+    "data.template": "--template",
     "data.seq_len": "--seq-len",
     "train.batch_size": "--batch-size",
     "eval.batch_size": "--batch-size",
@@ -81,17 +82,26 @@ def evaluate(
     device: str,
     dtype: str,
     base: str | None = None,
+    template: str | None = None,
 ) -> dict[str, float | int]:
     """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each sample alone, and gzip's on texts.
 
-    Conversations are samples by the template of the folder; what the assistant says is measured.
+    Conversations are samples by `template` (`chatml`, a file or a folder), by default the folder's own; what the
+    assistant says is measured.
     """
     with phrased_for(EVAL, memory=EVAL_MEMORY):
-        return _evaluate(found_source(folder, base), sources, seq_len, batch_size, resolve_device(device), dtype)
+        source, where = found_source(folder, base), resolve_device(device)
+        return _evaluate(source, sources, seq_len, batch_size, where, dtype, template)
 
 
 def _evaluate(
-    source: ModelSource, sources: Sequence[str], seq_len: int | None, batch_size: int, where: Device, dtype: str
+    source: ModelSource,
+    sources: Sequence[str],
+    seq_len: int | None,
+    batch_size: int,
+    where: Device,
+    dtype: str,
+    template: str | None,
 ) -> dict[str, float | int]:
     model, tokenizer = opened(source, where, dtype)
     longest = model.config.packed_length
@@ -100,7 +110,7 @@ def _evaluate(
         raise UsageError(f"--seq-len {length} is beyond the model's {longest} positions", next="lower it")
     if not all(sources):
         raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
-    data = DataConfig(train=[STDLIB])  # for the defaults of the rest
+    data = DataConfig(train=[STDLIB], template=template)  # for the defaults of the rest
     console = Output(sys.stderr)
     with temporary_folder() as cache, Stages(console) as stages:
         held_out = prepare_held_out(
@@ -121,7 +131,15 @@ def _evaluate(
             console.line(str(note))
         if held_out.special.documents:
             console.line(special_text_warning(held_out.special))
-        found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)
+        found = measure(
+            model,
+            held_out,
+            batch_size=batch_size,
+            seq_len=length,
+            max_batches=None,
+            device=where,
+            progress=lambda done, total: stages("evaluate", done, total),
+        )
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):
         raise NumericError(

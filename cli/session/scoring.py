@@ -43,7 +43,7 @@ def scores(model: CausalLM, sequences: Sequence[tuple[Sequence[int], int]], top:
     """
     for ids, _ in sequences:
         for part in (ids[:-1], ids[-1:]) if len(ids) > 1 else ():
-            check_prompt(model, part)
+            check_prompt(model, part, room=0)
     was_training = model.training
     model.eval()
     try:

@@ -30,6 +30,7 @@ class Speaker:
 
     Args:
         kv_cache: the type of keys and values, as of `engine_for`.
+        template: `chatml`, or a file or folder with the chat template, instead of the model's own.
 
     Attributes:
         template: renders conversations; None for a model without a chat template, which continues texts.
@@ -40,15 +41,22 @@ class Speaker:
     """
 
     def __init__(
-        self, source: ModelSource, *, device: str, dtype: str, kv_cache: Literal["auto", "fp8"] = "auto"
+        self,
+        source: ModelSource,
+        *,
+        device: str,
+        dtype: str,
+        kv_cache: Literal["auto", "fp8"] = "auto",
+        template: str | None = None,
     ) -> None:
         self.source, self._cache = source, kv_cache
         self.model, self.tokenizer = opened(source, resolve_device(device), dtype)
         self.ends, self.template = stop_ids(source.folders, self.tokenizer), None
         self._stack = ExitStack()
         folder = template_folder(source)
-        if read_chat_templates(folder):
-            self.template = self._stack.enter_context(ChatPrompts(self.tokenizer, ChatTemplate.read(str(folder))))
+        if template is not None or read_chat_templates(folder):
+            chosen = ChatTemplate.named(template or str(folder), self.tokenizer)
+            self.template = self._stack.enter_context(ChatPrompts(self.tokenizer, chosen))
             self.ends |= {*self.template.end_of_turn_ids}
         self._engine: Runner | None = None
         self._capacity = 0

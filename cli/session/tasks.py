@@ -30,7 +30,14 @@ Match = Literal["exact", "number", "regex"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "regex")
 EXAMPLES = 'write a line as {"prompt": "2 + 2 =", "answer": "4"} or {"prompt": "…", "choices": ["a", "b"], "answer": 1}'
 MEMORY = "choose --dtype bf16, lower --max-tokens, or take a smaller model"
-OPTIONS = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER", "data.train": "--task"}
+OPTIONS = {
+    "train.device": "--device",
+    "model.dtype": "--dtype",
+    "model.path": "FOLDER",
+    "data.train": "--task",
+    "data.template": "--template",
+}
+Scored = tuple[list[int], int]  # the ids of a question and a choice, and where the choice begins
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -63,7 +70,7 @@ def _item(value: Mapping[str, Any], position: Position, where: str, match: Match
     asked: str | Conversation
     if "messages" in value:
         asked = Conversation(read_messages(value["messages"], position), read_tools(value.get("tools"), position))
-    elif isinstance(value["prompt"], str) and value["prompt"]:
+    elif isinstance(value["prompt"], str) and (value["prompt"] or value.get("choices")):
         asked = value["prompt"]
     else:
         raise DataError("the prompt is no text, or an empty one", where=f"{where}: prompt", next=EXAMPLES)
@@ -122,14 +129,21 @@ def evaluate_task(
     device: str,
     dtype: str,
     base: str | None = None,
+    template: str | None = None,
+    strict: bool = False,
 ) -> tuple[dict[str, float | int], list[dict[str, Any]]]:
     """How many questions a model answers: figures, and a row for each item.
 
     A choice's score is the sum of its ids' log-probabilities after the question; `task/accuracy_by_length` divides it
-    by the choice's characters. Texts are generated greedily.
+    by the choice's characters. Texts are generated greedily. A question that does not fit into the context is cut from
+    the left, as lm-eval does, and counted.
+
+    Args:
+        template: `chatml`, or a file or folder with the chat template, instead of the model's own.
+        strict: refuse a question that does not fit.
 
     Raises:
-        DataError: the file. UsageError: an item longer than the context, or no such way to match.
+        DataError: the file, or an item that does not fit. UsageError: no such way to match.
     """
     with phrased_for(OPTIONS, memory=MEMORY):
         how = next((each for each in MATCHES if each == match), None)
@@ -137,17 +151,27 @@ def evaluate_task(
             known = ", ".join(MATCHES)
             raise UsageError(f"--match is {escape(match)!r}", where="command line", next=f"use one of: {known}")
         items = read_items(path, how)
-        source = found_source(folder, base)
-        with Speaker(source, device=device, dtype=dtype) as speaker, tokenizing("items", Output(sys.stderr)) as report:
+        source, console = found_source(folder, base), Output(sys.stderr)
+        with Speaker(source, device=device, dtype=dtype, template=template) as speaker:
             if speaker.template is None and any(isinstance(each.asked, Conversation) for each in items):
-                raise ModelError("the model has no chat template", where=str(source), next="use items with a prompt")
+                next_ = "use items with a prompt, or name a template: --template chatml"
+                raise ModelError("the model has no chat template", where=str(source), next=next_)
+            asked, cut = [_asked(speaker, item, max_tokens) for item in items], 0
+            for item, (_, dropped) in zip(items, asked, strict=True):
+                if dropped and strict:
+                    what = f"the question is {dropped:,} tokens too long for the model's context"
+                    raise DataError(what, where=item.where, next="shorten it; without --strict its beginning is cut")
+                cut += dropped > 0
+            if cut:
+                console.line(f"warning: {cut:,} of {len(items):,} questions do not fit; their beginnings are cut off")
+            sequences = [each for each, _ in asked]
             rows: dict[int, dict[str, Any]] = {}
-            for number, row in _chosen(speaker, items):
-                rows[number] = row
-                report(len(rows), len(items))
-            for number, row in _generated(speaker, items, how, max_tokens, stop):
-                rows[number] = row
-                report(len(rows), len(items))
+            with tokenizing("items", console) as report:
+                for number, row in itertools.chain(
+                    _chosen(speaker, items, sequences), _generated(speaker, items, sequences, how, max_tokens, stop)
+                ):
+                    rows[number] = row
+                    report(len(rows), len(items))
     ordered = [rows[number] for number in sorted(rows)]
     return _figures(ordered), ordered
 
@@ -160,29 +184,57 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
     return {**found, "task/items": len(rows)}
 
 
-def _pair(speaker: Speaker, item: Item, choice: str) -> tuple[list[int], int]:
-    """The ids of a question and a choice, and where they begin to differ from the question's alone.
+def _asked(speaker: Speaker, item: Item, max_tokens: int) -> tuple[list[Scored], int]:
+    """The ids to score or to continue, and how many were cut from the left of the longest of them.
 
-    White space at the end of a text belongs to the choice, as tokenizers have it at the beginning of words; and so does
-    the end of a question that is one token with the beginning of the choice.
+    As in lm-eval a choice leaves the rest of the context to its question, and so does an answer of `max_tokens`, which
+    takes half of the context at the most.
+
+    Raises:
+        DataError: a choice alone is longer than the context.
+    """
+    longest = speaker.model.config.context_length
+    if item.choices is None:
+        sequences = [(ids := speaker.encode(item.asked), len(ids))]
+        room = longest - min(max_tokens, longest // 2)
+    else:
+        sequences, room = [_pair(speaker, item, choice) for choice in item.choices], longest + 1
+        for number, (ids, begin) in enumerate(sequences):
+            if len(ids) - begin > longest:
+                what = f"the choice has {len(ids) - begin:,} tokens, and the model's context holds {longest:,}"
+                raise DataError(what, where=f"{item.where}: choices[{number}]", next="shorten it")
+    kept = [(ids[-room:], begin - max(len(ids) - room, 0)) for ids, begin in sequences]
+    return kept, max(0, *(len(ids) - room for ids, _ in sequences))
+
+
+def _pair(speaker: Speaker, item: Item, choice: str) -> Scored:
+    """The ids of a question and a choice, and where the choice begins: where the question's own ids end.
+
+    This is lm-eval's rule. White space at the end of a text belongs to the choice, as tokenizers have it at the
+    beginning of words. Where the tokenizer merges the question's end with all of the choice, the choice is encoded
+    apart, since a score of no ids would be certainty. A chat's prompt is always encoded apart, as in training.
     """
     if isinstance(item.asked, Conversation):
-        ids = speaker.encode(item.asked)
-        return [*ids, *speaker.tokenizer.encode(choice).tolist()], len(ids)
-    asked = item.asked.rstrip()
-    before, whole = speaker.encode(asked), speaker.encode(asked + item.asked[len(asked) :] + choice)
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))
-    return whole, max(sum(1 for _ in shared), 1)
+        asked, rest = item.asked, choice
+        before, added = speaker.encode(asked), []
+    else:
+        asked = item.asked.rstrip()
+        rest = item.asked[len(asked) :] + choice
+        before = speaker.encode(asked)
+        added = speaker.encode(asked + rest)[len(before) :] if asked else speaker.tokenizer.encode(rest).tolist()
+    if not added:
+        [apart] = speaker.tokenizer.encode_batch([rest], follows=[True])
+        added = apart.tolist()
+    return [*before, *added], len(before)
 
 
-def _chosen(speaker: Speaker, items: Sequence[Item]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _chosen(
+    speaker: Speaker, items: Sequence[Item], sequences: Sequence[list[Scored]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, item in enumerate(items):
         if item.choices is None:
             continue
-        pairs = [_pair(speaker, item, choice) for choice in item.choices]
-        begin = min(start for _, start in pairs)  # of all choices, so that the same part of the question counts
-        found = scores(speaker.model, [(ids, begin) for ids, _ in pairs])
-        sums = [sum(score.log_prob for score in each) for each in found]
+        sums = [sum(score.log_prob for score in each) for each in scores(speaker.model, sequences[number])]
         by_length = [each / len(choice) for each, choice in zip(sums, item.choices, strict=True)]
         best, best_by_length = sums.index(max(sums)), by_length.index(max(by_length))
         right = {"right": best == item.answer, "right_by_length": best_by_length == item.answer}
@@ -190,16 +242,19 @@ def _chosen(speaker: Speaker, items: Sequence[Item]) -> Iterator[tuple[int, dict
 
 
 def _generated(
-    speaker: Speaker, items: Sequence[Item], match: Match, max_tokens: int, stop: Sequence[str]
+    speaker: Speaker,
+    items: Sequence[Item],
+    sequences: Sequence[list[Scored]],
+    match: Match,
+    max_tokens: int,
+    stop: Sequence[str],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     numbers = [number for number, item in enumerate(items) if item.choices is None]
-    requests = []
-    for number in numbers:
-        ids = speaker.encode(items[number].asked)
-        check_prompt(speaker.model, ids)
-        requests.append(Request(ids, Sampling(0.0), max_tokens, speaker.ends))
+    requests = [Request(sequences[number][0][0], Sampling(0.0), max_tokens, speaker.ends) for number in numbers]
     if not requests:
         return
+    for request in requests:
+        check_prompt(speaker.model, request.ids)
     texts = [""] * len(requests)
     for piece in continue_texts(engine_for(speaker.model, requests), requests, speaker.tokenizer, stop):
         texts[piece.request] += piece.text

@@ -47,12 +47,14 @@ def evaluate(
     max_batches: int | None,
     device: Device,
     stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ALONE,
 ) -> Evaluation | None:
     """Measure `model` on held-out samples, in their own order.
 
     Args:
         stop: asked between batches; when it says so the measurement is given up and None returned.
+        progress: takes the batches that were measured, and all.
         ranks: they share the batches.
     """
     loader = PackedLoader(held_out.tokens, batch_size=batch_size, seq_len=seq_len, seed=0, shuffle=False)
@@ -64,10 +66,12 @@ def evaluate(
         for first in range(0, count, ranks.size):
             if stop():
                 return None
+            progress(first, count)
             batches = [loader.batch(0, index) for index in range(first, min(first + ranks.size, count))]
             mine = batches[ranks.rank : ranks.rank + 1]
             losses += ranks.in_turn([summed_loss(model, batch, device) for batch in mine] or [0.0])
             targets += sum(batch.num_targets for batch in batches)
+        progress(count, count)
     finally:
         model.train(was_training)
     mean = math.fsum(losses) / targets

@@ -105,12 +105,19 @@ class FullContext(UsageError):
     """A prompt leaves the context no room for an answer."""
 
 
-def check_prompt(model: CausalLM, ids: Sequence[int]) -> None:
-    """Raises: UsageError for an empty prompt or a full context; ModelError for ids beyond the vocabulary."""
+def check_prompt(model: CausalLM, ids: Sequence[int], room: int = 1) -> None:
+    """Refuse a prompt that the model cannot take.
+
+    Args:
+        room: tokens that must still fit behind it.
+
+    Raises:
+        UsageError: an empty prompt or a full context. ModelError: an id beyond the vocabulary.
+    """
     longest = model.config.context_length
     if not len(ids):
         raise UsageError("the prompt has no tokens", next="give at least one")
-    if len(ids) >= longest:
+    if len(ids) > longest - room:
         raise FullContext(f"the prompt has {len(ids)} tokens, the model's context holds {longest}", next="shorten it")
     if not 0 <= min(ids) <= max(ids) < model.config.vocab_size:
         wrong = max(ids) if min(ids) >= 0 else min(ids)

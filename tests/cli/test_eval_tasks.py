@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from genesis_cli.session.scoring import PACKED, scores
 from genesis_cli.session.tasks import matches
 from genesis_models.blocks import CausalLM
 from tests.cli.command import printed
+from tests.data.test_tokenizer_files import metaspace, sentence_piece, write
 
 QUIET = ("--device", "cpu", "--json")
 
@@ -151,17 +153,89 @@ def test_commands_that_ask_for_nothing_or_too_much(chat_model: Path, tmp_path: P
     assert printed("eval", chat_model)[0] == 2
     task = written(tmp_path / "t", {"prompt": "words " * 100, "choices": ["a", "b"], "answer": 0})
     assert printed("eval", chat_model, "--task", task, "--match", "nearly")[0] == 2
-    code, _, told = printed("eval", chat_model, "--task", task, *QUIET)
-    assert code == 2 and "the model's context holds 128" in told
     task.write_text("\n")
     code, _, told = printed("eval", chat_model, "--task", task, *QUIET)
     assert code == 4 and "the file has no items" in told
 
 
-def test_a_choice_begins_where_it_changes_the_questions_tokens() -> None:
-    """Where the question's last token grows with the choice, it is of the choice: no choice is scored by nothing."""
-    words = {"He is": [1, 2], "He is un": [1, 2, 3], "He is unhappy": [1, 2, 4], "He is un clear": [1, 2, 3, 5]}
-    speaker: Any = SimpleNamespace(encode=words.__getitem__)
-    item: Any = SimpleNamespace(asked="He is un")
-    assert tasks._pair(speaker, item, "happy") == ([1, 2, 4], 2)
-    assert tasks._pair(speaker, item, " clear") == ([1, 2, 3, 5], 3)
+def rule_of_lm_eval(tokenizer: Tokenizer, prompt: str, choice: str) -> tuple[list[int], int]:
+    """lm-eval's `_encode_pair`; a choice that it would score on no ids is encoded apart."""
+    asked = prompt.rstrip()
+    before, rest = tokenizer.prompt(asked), prompt[len(asked) :] + choice
+    after = tokenizer.prompt(asked + rest)[len(before) :]
+    return [*before, *(after or tokenizer.encode(rest).tolist())], len(before)
+
+
+def test_a_choice_that_merges_with_the_prompt_is_scored_as_in_lm_eval(chat_model: Path, tmp_path: Path) -> None:
+    tokenizer, model = Tokenizer.load(chat_model), genesis_models.load(chat_model)
+    assert len(tokenizer.prompt("lea")) > len(tokenizer.prompt("lear"))
+    items = [
+        {"prompt": "lea", "choices": ["r", "rn", "rn to learn"], "answer": 0},  # none to many ids are left
+        {"prompt": "  ", "choices": ["x", "xy"], "answer": 0},
+        {"prompt": "", "choices": ["some", " some"], "answer": 0},
+    ]
+    out = tmp_path / "rows"
+    code, _, told = printed("eval", chat_model, "--task", written(tmp_path / "t", *items), "--out", out, *QUIET)
+    assert code == 0, told
+    for row, item in zip(map(json.loads, out.read_text().splitlines()), items, strict=True):
+        wanted = [
+            alone(model, *rule_of_lm_eval(tokenizer, str(item["prompt"]), each))
+            for each in item["choices"]  # type: ignore[attr-defined]
+        ]
+        assert row["scores"] == pytest.approx(wanted, abs=1e-4) and all(each < 0 for each in row["scores"])
+
+
+def test_a_choice_that_is_encoded_apart_has_no_space_put_before_it(tmp_path: Path) -> None:
+    """SentencePiece's tokenizers put a space before each text; a choice is not a text of its own."""
+    for name, content in (("old", sentence_piece()), ("new", metaspace())):
+        tokenizer = Tokenizer.load(write(tmp_path / name, content))
+        speaker: Any = SimpleNamespace(encode=tokenizer.prompt, tokenizer=tokenizer)
+        for prompt, wanted in (("da", ["<s>", "▁", "d", "a", "b"]), ("a", ["<s>", "▁a", "b"])):
+            ids, begin = tasks._pair(speaker, tasks.Item(prompt, ("b",), 0, ""), "b")
+            assert [tokenizer.token(id) for id in ids] == wanted and begin == len(wanted) - 1
+
+
+def test_a_long_question_is_cut_from_the_left(chat_model: Path, tmp_path: Path) -> None:
+    """As in lm-eval: a choice's input is the context's last ids, an answer leaves room for its tokens."""
+    tokenizer, model = Tokenizer.load(chat_model), genesis_models.load(chat_model)
+    long = "words to learn " * 60 + "some"
+    items = [
+        {"prompt": long, "choices": [" words", " more words"], "answer": 0},
+        {"prompt": long, "answer": "never"},
+        {"prompt": "some", "choices": [" words", " more"], "answer": 0},
+    ]
+    task, out = written(tmp_path / "t", *items), tmp_path / "rows"
+    words = ("eval", chat_model, "--task", task, "--max-tokens", "8", "--out", out)
+    code, _, told = printed(*words, *QUIET)
+    assert code == 0 and "2 of 3 questions" in told, told
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    begin, whole = len(tokenizer.prompt(long)), [tokenizer.prompt(long + each) for each in (" words", " more words")]
+    wanted = [alone(model, ids[-129:], begin - len(ids) + 129) for ids in whole]
+    assert rows[0]["scores"] == pytest.approx(wanted, abs=1e-4)
+    assert rows[1]["text"] == model.generate(tokenizer.prompt(long)[-120:], max_tokens=8).text
+    code, _, told = printed(*words, "--strict", *QUIET)
+    assert code == 4 and f"{task}:1" in told, told
+    written(task, {"prompt": "a", "choices": ["b", "words to " * 200], "answer": 0})
+    code, _, told = printed(*words, *QUIET)
+    assert code == 4 and f"{task}:1: choices[1]" in told, told
+
+
+def test_a_base_model_is_measured_on_chats_by_a_named_template(chat_model: Path, tmp_path: Path) -> None:
+    chat = {"role": "user", "content": "words?"}, {"role": "assistant", "content": "some words"}
+    data = written(tmp_path / "d.jsonl", {"messages": chat})
+    task = written(tmp_path / "t", {"messages": chat[:1], "choices": ["learn", "some"], "answer": 1})
+    base = tmp_path / "base"
+    shutil.copytree(chat_model, base, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    for words in (("--data", data), ("--task", task)):
+        code, _, told = printed("eval", base, *words, *QUIET)
+        assert code == 5 and "--template" in told, told
+    file = tmp_path / "own.jinja"
+    file.write_text((chat_model / "chat_template.jinja").read_text())
+    both = ("--data", data, "--task", task)
+    found = [printed("eval", *words, *both, *QUIET) for words in ((chat_model,), (base, "--template", file))]
+    assert [code for code, *_ in found] == [0, 0], found
+    own, named = (json.loads(out) for _, out, _ in found)
+    assert own["eval/loss"] == named["eval/loss"] and named["settings"]["template"] == str(file)
+    code, out, told = printed("eval", base, "--template", "chatml", *both, *QUIET)
+    assert code == 0 and json.loads(out)["eval/loss"] != own["eval/loss"], told
+    assert "evaluate: done" in told

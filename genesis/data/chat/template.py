@@ -80,6 +80,11 @@ class ChatTemplate:
             raise ConfigError(what, where="data.template_args", next=next)
 
     @classmethod
+    def named(cls, name: str, tokenizer: Tokenizer, args: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """`chatml`, or what `read` finds under this path."""
+        return cls.chatml(tokenizer, args) if name == CHATML else cls.read(name, args)
+
+    @classmethod
     def read(cls, path: str | os.PathLike[str], args: Mapping[str, Any] | None = None) -> ChatTemplate:
         """The template of a model folder, or of a file with Jinja text.
 
