@@ -21,8 +21,8 @@ from genesis_cli.sampling_options import (
     Temperature,
     TopK,
     TopP,
+    given_drawing,
     kv_cache_type,
-    within_bounds,
 )
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def chat(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    min_p: MinP = 0.0,
-    repetition_penalty: Penalty = 1.0,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
     seed: Seed = None,
     base: Base = None,
     device: Device = None,
@@ -63,15 +63,12 @@ def chat(
 
     A model without a chat template continues your text. From a pipe each line is a message.
     """
-    from genesis.train.config import EvalConfig, TrainConfig
+    from genesis.train.config import TrainConfig
 
-    drawing = settings(
-        EvalConfig,
-        temperature=("--temperature", temperature),
-        top_k=("--top-k", top_k),
-        top_p=("--top-p", top_p),
+    drawing = given_drawing(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    more = within_bounds(max_tokens=max_tokens, min_p=min_p, repetition_penalty=repetition_penalty)
+    length = given_drawing(max_tokens=max_tokens)["max_tokens"]
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
     kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
     from genesis_cli import session
@@ -81,9 +78,9 @@ def chat(
         session.talk(
             folder,
             system=system,
+            max_tokens=length,
             **drawing,
             **run,
-            **more,
             base=base,
             dtype=kind,
             kv_cache=cache,

@@ -22,8 +22,8 @@ from genesis_cli.sampling_options import (
     Temperature,
     TopK,
     TopP,
+    given_drawing,
     kv_cache_type,
-    within_bounds,
 )
 
 __all__ = ["generate"]
@@ -66,8 +66,8 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    min_p: MinP = 0.0,
-    repetition_penalty: Penalty = 1.0,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
     stop: Stop = None,
     seed: Seed = None,
     base: Base = None,
@@ -79,20 +79,17 @@ def generate(
 ) -> None:
     """Continue a prompt with the model in FOLDER, or answer a message.
 
-    What is left out has the default that `genesis schema` shows for the eval section.
+    How tokens are drawn is what the options say, then the model's generation_config.json, then the defaults that
+    `genesis schema` shows for the eval section.
     """
     from genesis.train.config import EvalConfig, TrainConfig
     from genesis.train.output import Output
 
     lines: list[str] = []  # about the whole
-    drawing = settings(
-        EvalConfig,
-        sample_tokens=("--max-tokens", max_tokens),
-        temperature=("--temperature", temperature),
-        top_k=("--top-k", top_k),
-        top_p=("--top-p", top_p),
+    length = settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))["sample_tokens"]
+    drawing = given_drawing(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    more = within_bounds(min_p=min_p, repetition_penalty=repetition_penalty)
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
     kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
     from genesis_cli import session
@@ -106,9 +103,8 @@ def generate(
             folder,
             _from_stdin() if prompt == "-" else prompt,
             **run,
-            max_tokens=drawing.pop("sample_tokens"),
+            max_tokens=length,
             **drawing,
-            **more,
             dtype=kind,
             kv_cache=cache,
             base=base,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from genesis.errors import UsageError, escape
+from genesis_cli.options import settings
 
 __all__ = [
     "KvCache",
@@ -17,8 +18,8 @@ __all__ = [
     "Temperature",
     "TopK",
     "TopP",
+    "given_drawing",
     "kv_cache_type",
-    "within_bounds",
 ]
 
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before the chat's.")]
@@ -27,9 +28,9 @@ TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample a
 TopP = Annotated[
     float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
 ]
-MinP = Annotated[float, typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest.")]
+MinP = Annotated[float | None, typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the first.")]
 Penalty = Annotated[
-    float, typer.Option("--repetition-penalty", metavar="R", help="Makes tokens that were there less likely.")
+    float | None, typer.Option("--repetition-penalty", metavar="R", help="Makes tokens that were there less likely.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")]
 KvCache = Annotated[
@@ -37,14 +38,17 @@ KvCache = Annotated[
 ]
 
 
-def within_bounds(**options: float) -> dict[str, Any]:
-    """Settings whose defaults the schema does not have, by their names, checked. Raises: UsageError."""
+def given_drawing(**options: float | None) -> dict[str, Any]:
+    """The settings of how tokens are drawn that were given, by their names, checked. Raises: UsageError."""
     from genesis.train.bounds import BOUNDS
+    from genesis.train.config import EvalConfig
 
-    return {
-        name: BOUNDS[name].checked(value, f"--{name.replace('_', '-')}", where="command line")
-        for name, value in options.items()
-    }
+    words = {name: (f"--{name.replace('_', '-')}", value) for name, value in options.items() if value is not None}
+    found = settings(EvalConfig, **{name: each for name, each in words.items() if name in EvalConfig.model_fields})
+    for name in words.keys() - found.keys():  # the schema has no such setting
+        word, value = words[name]
+        found[name] = BOUNDS[name].checked(value, word, where="command line")
+    return found
 
 
 def kv_cache_type(name: str) -> Literal["auto", "fp8"]:

@@ -1,4 +1,6 @@
-"""The files of a model folder that texts and chats depend on: the ids that end one, and the chat template."""
+"""The files of a model folder that texts and chats depend on: how tokens are drawn, the ids that end a text, and the
+chat template.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ModelError, escape
+from genesis.errors import ModelError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG, read_json
 from genesis.io.paths import exists, quote, safe_join
 from genesis.io.strict_json import indented_bytes, parse_object
+from genesis.train.bounds import BOUNDS
 from genesis_models.config import ModelConfig
 
-__all__ = ["chat_files", "check_ids", "end_ids", "generation_config", "stop_ids"]
+__all__ = ["chat_files", "check_ids", "drawing_line", "end_ids", "file_drawing", "generation_config", "stop_ids"]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
+# How transformers draws tokens where a generation_config.json says that they are drawn, and not how.
+_DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": 0.0}
+# What changes a text and is not applied here, with the values that change nothing.
+_UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty"), (1,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([],)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("guidance_scale", "penalty_alpha", "stop_strings", "top_h"), ()),
+}
 
 
 def end_ids(raw: Mapping[str, Any], where: str) -> list[int]:
@@ -50,6 +63,53 @@ def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer:
                 where = escape(folder / name)
                 found.update(end_ids(read_json(safe_join(folder, name, where=where)), where))
     return frozenset(found) or frozenset(() if tokenizer is None else {tokenizer.eos_id})
+
+
+def file_drawing(folders: Iterable[Path]) -> dict[str, Any]:
+    """What the first generation_config.json in the folders of a model says about how tokens are drawn, by the names of
+    `Sampling`; nothing where it says nothing.
+
+    As in transformers `do_sample: false` takes the likeliest token, and a setting that is absent beside another one has
+    transformers' default. As in vLLM a temperature, top_k, top_p or min_p counts without `do_sample`, too.
+
+    Raises:
+        ModelError: a value that is not within `BOUNDS`.
+    """
+    content, where = _generation_config(folders)
+    named = {name: content[name] for name in (*_DRAWN, "repetition_penalty") if content.get(name) is not None}
+    for name, neutral in (("top_k", (0, -1)), ("top_p", (1,))):  # other ways to say that all tokens count
+        if named.get(name) in neutral:
+            named[name] = None
+    try:
+        named = {name: BOUNDS[name].checked(value, f"`{name}`", where=where) for name, value in named.items()}
+    except UsageError as error:
+        raise ModelError(error.what, where=where, next=f"repair the file: {error.next}") from None
+    if content.get("do_sample") or named.keys() & _DRAWN.keys():
+        named = {**_DRAWN, **named}
+    return {**named, "temperature": 0.0} if content.get("do_sample") is False else named
+
+
+def drawing_line(folders: Iterable[Path], given: Iterable[str] = ()) -> str | None:
+    """A line about what `file_drawing` found and was not `given` otherwise, and what is not applied, if anything is."""
+    listed = [*folders]
+    found, (content, where) = file_drawing(listed), _generation_config(listed)
+    said = [
+        f"{name} {value:g}"
+        for name, value in found.items()
+        if name not in given and value is not None and (name, value) not in (("min_p", 0), ("repetition_penalty", 1))
+    ]
+    vain = [name for name, neutral in _UNAPPLIED.items() if content.get(name) not in (None, *neutral)]
+    parts = [", ".join(said)] * bool(said) + [f"not applied: {', '.join(vain)}"] * bool(vain)
+    return f"sampling: {'; '.join(parts)} ({where})" if parts else None
+
+
+def _generation_config(folders: Iterable[Path]) -> tuple[dict[str, Any], str]:
+    """The content of the first generation_config.json, and its path for errors. Raises: ModelError."""
+    for folder in folders:
+        if _has(folder, GENERATION_CONFIG):
+            where = escape(folder / GENERATION_CONFIG)
+            return read_json(safe_join(folder, GENERATION_CONFIG, where=where)), where
+    return {}, ""
 
 
 def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str) -> None:

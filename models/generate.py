@@ -16,7 +16,7 @@ from genesis.io.paths import exists
 from genesis.keywords import checked
 from genesis.train.bounds import BOUNDS
 from genesis_models.blocks import CausalLM
-from genesis_models.chat_files import check_ids, end_ids, stop_ids
+from genesis_models.chat_files import check_ids, end_ids, file_drawing, stop_ids
 from genesis_models.engine import Engine, Finish, Request, Sampling, choose, continue_texts, length_of
 from genesis_models.engine.engine import check_prompt
 
@@ -68,11 +68,11 @@ class Settings(TypedDict, total=False):
     """The keywords of `generate`."""
 
     max_tokens: int
-    temperature: float
+    temperature: float | None
     top_k: int | None
     top_p: float | None
-    min_p: float
-    repetition_penalty: float
+    min_p: float | None
+    repetition_penalty: float | None
     seed: int
     stop: str | Sequence[str | int]
     log_probs: bool
@@ -93,11 +93,11 @@ def generate(
     prompt: str | Sequence[int] | list[str] | list[list[int]],
     *,
     max_tokens: int = MAX_TOKENS,
-    temperature: float = 0.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
     seed: int = 0,
     stop: str | Sequence[str | int] = (),
     log_probs: bool = False,
@@ -114,7 +114,7 @@ def generate(
         max_tokens: the most tokens of a continuation, 1 or more. It ends earlier at an id that the model's folder names
             as an end, or its tokenizer, and at the end of the model's context.
         temperature, top_k, top_p, min_p, repetition_penalty, seed: as of `Sampling`; temperature 0 takes the likeliest
-            token.
+            token. None is what the generation_config.json of the model's folder says, without one the likeliest token.
         stop: texts that end a continuation and are no part of its text, and further ids that end it.
         log_probs: whether to give the log-probability of each id.
         special: special tokens written out in a text prompt are read, and those in the continuation shown.
@@ -126,7 +126,10 @@ def generate(
     """
     _check_kinds(model, log_probs=log_probs, special=special)
     max_tokens = BOUNDS["max_tokens"].checked(max_tokens, "max_tokens", where=WHERE)
-    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty).check(WHERE)
+    named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    named |= {"repetition_penalty": repetition_penalty}
+    given = {name: value for name, value in named.items() if value is not None}
+    sampling = Sampling(**{"temperature": 0.0, **file_drawing(model.folders), **given}, seed=seed).check(WHERE)
     is_single, prompts = _prompts(prompt)
     tokenizer, (texts, ends) = tokenizer_of(model), _stops(stop, model.config.vocab_size)
     if tokenizer is None and (texts or any(isinstance(each, str) for each in prompts)):

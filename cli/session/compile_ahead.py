@@ -19,9 +19,10 @@ from genesis.backend.cuda.launch import compile_ahead
 from genesis.backend.cuda.simulated.fake import counting_device, told
 from genesis.errors import GenesisError
 from genesis.train.config import Config
+from genesis_cli.session.settings import sample_drawing
 from genesis_cli.session.trained_parameters import select_trained
 from genesis_models.config import ModelConfig
-from genesis_models.engine import Request, Sampling
+from genesis_models.engine import Request
 from genesis_models.generate import engine_for
 from genesis_models.registry import empty_model
 
@@ -55,7 +56,7 @@ def compile_samples(config: Config, shape: ModelConfig, device: Device) -> None:
 def draw_samples(config: Config, shape: ModelConfig, fake: Device) -> None:
     """Draw the first tokens of a run's samples on a fake GPU, from prompts of about its prompts' lengths."""
     settings = config.eval
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, config.train.seed)
+    sampling = sample_drawing(config)
     with cuda.device(fake), genesis.no_grad():
         model = empty_model(shape, device=str(fake), dtype=config.model.dtype)
         select_trained(config, model)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import GenesisError, escape
+from genesis.train.config import EvalConfig
 from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened
 from genesis_cli.session.phrases import phrased_for
@@ -20,13 +21,13 @@ from genesis_cli.session.preparation import resolve_device
 from genesis_cli.session.prompts import Prompt, as_lines, read_prompts, typed_prompt
 from genesis_cli.session.speaker import template_folder
 from genesis_models.blocks import CausalLM
-from genesis_models.chat_files import stop_ids
+from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
 from genesis_models.engine import Piece, Request, Sampling, continue_texts
 from genesis_models.engine.engine import check_prompt
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource
 
-__all__ = ["generate", "sample_texts"]
+__all__ = ["chosen_sampling", "generate", "sample_texts"]
 
 # What a user types where a training run has a setting.
 GENERATE = COMMON | {
@@ -72,9 +73,6 @@ def generate(
     prompt: str | None,
     *,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
     seed: int,
     device: str,
     dtype: str,
@@ -85,9 +83,8 @@ def generate(
     chat: bool = False,
     system: str | None = None,
     stop: Sequence[str] = (),
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
     tell: Callable[[str], None] | None = None,
+    **drawing: Any,
 ) -> Iterator[str]:
     """The continuation of `prompt` by the model in `folder`, piece by piece.
 
@@ -101,18 +98,17 @@ def generate(
         chat: prompts are messages of a user, which the model's template makes a chat of.
         system: a chat's first message, where it has none of this role.
         stop: strings that end a text, and are no part of it.
-        min_p, repetition_penalty: as of `Sampling`.
         tell: takes the lines about the whole, when the last piece is there; None writes them to stderr.
+        drawing: how tokens are drawn, as of `chosen_sampling`.
     """
-    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
-        sampling.check()
         asked = [typed_prompt(prompt or "")] if prompts is None else read_prompts(prompts)
         if chat:
             asked = [each.as_chat() for each in asked]
         if system is not None:
             asked = [each.with_system(system) for each in asked]
         source = found_source(folder, base)
+        sampling = chosen_sampling(source, drawing, seed, Output(sys.stderr))
         model, tokenizer = opened(source, resolve_device(device), dtype)
         ids, ends = _encoded(asked, source, tokenizer, special)
         requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
@@ -122,6 +118,17 @@ def generate(
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
         pieces = _timed(found, tell or Output(sys.stderr).line)
     return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
+
+
+def chosen_sampling(source: ModelSource, drawing: Mapping[str, Any], seed: int, console: Output) -> Sampling:
+    """How tokens are drawn: as `drawing` says, by the names of `Sampling`; then as the model's generation_config.json
+    does, which a line shows; then by the schema's defaults.
+    """
+    if (line := drawing_line(source.folders, drawing)) is not None:
+        console.line(line)
+    eval_ = EvalConfig()
+    defaults = {"temperature": eval_.temperature, "top_k": eval_.top_k, "top_p": eval_.top_p}
+    return Sampling(**{**defaults, **file_drawing(source.folders), **drawing}, seed=seed).check()
 
 
 def _encoded(

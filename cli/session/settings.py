@@ -16,17 +16,20 @@ from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_cli.session.trained_parameters import filled_lora
 from genesis_models.blocks import widest_matmul
+from genesis_models.chat_files import file_drawing
 from genesis_models.config import ModelConfig
+from genesis_models.engine import Sampling
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import AUTO, WeightType, weight_type
 from genesis_models.registry import fuses
 
-__all__ = ["settled", "usable_precision"]
+__all__ = ["sample_drawing", "settled", "usable_precision"]
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
     """`config` with the type that its `model.dtype` means on `device`, and that type with the reason for it; and with
-    the settings of the adapter that `lora.init_from` names.
+    the settings of the adapter that `lora.init_from` names; and with what the model's generation_config.json says about
+    how samples are drawn, for the settings of `eval` that were not given.
 
     Args:
         record: the resolved configuration of the run that is resumed: "auto" is the type that it has there.
@@ -52,7 +55,20 @@ def settled(config: Config, device: Device, record: Path | None = None) -> tuple
     lora = config.lora
     if lora is not None:
         lora = filled_lora(lora, None if recorded is None else recorded.lora)
-    return config.model_copy(update={"model": model, "lora": lora}), found
+    eval_ = config.eval
+    if config.model.path is not None:  # which says how its texts are drawn, where the configuration does not
+        drawn = file_drawing([Path(config.model.path)])
+        names = {"temperature", "top_k", "top_p"} & drawn.keys() - eval_.model_fields_set
+        eval_ = eval_.model_copy(update={name: drawn[name] for name in names})
+    return config.model_copy(update={"model": model, "lora": lora, "eval": eval_}), found
+
+
+def sample_drawing(config: Config) -> Sampling:
+    """How the tokens of a run's samples are drawn."""
+    settings, path = config.eval, config.model.path
+    drawn = {} if path is None else file_drawing([Path(path)])
+    more = {name: drawn[name] for name in ("min_p", "repetition_penalty") if name in drawn}
+    return Sampling(settings.temperature, settings.top_k, settings.top_p, config.train.seed, **more)
 
 
 def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:

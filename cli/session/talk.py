@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from genesis.data.messages import read_messages
 from genesis.data.records import Conversation, Message, Position
@@ -17,7 +17,7 @@ from genesis.io.files import write_file
 from genesis.io.paths import exists
 from genesis.io.strict_json import parse_object, read_limited
 from genesis.train.output import Output
-from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
+from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY, chosen_sampling
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.speaker import Speaker
 from genesis_models.engine import Finish, Request, Sampling
@@ -156,24 +156,19 @@ def talk(
     *,
     system: str | None,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float,
-    repetition_penalty: float,
     seed: int,
     base: str | None,
     device: str,
     dtype: str,
     kv_cache: Literal["auto", "fp8"],
+    **drawing: Any,
 ) -> Iterator[Talk]:
-    """A conversation with the model in `folder`; a line says what that is."""
+    """A conversation with the model in `folder`; a line says what that is. `drawing` is as of `chosen_sampling`."""
     with phrased_for(GENERATE, memory=GENERATE_MEMORY), ExitStack() as stack:
-        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
-        sampling.check()
         source, console = find_source(folder, base), Output(sys.stderr)
         speaker = stack.enter_context(Speaker(source, device=device, dtype=dtype, kv_cache=kv_cache))
         console.line(str(source))
+        sampling = chosen_sampling(source, drawing, seed, console)
         if speaker.template is None:
             console.line("it has no chat template: your text is continued as it is")
         yield Talk(speaker, sampling, max_tokens, system)

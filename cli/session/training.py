@@ -57,14 +57,13 @@ from genesis_cli.session.preparation import (
 )
 from genesis_cli.session.ranks import check_same_data, joined, same_settings
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.settings import settled, usable_precision
+from genesis_cli.session.settings import sample_drawing, settled, usable_precision
 from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
 from genesis_models.adapters import Base, adapter_parameters, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import stop_ids
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load
-from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
 
@@ -263,8 +262,7 @@ def assemble(
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)
     files = ModelFiles(config, data.tokenizer, model, base, chat)
     state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks)
-    sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
-
+    sampling = sample_drawing(config)
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends}
 
     def sample(prompts: Sequence[str]) -> list[str]:

@@ -103,16 +103,14 @@ def test_a_recipe_name_never_leaves_the_package() -> None:
             recipes.load(name, [])
 
 
-def test_generate_has_the_defaults_of_the_schema() -> None:
+def test_generate_passes_no_way_of_drawing_that_was_not_given() -> None:
+    """The model's generation_config.json has a say before the schema's defaults."""
     defaults = EvalConfig()
     called = echoed("generate", "folder", "--prompt", "def f")
     assert called == {
         "folder": "folder",
         "prompt": "def f",
         "max_tokens": defaults.sample_tokens,
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
         "seed": 0,
         "device": "auto",
         "dtype": "auto",
@@ -123,8 +121,6 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "chat": False,
         "system": None,
         "stop": [],
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
     }
 
 
@@ -197,7 +193,14 @@ def test_eval_prints_its_numbers() -> None:
     assert lines[:2] == ["eval/loss        2.5", "eval/num_tokens  100"]
     folder, sources, options = json.loads(lines[2].split(maxsplit=1)[1])
     assert (folder, sources) == ("f", ["a", "b"])
-    assert options == {"seq_len": 64, "batch_size": 8, "device": "auto", "dtype": "auto", "base": None}
+    assert options == {
+        "seq_len": 64,
+        "batch_size": 8,
+        "device": "auto",
+        "dtype": "auto",
+        "base": None,
+        "template": None,
+    }
     assert echoed("eval", "f", "--data", "a", "--json")["eval/loss"] == 2.5
     assert here("eval", "f", "--data", "a", "--seq-len", "1").returncode == 2
 

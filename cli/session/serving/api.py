@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -49,6 +49,7 @@ class Settings:
         hosts: the names in Host headers that are answered, on any port; none: all.
         api_key: what clients must send; empty: nothing.
         most_bytes: of a body.
+        drawing: how tokens are drawn where a request does not say, by the names of `Sampling`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Settings:
     hosts: frozenset[str]
     api_key: str
     most_bytes: int
+    drawing: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Api:
@@ -303,7 +305,7 @@ class Api:
         if not tokens:  # a prompt that fills the context may be echoed, which the engine could not continue
             yield "", "length"
             return
-        text, sampling = RequestText(self._tokenizer, choice.prompt, body.stops), body.sampling()
+        text, sampling = RequestText(self._tokenizer, choice.prompt, body.stops), body.sampling(self._settings.drawing)
         sequence, is_eager = number % body.choices, bool(body.stops)
         found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=is_eager)
         async with aclosing(found):  # a stop string ends the text before the engine does

@@ -25,6 +25,7 @@ from genesis_cli.session.preparation import resolve_device
 from genesis_cli.session.serving.messages import Message, failed, receive, send
 from genesis_cli.session.serving.worker import Worker
 from genesis_cli.session.speaker import template_folder
+from genesis_models.chat_files import drawing_line, file_drawing
 from genesis_models.engine import Request, Sampling
 from genesis_models.generate import GPU_ROWS, ROWS, engine_for
 from genesis_models.source import find_source
@@ -79,6 +80,8 @@ def serve(
         longest = model.config.context_length
         if context is not None and context > longest:
             raise UsageError(f"--context {context} is beyond the model's {longest} positions", next="lower it")
+        if (line := drawing_line(source.folders)) is not None:
+            console.line(line)
         context = min(CONTEXT, longest) if context is None else context
         rows = ROWS if resolve_device(device).type == "cpu" else GPU_ROWS
         whole = [Request([0], Sampling(0.0), context - 1)] * rows
@@ -92,6 +95,7 @@ def serve(
             "hosts": [] if api_key else [_in_url(each) for each in LOOPBACK],
             "api_key": api_key,
             "most_bytes": most_bytes,
+            "drawing": file_drawing(source.folders),
         }
         start: Message = {"folder": os.path.abspath(folder), "base": base, "settings": settings, "most": queue}
         connection = stack.enter_context(_http(listening, start))

@@ -152,17 +152,14 @@ class Body(BaseModel):
         """The strings that end a text."""
         return [text for text in self.stop or [] if text]
 
-    def sampling(self) -> Sampling:
-        """How tokens are drawn; without a seed by one that nobody chose."""
+    def sampling(self, defaults: Mapping[str, Any] | None = None) -> Sampling:
+        """How tokens are drawn: as the request says, then by `defaults`; without a seed by one that nobody chose."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
-        return Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k if self.top_k and self.top_k > 0 else None,
-            top_p=self.top_p,
-            seed=seed,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-        )
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if asked.get("top_k", 1) < 1:  # other servers' word for all
+            asked["top_k"] = None
+        return Sampling(**{"temperature": 1.0, **(defaults or {}), **asked}, seed=seed)
 
 
 class CompletionBody(Body):

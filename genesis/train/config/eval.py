@@ -33,7 +33,9 @@ class EvalConfig(Section):
         default=128, description="Longest continuation, in tokens."
     )
     temperature: Annotated[float, Field(**BOUNDS["temperature"].limits)] = Field(
-        default=0.8, description="Logits are divided by it before sampling; 0 takes the likeliest token."
+        default=0.8,
+        description="Logits are divided by it before sampling; 0 takes the likeliest token. Where temperature, top_k "
+        "or top_p is left out, a generation_config.json in model.path goes before the default.",
     )
     top_k: Annotated[int, Field(**BOUNDS["top_k"].limits)] | None = Field(
         default=50, description="Sample among this many of the likeliest tokens. null: among all."
