@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,7 +77,7 @@ def evaluate(
 
     found: dict[str, float | int] = {}
     asked: dict[str, object] = {}
-    model = {"dtype": kind, "base": base, "template": template}
+    model: dict[str, Any] = {"dtype": kind, "base": base, "template": template}
     with fitting(ModelError, "running the model", folder):
         if data:
             found |= session.evaluate(folder, data, seq_len=seq_len, **run, **model)

@@ -17,7 +17,7 @@ from genesis.errors import UsageError
 from genesis.profile.format import aligned, format_bytes
 from genesis.train.config import Config
 from genesis_cli.session.host_plan import HostPlan, host_plan
-from genesis_cli.session.memory import advice, run_plan
+from genesis_cli.session.memory import advice, run_plan, with_batch
 from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks
 from genesis_cli.session.preparation import describe_gpu, model_config, resolve_device
 from genesis_cli.session.settings import settled
@@ -172,11 +172,6 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
     )
 
 
-def with_batch(config: Config, rows: int) -> Config:
-    """`config` with another train.batch_size."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": rows})})
-
-
 def largest_batch(
     config: Config,
     shape: ModelConfig,
@@ -244,7 +239,7 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
         answer = "fits" if found.fits else "does not fit"
         yield f"fit: {answer} into the {format_bytes(found.room)} that a run may take"
         most = found.largest_batch
-        yield f"largest train.batch_size: {most}" if most else "largest train.batch_size: not even 1"
+        yield f"largest train.batch_size: {most or 'none, one row does not fit either'}"
     if found.advice is not None:
         yield f"to make it fit: {found.advice}"
     if found.step is None:

@@ -24,8 +24,8 @@ from genesis.profile.format import format_bytes
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import emit, parse
-from genesis_cli.session.estimate import Place, place_of, with_batch
-from genesis_cli.session.memory import advice, run_plan
+from genesis_cli.session.estimate import Place, place_of
+from genesis_cli.session.memory import advice, run_plan, with_batch
 from genesis_cli.session.memory_plan import MemoryPlan
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import describe_gpu, model_config

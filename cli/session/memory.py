@@ -19,18 +19,12 @@ from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
 
-__all__ = ["advice", "advised", "planned_memory", "run_plan"]
+__all__ = ["advice", "advised", "planned_memory", "run_plan", "with_batch"]
 
 TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
 SAVING = ("none", "selective", "full")
-REMEDIES = {
-    "weights": "take a smaller model",
-    "gradients": "take a smaller model, or set optim.grad_dtype to bfloat16",
-    "optimizer": "set optim.state_dtype to bfloat16 or optim.low_precision to stochastic, or take a smaller model",
-    "batch": "lower train.batch_size or data.seq_len",
-    "activations": "lower train.batch_size or data.seq_len",
-    "workspace": "lower train.batch_size or data.seq_len",
-}
+SIZED = ("batch", "activations", "workspace")  # parts that grow with the tokens of a step
+SHORTEST = 16  # tokens of a sequence that a run may be asked to have
 
 ADVICE = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing to full"
 
@@ -96,9 +90,11 @@ def advice(
     room: int,
     ranks: PlannedRanks = ONE_RANK,
 ) -> str:
-    """What the largest part is and what lowers it: first the least checkpointing with which the run would fit."""
+    """What the largest part is and what lowers it, as far as the run would fit then: of batch and length those that
+    suffice, and the least checkpointing.
+    """
     name = max(plan.parts, key=plan.parts.__getitem__)
-    found = [f"the largest part is {name}: {REMEDIES[name]}"]
+    found = [f"the largest part is {name}: {_remedies(config, shape, device, name, room, ranks)}"]
     if name in ("gradients", "optimizer") and config.model.path is not None and config.lora is None:
         found.append("train adapters (lora: {}), which need little of both")
     for how in SAVING[SAVING.index(config.train.activation_checkpointing) + 1 :]:
@@ -107,6 +103,37 @@ def advice(
             found.append(f"set train.activation_checkpointing to {how}, which needs {_gib(less)} GiB")
             break
     return ", or ".join(found)
+
+
+def _remedies(config: Config, shape: ModelConfig, device: Device, name: str, room: int, ranks: PlannedRanks) -> str:
+    optim, found = config.optim, list[str]()
+    if name in SIZED:
+
+        def fits(rows: int, length: int) -> bool:
+            return run_plan(with_batch(config, rows, length), shape, device, ranks=ranks).reserved <= room
+
+        rows, length = config.train.batch_size, config.data.seq_len
+        shorter = min(length, SHORTEST)
+        if rows > 1 and fits(1, length):
+            found.append("lower train.batch_size")
+        if length > shorter and fits(rows, shorter):
+            found.append("lower data.seq_len")
+        if not found and rows > 1 and fits(1, shorter):
+            found.append("lower train.batch_size and data.seq_len")
+    if name == "gradients" and config.model.dtype == "bfloat16" and optim.grad_dtype != "bfloat16":
+        found.append("set optim.grad_dtype to bfloat16")
+    if name == "optimizer" and optim.state_dtype != "bfloat16":
+        found.append("set optim.state_dtype to bfloat16")
+    if name == "optimizer" and config.model.dtype == "bfloat16" and optim.low_precision != "stochastic":
+        found.append("set optim.low_precision to stochastic")
+    return ", or ".join(found or ["take a smaller model"])
+
+
+def with_batch(config: Config, rows: int, length: int | None = None) -> Config:
+    """`config` with another train.batch_size, and another data.seq_len where one is given."""
+    train = config.train.model_copy(update={"batch_size": rows})
+    data = config.data.model_copy(update={"seq_len": length or config.data.seq_len})
+    return config.model_copy(update={"train": train, "data": data})
 
 
 def _gib(size: int) -> str:

@@ -214,14 +214,13 @@ def _pair(speaker: Speaker, item: Item, choice: str) -> Scored:
     beginning of words. Where the tokenizer merges the question's end with all of the choice, the choice is encoded
     apart, since a score of no ids would be certainty. A chat's prompt is always encoded apart, as in training.
     """
+    added: list[int] = []
     if isinstance(item.asked, Conversation):
-        asked, rest = item.asked, choice
-        before, added = speaker.encode(asked), []
+        before, rest = speaker.encode(item.asked), choice
     else:
-        asked = item.asked.rstrip()
-        rest = item.asked[len(asked) :] + choice
-        before = speaker.encode(asked)
-        added = speaker.encode(asked + rest)[len(before) :] if asked else speaker.tokenizer.encode(rest).tolist()
+        text = item.asked.rstrip()
+        before, rest = speaker.encode(text), item.asked[len(text) :] + choice
+        added = speaker.encode(text + rest)[len(before) :] if text else speaker.tokenizer.encode(rest).tolist()
     if not added:
         [apart] = speaker.tokenizer.encode_batch([rest], follows=[True])
         added = apart.tolist()

@@ -402,7 +402,13 @@ def _draw(output: Path, console: Output) -> None:
 
 def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, what: str) -> Iterator[str]:
     speed = "" if summary.tokens_per_second is None else f", {summary.tokens_per_second:,.0f} tokens/s"
-    yield f"done: {summary.step} steps in {duration(summary.seconds)}{speed}"
+    count = summary.step - summary.begun_at
+    took = f"{count:,} step{'s' * (count != 1)} in {duration(summary.seconds)}{speed}"
+    if not summary.begun_at:
+        yield f"done: {took}"
+    else:
+        end = f"the run is complete at step {summary.step:,}"
+        yield f"done: {took}; {end}" if count else f"done: nothing was left to do, {end}"
     if summary.evaluation is not None and held_out is not None:
         found, gzip = summary.evaluation, held_out.gzip_bits_per_byte
         baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"

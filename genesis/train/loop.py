@@ -51,9 +51,14 @@ def total_steps(config: Config, loader: PackedLoader) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended."""
+    """How a run ended.
+
+    Attributes:
+        step, begun_at: the last step, and the one that this process went on from.
+    """
 
     step: int
+    begun_at: int
     state_hash: str
     loss: float | None
     evaluation: Evaluation | None
@@ -143,6 +148,7 @@ class Training:
         speed = self.throughput.overall().get("perf/tokens_per_second")
         return Summary(
             self.state.step,
+            self.resumed_at or 0,
             self.state_hash,
             self.last_loss,
             self.last_evaluation,

@@ -11,10 +11,10 @@ import pytest
 
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
 from genesis.train.config_file import parse_config
-from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, with_batch
+from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, estimate_lines
 from genesis_cli.session.host_plan import _counted as counted
 from genesis_cli.session.host_plan import host_plan
-from genesis_cli.session.memory import run_plan
+from genesis_cli.session.memory import run_plan, with_batch
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.step_times import measured_step
 from genesis_cli.session.training import cpu_threads
@@ -127,6 +127,30 @@ def test_as_json_with_what_would_make_it_fit(folder: Path) -> None:
     most, shape = found["largest_batch"], model_config(config)
     fits, not_any_more = (run_plan(with_batch(config, rows), shape, place.device).reserved for rows in (most, most + 1))
     assert fits <= found["room"] < not_any_more
+
+
+def test_advice_names_only_what_would_make_it_fit() -> None:
+    """Where a batch has one row, or one row does not fit either, it is no advice to lower it."""
+    longer = {**TINY, "max_position_embeddings": 4096}
+    config = config_of(model={"config": longer, "dtype": "bfloat16"}, data={"seq_len": 4096})
+
+    def need(rows: int, length: int) -> int:
+        changed = with_batch(config, rows, length)
+        return run_plan(changed, model_config(changed), simulated().device).reserved
+
+    def advised(rows: int, room: int) -> tuple[str, list[str]]:
+        found = estimate(with_batch(config, rows), "c", simulated(room))
+        assert found.fits is False and found.advice is not None
+        return found.advice, [line for line in estimate_lines(found) if line.startswith("largest")]
+
+    several, [line] = advised(4, need(1, 4096))
+    assert "lower train.batch_size" in several and line == "largest train.batch_size: 1"
+    one, [line] = advised(1, need(1, 4096) - 1)
+    assert "lower data.seq_len" in one and "batch_size" not in one and "does not fit either" in line
+    both, _ = advised(512, need(1, 16))
+    assert "lower train.batch_size and data.seq_len" in both
+    neither, _ = advised(4, need(1, 16) // 2)
+    assert "lower" not in neither and "take a smaller model" in neither
 
 
 def test_mistakes(folder: Path) -> None:

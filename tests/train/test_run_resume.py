@@ -24,6 +24,8 @@ from genesis.errors import InterruptedRun
 from genesis.ops import fp8
 from genesis.train import loop
 from genesis.train.config import Config
+from genesis.train.output import Output
+from genesis_cli import session
 from genesis_models.engine import Piece
 from tests.train.runs import checkpoints, command, load, make, rows, signal_in_step, train
 
@@ -314,3 +316,13 @@ def test_a_resume_on_another_number_of_threads_says_so(tmp_path: Path) -> None:
             cpu.set_threads(usual)
         said.append("last bits may differ" in told.getvalue())
     assert said == [False, True, False]
+
+
+def test_the_last_lines_say_what_this_process_did_and_where_the_run_stands(recipe: Path, tmp_path: Path) -> None:
+    config = load(recipe, tmp_path / "run", "eval.prompts=[]")
+    interrupted(config, 2, resume=False)
+    for wanted, absent in (("done: 4 steps", "6 steps"), ("nothing was left to do", " steps in ")):
+        told = io.StringIO()
+        session.train(config, resume=True, console=Output(told))
+        [line] = [line for line in told.getvalue().splitlines() if line.startswith("done: ")]
+        assert wanted in line and line.endswith("complete at step 6") and absent not in line
