@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from genesis.train.config import Config, DataConfig
 
 __all__ = ["TEXTS", "ChatFormat", "EncoderFactory", "unused_settings"]
 
+CHATS = {"messages", "alpaca", "sharegpt"}  # formats whose records are conversations
 LOOKED_AT = 1 << 18  # tokens, at the most: every conversation ends its turns alike
 
 
@@ -30,10 +31,12 @@ class ChatFormat:
     Attributes:
         ends: the ids that end its turns, the usual one first; none where it learned texts.
         templates: name -> text of the chat template, where it is not the tokenizer's own as it was.
+        template: renders its chats; None where it learned none.
     """
 
     ends: tuple[int, ...] = ()
     templates: Mapping[str, str] | None = None
+    template: ChatTemplate | None = None
 
 
 TEXTS = ChatFormat()
@@ -74,8 +77,8 @@ class EncoderFactory:
             return None  # the encoder says so where there is a conversation
         return ChatTemplate.read(path, data.template_args)
 
-    def learned(self, tokens: TokenSet, tokenizer: Tokenizer) -> ChatFormat:
-        """What a model learns from `tokens`, which the encoder made."""
+    def learned(self, tokens: TokenSet, tokenizer: Tokenizer, formats: Iterable[str] = ()) -> ChatFormat:
+        """What a model learns from `tokens`, which the encoder made of records of these formats."""
         if self._encoder is None:
             return TEXTS
         learned = _targets(tokens)
@@ -83,7 +86,9 @@ class EncoderFactory:
         ends = tuple(dict.fromkeys((*turn_ends, *({tokenizer.eos_id} & learned))))
         is_changed = self._data.template is not None or bool(self._data.template_args)
         texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
-        return ChatFormat(ends, texts)
+        # Prompts and completions are chats where they are messages, whose turns end as no text does.
+        is_chat = CHATS & {*formats} or ("prompt_completion" in formats and {*turn_ends} - {tokenizer.eos_id})
+        return ChatFormat(ends, texts, self._template if is_chat else None)
 
 
 def unused_settings(config: Config, tokens: TokenSet) -> str | None:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import GenesisError, escape
-from genesis.train.config import EvalConfig
+from genesis.errors import ConfigError, GenesisError, escape
+from genesis.train.config import Config, EvalConfig
 from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened
 from genesis_cli.session.phrases import phrased_for
@@ -27,7 +27,7 @@ from genesis_models.engine.engine import check_prompt
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource
 
-__all__ = ["chosen_sampling", "generate", "sample_texts"]
+__all__ = ["chosen_sampling", "generate", "sample_prompts", "sample_texts"]
 
 # What a user types where a training run has a setting.
 GENERATE = COMMON | {
@@ -40,15 +40,39 @@ GENERATE = COMMON | {
 GENERATE_MEMORY = "choose --dtype bf16 or, on a GPU, --kv-cache fp8, lower --max-tokens, or take a smaller model"
 
 
+def sample_prompts(
+    config: Config, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
+) -> tuple[list[list[int]], frozenset[int]]:
+    """The ids of a run's `eval.prompts`, which are a user's messages where the run has a template, and the template's
+    ends of turn.
+
+    Raises:
+        ConfigError: a prompt that fills the context. DataError: one that the template cannot render.
+    """
+    encoded, prompts = list[list[int]](), config.eval.prompts
+    with ExitStack() as stack:
+        chats = stack.enter_context(ChatPrompts(tokenizer, template)) if template is not None and prompts else None
+        for number, prompt in enumerate(prompts):
+            where = f"eval.prompts[{number}]"
+            if chats is not None:
+                ids = chats.encode([{"role": "user", "content": prompt}], where=where)
+            else:
+                ids = tokenizer.prompt(prompt, parse_special=config.data.parse_special)
+            if len(ids) >= context:
+                what = f"the prompt has {len(ids):,} tokens, the model's context holds {context:,}"
+                raise ConfigError(what, where=where, next="shorten it")
+            encoded.append(ids)
+        return encoded, frozenset(() if chats is None else chats.end_of_turn_ids)
+
+
 def sample_texts(
     model: CausalLM,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     count: int,
     *,
     stop: frozenset[int],
-    parse_special: bool,
     goes_on: Callable[[], bool],
 ) -> list[str]:
     """The continuations of a run's prompts, which run together; each is what `genesis generate` makes of its prompt.
@@ -56,11 +80,9 @@ def sample_texts(
     Args:
         count: the most tokens of each.
         stop: the ids that end a text.
-        parse_special: special tokens written out in the prompts become their ids.
         goes_on: asked before each token; where it says no, the texts end.
     """
-    ids = [tokenizer.prompt(prompt, parse_special=parse_special) for prompt in prompts]
-    requests = [Request(each, sampling, count, stop) for each in ids]
+    requests = [Request(each, sampling, count, stop) for each in prompts]
     texts = [""] * len(prompts)
     pieces = continue_texts(engine_for(model, requests), requests, tokenizer)
     for piece in itertools.takewhile(lambda _: goes_on(), pieces):

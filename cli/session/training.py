@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
 from genesis_cli.session.compile_ahead import compile_samples, compiled_ahead
-from genesis_cli.session.generation import sample_texts
+from genesis_cli.session.generation import sample_prompts, sample_texts
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
 from genesis_cli.session.preparation import (
@@ -118,7 +118,7 @@ def _train(
             _load_plotting()
         with ranks.main_first("data"):  # the others find it in the cache
             data = prepare_data(config, shape, console, encoders=encoders)
-        chat = encoders.learned(data.train, data.tokenizer)
+        chat = encoders.learned(data.train, data.tokenizer, data.report.formats)
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
         training = assemble(config, data, model, device, interrupts, console, base, chat, ranks)
@@ -263,9 +263,10 @@ def assemble(
     files = ModelFiles(config, data.tokenizer, model, base, chat)
     state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks)
     sampling = sample_drawing(config)
-    stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends}
+    prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
+    stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends} | ends
 
-    def sample(prompts: Sequence[str]) -> list[str]:
+    def sample() -> list[str]:
         return sample_texts(
             model,
             data.tokenizer,
@@ -273,7 +274,6 @@ def assemble(
             sampling,
             config.eval.sample_tokens,
             stop=stop,
-            parse_special=config.data.parse_special,
             goes_on=lambda: interrupts.received is None,
         )
 
@@ -295,6 +295,7 @@ def assemble(
         ),
         lr_at=build_schedule(config.optim, steps),
         sample=sample,
+        joint="" if chat.template is None else "\n",
         held_out=data.held_out,
         open_metrics=open_metrics,
         progress=progress,

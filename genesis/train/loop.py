@@ -72,20 +72,22 @@ class Training:
 
     Attributes:
         lr_at: the learning rate of a step, counted from 0.
-        sample: continues prompts with the model as it is, all of them together; for the text samples.
+        sample: continues `eval.prompts` with the model as it is, all of them together; for the text samples.
+        joint: what is shown between a prompt and its sample: an answer is on a line of its own.
     """
 
     config: Config
     state: TrainState
     checkpoints: Checkpoints
     lr_at: Callable[[int], float]
-    sample: Callable[[Sequence[str]], Sequence[str]]
+    sample: Callable[[], Sequence[str]]
     held_out: HeldOut | None
     open_metrics: Callable[[int | None], Metrics]
     progress: Progress
     interrupts: Interrupts
     device: Device
     steps: int
+    joint: str = ""
     throughput: Throughput = field(default_factory=Throughput)
     saved_at: int = -1
     last_loss: float | None = None
@@ -292,9 +294,9 @@ class Training:
     def _show_samples(self) -> None:
         prompts = self.config.eval.prompts
         if self.state.ranks.is_main and self.interrupts.received is None:
-            found = [Sample(self.state.step, *each) for each in zip(prompts, self.sample(prompts), strict=True)]
+            found = [Sample(self.state.step, *each) for each in zip(prompts, self.sample(), strict=True)]
             for step, prompt, text in found:
-                self.progress.note(f"sample at step {step}:\n{prompt}{text}")
+                self.progress.note(f"sample at step {step}:\n{prompt}{self.joint}{text}")
             append_samples(self.metrics.path.parent, found)
 
     def _saves_before_the_end(self) -> bool:

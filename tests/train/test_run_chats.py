@@ -5,18 +5,25 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genesis.data.chat import ChatTemplate
+from genesis.data.chat import ChatPrompts, ChatTemplate
+from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, ModelError
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis_cli import session
+from genesis_cli.session import generation
+from genesis_models.blocks import CausalLM
+from genesis_models.engine import Request
+from genesis_models.engine.text import Runner
+from genesis_models.generate import engine_for
 from tests.data.chat.golden import HERE as CHAT
-from tests.train.chats import make_chats, token
+from tests.train.chats import make_chats, token, write_chats
 from tests.train.runs import load, rows, signal_in_step, train
 
 ASSISTANT = "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -186,3 +193,49 @@ def test_validate_says_what_a_run_would_say(recipe: Path, tmp_path: Path) -> Non
     assert "configuration: valid" in text and "LoRA: r 4, scaling 8, on 7 layers" in text
     assert "1 " in text and "chats.jsonl:21" in text
     assert not (tmp_path / "run").exists()
+
+
+def drawn_from(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[list[Request], str]:
+    """What a run asks of its model for its samples, and what it shows."""
+    asked: list[Request] = []
+
+    def engine(model: CausalLM, requests: Sequence[Request]) -> Runner:
+        asked.extend(requests)
+        return engine_for(model, requests)
+
+    monkeypatch.setattr(generation, "engine_for", engine)
+    told = io.StringIO()
+    train(config, console=told)
+    return asked, told.getvalue()
+
+
+@pytest.mark.parametrize("named", [(), ("data.template=chatml",)], ids=["own", "named"])
+def test_prompts_of_a_chat_run_are_messages(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    settings = ("eval.prompts=[one, '<|im_end|>']", "eval.at_start=false", "eval.sample_tokens=3", "train.steps=1")
+    asked, told = drawn_from(monkeypatch, load(recipe, str(tmp_path / "run"), *settings, *named))
+    tokenizer = Tokenizer.load(recipe.parent / "base")
+    template = ChatTemplate.chatml(tokenizer) if named else ChatTemplate.read(recipe.parent / "base")
+    with ChatPrompts(tokenizer, template) as chats:
+        wanted = [chats.encode([{"role": "user", "content": text}]) for text in ("one", "<|im_end|>")]
+    assert [request.ids for request in asked] == wanted
+    assert wanted[1].count(im_end(recipe)) == 1  # that of the turn; in the message it is text
+    assert all(im_end(recipe) in request.stop for request in asked)
+    assert "sample at step 1:\none\n" in told
+
+
+def test_prompts_of_a_run_on_completions_stay_texts(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_chats(tmp_path / "d.jsonl", ({"prompt": f"{n} + 1 is", "completion": f" {n + 1}"} for n in range(9)))
+    settings = ("eval.prompts=[one]", "eval.at_start=false", "eval.sample_tokens=3", "train.steps=1")
+    asked, _ = drawn_from(monkeypatch, load(recipe, str(tmp_path / "run"), f"data.train={data}", *settings))
+    assert [request.ids for request in asked] == [Tokenizer.load(recipe.parent / "base").prompt("one")]
+
+
+def test_a_prompt_that_fills_the_context_is_refused_before_the_first_step(recipe: Path, tmp_path: Path) -> None:
+    config = load(recipe, str(tmp_path / "run"), f"eval.prompts=[one, '{'one ' * 130}']", "eval.at_start=false")
+    with pytest.raises(ConfigError, match="context holds 128") as caught:
+        train(config)
+    assert caught.value.where == "eval.prompts[1]" and not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -27,7 +27,8 @@ class EvalConfig(Section):
     )
     max_batches: Count | None = Field(default=None, description="Batches of one evaluation. null: all held-out data.")
     prompts: Annotated[list[Annotated[str, Field(min_length=1, max_length=65_536)]], Field(max_length=64)] = Field(
-        default_factory=list, description="Texts that the model continues at each evaluation."
+        default_factory=list,
+        description="Texts that the model continues at each evaluation; in a run on chats messages that it answers.",
     )
     sample_tokens: Annotated[int, Field(**BOUNDS["max_tokens"].limits)] = Field(
         default=128, description="Longest continuation, in tokens."
