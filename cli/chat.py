@@ -135,13 +135,9 @@ def _one(talk: Talk, line: str, out: Output, console: Output) -> None:
 
 
 def _answer(talk: Talk, pieces: Iterator[str], out: Output, console: Output) -> None:
-    from genesis.train.output import printable
-
-    for piece in pieces:
-        out.write(printable(piece))
-        out.flush()
-        if out.lost:
-            return
+    out.flow(pieces)
+    if out.lost:
+        return
     out.line()
     if talk.finish == "length":
         console.line(f"cut after {talk.tokens:,} tokens; --max-tokens allows more")

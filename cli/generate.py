@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -129,17 +130,17 @@ def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:
     Raises:
         DiskError: it cannot be written.
     """
-    from genesis.train.output import Output, printable
+    from genesis.train.output import Output
 
     output = Output(sys.stdout)
-    for piece in pieces if streams else ["".join(pieces)]:
-        if piece:
-            output.write(printable(piece) if is_text else piece)
-            output.flush()
-        if output.lost:
-            break
+    parts = pieces if streams else iter(["".join(pieces)])
     if is_text:
+        output.flow(parts)
         output.line()
+    else:
+        for line in itertools.takewhile(lambda _: not output.lost, parts):
+            output.write(line)
+            output.flush()
     output.check()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import unicodedata
+from collections.abc import Iterable
 from typing import TextIO
 
 from genesis.errors import DiskError
 
-__all__ = ["Output", "output_error", "printable"]
+__all__ = ["Output", "WordWrap", "output_error", "printable", "wrapped"]
 
 # Control characters but line feed and tab; marks that turn the direction of text; surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,6 +29,67 @@ def output_error(error: OSError) -> DiskError:
     result = DiskError(f"writing failed: {error.strerror or error}", where="stdout", next="check what it is sent to")
     result.errno = error.errno
     return result
+
+
+class WordWrap:
+    """Breaks a text that comes in pieces into lines of `columns` cells, between words and around wide characters.
+
+    Args:
+        columns: None leaves the text as it is.
+    """
+
+    def __init__(self, columns: int | None) -> None:
+        self._columns, self._column = columns, 0
+        self._space = self._word = ""  # that are held back until the word is complete
+
+    def push(self, text: str) -> str:
+        """What is to be written now."""
+        if self._columns is None:
+            return text
+        done = ""
+        for char in text:
+            if char in " \t\n":
+                done += self._flushed()
+                self._space += char
+                if char == "\n":
+                    done, self._space, self._column = done + self._space, "", 0
+            else:
+                is_wide = _cells(char) == 2
+                done += self._flushed() if is_wide else ""
+                self._word += char
+                done += self._flushed() if is_wide else ""
+        return done
+
+    def finish(self) -> str:
+        """What was held back."""
+        rest, self._space = self._flushed() + self._space, ""
+        return rest
+
+    def _flushed(self) -> str:
+        """The word, behind its space or on the next line."""
+        if not self._word:
+            return ""
+        assert self._columns is not None
+        word, space = self._word, self._space
+        self._word = self._space = ""
+        end = len((" " * self._column + space).expandtabs()) + sum(map(_cells, word))
+        if self._column and end > self._columns:
+            end, space = sum(map(_cells, word)), "\n"
+        self._column = end if end <= self._columns else end % self._columns  # the terminal breaks a longer word
+        return space + word
+
+
+def wrapped(text: str, columns: int | None) -> str:
+    """`text` with lines of at most `columns` cells, but for longer words."""
+    wrap = WordWrap(columns)
+    return wrap.push(text) + wrap.finish()
+
+
+def _cells(char: str) -> int:
+    """The cells that a terminal gives a character."""
+    if char.isascii():
+        return 1
+    return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1 + (unicodedata.east_asian_width(char) in "WF")
 
 
 class Output:
@@ -76,9 +139,29 @@ class Output:
             raise output_error(self.error)
 
     def line(self, text: str = "") -> None:
-        """Writes `text`, made printable, and a line feed."""
-        self.write(printable(text) + "\n")
+        """Writes `text`, made printable, and a line feed; on a terminal broken at words."""
+        self.write(wrapped(printable(text), self.columns) + "\n")
         self.flush()
+
+    def flow(self, pieces: Iterable[str]) -> None:
+        """Writes a text as its pieces come, made printable; on a terminal broken at words, each when it is complete."""
+        wrap = WordWrap(self.columns)
+        try:
+            for piece in pieces:
+                self.write(wrap.push(printable(piece)))
+                self.flush()
+                if self.lost:
+                    return
+        finally:  # of a text that is stopped, too
+            self.write(wrap.finish())
+
+    @property
+    def columns(self) -> int | None:
+        """How wide the terminal is; None where there is none, or it does not say."""
+        try:
+            return os.get_terminal_size(self.fileno()).columns or None if self.isatty() else None
+        except (OSError, ValueError):
+            return None
 
     @property
     def encoding(self) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from genesis.train.output import Output, printable
+from genesis.train.output import Output, printable, wrapped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -82,8 +82,8 @@ class Progress:
             return
         from rich.text import Text
 
-        # What goes to the terminal is ours to wrap, so that text copied from it has its own line ends.
-        self._bar.console.print(Text(printable(text)), soft_wrap=True)
+        columns = self._output.columns or self._bar.console.width
+        self._bar.console.print(Text(wrapped(printable(text), columns)), soft_wrap=True)
 
     def _draw(self) -> None:
         assert self._bar is not None
