@@ -7,7 +7,7 @@ from genesis.io.hub import pull as fetch
 from genesis.io.hub_cache import hub_name
 from genesis.profile.format import format_bytes
 from genesis.train.output import Output
-from genesis.train.progress import tokenizing
+from genesis.train.progress import draws, tokenizing
 from genesis_models.config import ModelConfig
 
 __all__ = ["pull"]
@@ -23,9 +23,18 @@ def pull(text: str, console: Output) -> None:
     if name is None:
         next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; a path is not such a name"
         raise UsageError(f"{escape(text)} is not the name of a model on the hub", where="command line", next=next)
+
+    def note(line: str) -> None:
+        if draws(console):
+            console.write("\n")  # the bar stays on the line above
+        console.line(line)
+
     with tokenizing(str(name), console) as progress:
         found = fetch(
-            name, check=lambda config: ModelConfig.from_dict(config, where=f"{name}/config.json"), progress=progress
+            name,
+            check=lambda config: ModelConfig.from_dict(config, where=f"{name}/config.json"),
+            progress=progress,
+            note=note,
         )
     size = sum(file.size for file in found.files)
     came = "all of it was here" if not found.fetched else f"{format_bytes(found.fetched)} fetched"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent
 
-from genesis.errors import DeviceError, DiskError, GenesisError, ModelError, escape
+from genesis.errors import BusyError, DeviceError, DiskError, GenesisError, ModelError, escape
 from genesis.io.boundary import boundary, close_read
 from genesis.io.filesystem import DEFAULT, check_room
 from genesis.io.hf import INDEX_NAME, MAX_JSON_BYTES, WEIGHTS_NAME, file_limit, read_json, read_weight_map
@@ -31,10 +33,13 @@ __all__ = ["HubFile", "Pulled", "pull"]
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_FILES = 10_000
-TRIES, FIRST_TRIES = 5, 2  # in a row without a byte, of a file and of the list of files
+TRIES, FIRST_TRIES = 5, 2  # in a row without a byte further, of a file and of the list of files
 PAUSE_S = 1.0  # before the second one; it doubles
+LONGEST_PAUSE_S = 120  # that a hub may ask for
+LISTING_S = 120.0  # for the whole list of files, which a slow answer would make endless
 TIMEOUT_S = 30.0  # without a byte
 PIECE = 1 << 20
+_SPAN = re.compile(r"bytes ([0-9]{1,18})-[0-9]*/([0-9]{1,18}|\*)")
 BUSY = (408, 429, 500, 502, 503, 504)
 AGAIN = "run the command again: it goes on where it stopped"
 
@@ -79,22 +84,32 @@ def pull(
     *,
     check: Callable[[dict[str, Any]], object] = lambda config: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> Pulled:
     """Fetch what of the model `name` is not in the cache, and compare all of it with the hub's hashes.
 
     Args:
         check: is given `config.json` before any weights are fetched, to refuse it.
         progress: is told the bytes that are there, and those of the whole model.
+        note: gets a line about each wait: what failed, and when it is tried again.
 
     Raises:
         DeviceError: the hub cannot be reached, or does not answer as one. ModelError: it has no such model or revision,
             or does not let this user have it; the model has no safetensors; a file has another hash.
         DiskError: there is no room. BusyError: another process pulls the same model.
     """
-    hub = _Hub(name)
+    hub = _Hub(name, note)
     commit, listed = hub.listing()
-    with FolderLock(cache_folder() / ".locks" / name.folder.name):
+    lock = FolderLock(cache_folder() / ".locks" / name.folder.name)
+    try:
+        lock.acquire()
+    except BusyError as error:
+        next = "wait until that pull ends, and run the command again"
+        raise BusyError(error.what, where=error.where, next=next) from None
+    try:
         return _Fetch(hub, commit, listed, progress).run(check)
+    finally:
+        lock.release()
 
 
 class _Fetch:
@@ -194,27 +209,27 @@ class _Fetch:
 
     def _complete(self, file: HubFile, part: Path, digest: Any) -> bool:
         """Fetch what is missing of a file; whether it then has its hash, else nothing is left of it."""
-        for failed in _Tries(self.hub):
-            with failed.noticed(), DEFAULT.append(part) as out:
+        for tries in _Tries(self.hub, TRIES, file):
+            with tries.noticed(), DEFAULT.append(part) as out:
                 start = _size(part) or 0
+                tries.here = start
                 if start == file.size:
                     break
-                with self.hub.get(self.hub.url(self.commit, file.name), start) as (response, begins):
-                    if begins != start:  # it sends all of it, whatever was asked for
-                        with DEFAULT.errors("truncate", part):
-                            os.truncate(part, 0)
-                        digest, start = file.digest(), 0
+                with self.hub.get(self.hub.url(self.commit, file.name), start, file) as (response, at):
                     for piece in response.iter_raw():
-                        if start + len(piece) > file.size:
+                        # A hub without ranges sends again what is here: only a byte further than ever is progress.
+                        new, at = piece[max(0, start - at) :], at + len(piece)
+                        if start + len(new) > file.size:
                             raise _Cut(f"more than the {file.size:,} bytes that the hub lists")
-                        out.write(piece)
-                        digest.update(piece)
-                        start += len(piece)
-                        self.fetched += len(piece)
-                        failed.reset()
-                        self._tell(len(piece))
+                        out.write(new)
+                        digest.update(new)
+                        start += len(new)
+                        self.fetched += len(new)
+                        tries.failed = 0 if new else tries.failed
+                        tries.here = start
+                        self._tell(len(new))
                 if start < file.size:
-                    raise _Cut(f"{start:,} of {file.size:,} bytes came")
+                    raise _Cut("the answer ended early")
         if digest.hexdigest() == file.hash:
             return True
         DEFAULT.unlink(part)
@@ -274,21 +289,31 @@ class _Cut(Exception):
 
 
 class _Tries:
-    """Attempts at one transfer: what passes is tried again after a pause, as long as bytes come."""
+    """Attempts at one transfer: what passes is tried again after a pause, as long as each gets further.
 
-    def __init__(self, hub: _Hub, count: int = TRIES) -> None:
-        self.hub, self.count, self.failed = hub, count, 0
-        self.errors: list[Exception] = []  # of the attempt in progress
+    Attributes:
+        failed: attempts in a row that got no byte further; whoever transfers sets it back.
+        here: bytes of the file that came by now.
+    """
+
+    def __init__(self, hub: _Hub, count: int, file: HubFile | None = None) -> None:
+        self.hub, self.count, self.file, self.failed, self.here = hub, count, file, 0, 0
+        self.error: Exception | None = None  # of the attempt in progress
 
     def __iter__(self) -> Iterator[_Tries]:
         while True:
-            self.errors.clear()
+            self.error = None
             yield self
-            if not self.errors:
+            if self.error is None:
                 return
-            if self.failed >= self.count:
-                raise self.hub.unreachable(self.errors[0]) from None
-            time.sleep(PAUSE_S * 2 ** (self.failed - 1))
+            pause = PAUSE_S * 2 ** (self.failed - 1)
+            if isinstance(self.error, _BusyHub):
+                pause = max(pause, self.error.pause)
+            if self.failed >= self.count or pause > LONGEST_PAUSE_S:
+                raise self.hub.unreachable(self.error, self.file, self.here) from None
+            tried = f"in {pause:g} s, try {self.failed + 1} of {self.count}"
+            self.hub.note(f"{_named(self.file)}: {_reason(self.error)}; trying again {tried}")
+            time.sleep(pause)
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
@@ -297,27 +322,28 @@ class _Tries:
             yield
         except DiskError:
             raise
-        except (self.hub.transport_error, _Cut, _BusyHub) as error:
-            self.errors.append(error)
+        except (*self.hub.transport_errors, _Cut, _BusyHub) as error:
+            self.error = error
             self.failed += 1
-
-    def reset(self) -> None:
-        self.failed = 0
 
 
 class _BusyHub(Exception):
-    """The hub asks for patience."""
+    """The hub asks for patience, and perhaps says for how many seconds."""
+
+    def __init__(self, status: int, pause: str) -> None:
+        self.pause = int(pause) if pause.isdecimal() and len(pause) < 10 else 0
+        super().__init__(f"status {status}{f', and it asks to wait {self.pause:,} s' if self.pause else ''}")
 
 
 class _Hub:
     """Requests about one model."""
 
-    def __init__(self, name: HubName) -> None:
+    def __init__(self, name: HubName, note: Callable[[str], None]) -> None:
         from huggingface_hub import constants, errors, get_session, get_token
 
         from genesis import __version__
 
-        self.name, self.endpoint = name, constants.ENDPOINT.rstrip("/")
+        self.name, self.note, self.endpoint = name, note, constants.ENDPOINT.rstrip("/")
         self.where = f"{self.endpoint}/{name.id}"
         self._session: Any = get_session()
         # Sizes and hashes are those of the file itself: no compression on the way. The library's own headers would tell
@@ -325,21 +351,24 @@ class _Hub:
         self._headers = {"accept-encoding": "identity", "user-agent": f"genesis/{__version__}"}
         if token := get_token():
             self._headers["authorization"] = f"Bearer {token}"
-        self.transport_error: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009 - httpx's, of either version
+        # httpx's, of either version.
+        failed: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009 - the library exports it without saying so
+        invalid: type[Exception] = vars(sys.modules[failed.__module__.partition(".")[0]])["InvalidURL"]
+        self.transport_errors = (failed, invalid)
         self._offline = errors.OfflineModeIsEnabled
 
     def listing(self) -> tuple[str, dict[str, HubFile]]:
         """The commit that the revision is at, and the files of that commit."""
         revision = percent(self.name.revision or MAIN, safe="")
         url = f"{self.endpoint}/api/models/{self.name.id}/revision/{revision}?blobs=true"
-        data = b""
-        for failed in _Tries(self, FIRST_TRIES):
-            with failed.noticed(), self.get(url) as (response, _):
+        data, ends = b"", time.monotonic() + LISTING_S
+        for tries in _Tries(self, FIRST_TRIES):
+            with tries.noticed(), self.get(url) as (response, _):
                 data = b""
                 for piece in response.iter_raw():
                     data += piece
-                    if len(data) > MAX_JSON_BYTES:
-                        raise self.no_hub("its answer is too long")
+                    if len(data) > MAX_JSON_BYTES or time.monotonic() > ends:
+                        raise self.no_hub("the list of files is too long, or comes too slowly")
         try:
             return self._parsed(parse_object(data, where=self.where))
         except (ModelError, KeyError, TypeError, AttributeError) as error:
@@ -349,7 +378,9 @@ class _Hub:
         commit, files = found["sha"], {}
         if not COMMIT.fullmatch(commit):
             raise KeyError("no commit")
-        for entry in found["siblings"][:MAX_FILES]:
+        if len(found["siblings"]) > MAX_FILES:
+            raise KeyError(f"it lists {len(found['siblings']):,} files, more than {MAX_FILES:,}")
+        for entry in found["siblings"]:
             name = check_name(entry["rfilename"])
             lfs = entry.get("lfs") or {}
             size, digest = entry.get("size", lfs.get("size")), lfs.get("sha256") or entry.get("blobId")
@@ -363,22 +394,42 @@ class _Hub:
         return f"{self.endpoint}/{self.name.id}/resolve/{commit}/{percent(name)}"
 
     @contextmanager
-    def get(self, url: str, start: int = 0) -> Iterator[tuple[Any, int]]:
+    def get(self, url: str, start: int = 0, file: HubFile | None = None) -> Iterator[tuple[Any, int]]:
         """The answer to a request for what is at `url` from byte `start` on, and the byte that it begins with."""
         headers = {**self._headers, **({"range": f"bytes={start}-"} if start else {})}
         try:
             with self._session.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
                 if response.status_code not in (200, 206):
-                    raise self._refusal(response.status_code, response.headers.get("x-error-code", ""))
-                yield response, start if response.status_code == 206 else 0
+                    raise self._refusal(response.status_code, response.headers, file)
+                yield response, self._begin(response, start, file)
         except self._offline:
             what = "the hub is not asked: HF_HUB_OFFLINE is set"
             raise DeviceError(what, where=self.where, next="unset it, and run the command again") from None
 
-    def _refusal(self, status: int, code: str) -> Exception:
+    def _begin(self, response: Any, start: int, file: HubFile | None) -> int:
+        """The byte that a body begins with, once its headers say that it is the file or a part of it."""
+        coding = response.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise self.no_hub(
+                f"it sends {_named(file)} encoded as {coding[:40]!r}, and was asked for the bytes as they are"
+            )
+        if file is None:
+            return 0
+        begins, size = 0, response.headers.get("content-length", "")
+        if response.status_code == 206:
+            span = _SPAN.fullmatch(response.headers.get("content-range", f"bytes {start}-/*").strip())
+            begins, size = (int(span[1]), span[2]) if span else (start + 1, "")
+            if begins > start:
+                raise _Cut(f"it was asked for the bytes from {start:,} on, and sends others")
+        if size.isdecimal() and int(size) != file.size:
+            raise self.no_hub(f"it sends {_named(file)} with {int(size):,} bytes, and lists {file.size:,}")
+        return begins
+
+    def _refusal(self, status: int, headers: Any, file: HubFile | None) -> Exception:
         """What an answer other than the file means."""
+        code = headers.get("x-error-code", "")
         if status in BUSY:
-            return _BusyHub(f"status {status}")
+            return _BusyHub(status, headers.get("retry-after", "").strip())
         name, login = self.name, "`hf auth login`, or HF_TOKEN in the environment"
         if status in (401, 403) and code != "RepoNotFound":
             what = f"{name.id} is gated, and the hub gives it to no one without a token"
@@ -395,18 +446,28 @@ class _Hub:
             return ModelError(what, where=self.where, next=f"its branches and tags: {self.where}/tree/main")
         if status == 404:
             return ModelError(f"a file of {name} is gone", where=self.where, next="run the command again")
-        return self.no_hub(f"it answers with status {status}")
+        return self.no_hub(f"it answers with status {status} when asked for {_named(file)}")
 
     def no_hub(self, why: str) -> GenesisError:
         """The error of an answer that no hub gives."""
         what = f"{escape(self.endpoint)} does not answer as a hub does: {escape(why)}"
         return DeviceError(what, where=self.where, next="check HF_ENDPOINT, and the proxies on the way")
 
-    def unreachable(self, error: Exception) -> GenesisError:
+    def unreachable(self, error: Exception, file: HubFile | None, here: int) -> GenesisError:
         """The error of a hub that did not answer, or not to the end."""
-        why = escape(str(error) or type(error).__name__)[:200]
+        what = "the hub cannot be reached"
+        if file is not None:
+            what = f"the end of {_named(file)} cannot be reached, {here:,} of {file.size:,} bytes are here"
         next = f"check the network and HF_ENDPOINT; {AGAIN}; a model folder on this machine needs no network"
-        return DeviceError(f"the hub cannot be reached: {why}", where=self.where, next=next)
+        return DeviceError(f"{what}: {_reason(error)}", where=self.where, next=next)
+
+
+def _reason(error: Exception) -> str:
+    return escape(str(error) or type(error).__name__)[:200]
+
+
+def _named(file: HubFile | None) -> str:
+    return "the list of files" if file is None else quote(file.name)
 
 
 def _is_hash(text: object) -> bool:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import genesis.io.hub
 import genesis_models
 from genesis.errors import ModelError
 from genesis.io import filesystem
+from genesis.io.hub import TRIES
 from genesis.io.hub_cache import HubName, cache_folder, hub_name, in_cache, local_path
 from tests.cli.command import printed
 from tests.hub import COMMIT, Hub, served, used
@@ -252,11 +258,106 @@ def test_shards_are_those_of_the_index(hub: Hub, tmp_path: Path) -> None:
     assert genesis_models.load(NAME).state_dict().keys() == model.state_dict().keys()
 
 
+def cut_short(data: bytes, start: int) -> tuple[int, dict[str, str], bytes]:
+    """All of the file, whatever was asked for, and 5 bytes short."""
+    return 200, {"Content-Length": str(len(data))}, data[:-5]
+
+
+def shifted(data: bytes, start: int) -> tuple[int, dict[str, str], bytes]:
+    return 206, {"Content-Range": f"bytes {start + 1}-{len(data) - 1}/{len(data)}"}, data[start + 1 :]
+
+
+def test_a_body_that_is_always_cut_short_ends_the_pull(hub: Hub) -> None:
+    hub.odd[WEIGHTS] = cut_short
+    size = len(hub.bytes_of(NAME, WEIGHTS))
+    code, out, told = printed("pull", NAME)
+    assert code == 6 and f"'{WEIGHTS}'" in told
+    assert f"{size - 5:,} of {size:,} bytes" in told
+    (part,) = (cache_folder() / "models--org--tiny").rglob("*.incomplete")
+    assert part.stat().st_size == size - 5, "what came is kept"
+    asked = requests(hub, WEIGHTS)
+    assert asked.count(f"bytes={size - 5}-") in (TRIES - 1, TRIES) and len(asked) < 2 * TRIES
+    assert out.count(f"'{WEIGHTS}'") == len(asked) - 1, "a line for each wait"
+    del hub.odd[WEIGHTS]
+    hub.asked.clear()
+    pulled()
+    assert requests(hub, WEIGHTS) == [f"bytes={size - 5}-"]
+
+
+def test_a_hub_without_ranges_that_cuts_gets_further_each_time(hub: Hub) -> None:
+    hub.ranges, hub.cuts[WEIGHTS] = False, [1000 * count for count in range(1, TRIES + 4)]
+    pulled()
+    assert (snapshot() / WEIGHTS).read_bytes() == hub.bytes_of(NAME, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries", "said"),
+    [
+        (lambda data, start: (200, {"Content-Encoding": "gzip"}, gzip.compress(data)), 1, "encoded as 'gzip'"),
+        (lambda data, start: (200, {"Content-Length": "9"}, b"<html>..."), 1, "9 bytes"),
+        (lambda data, start: (206, {"Content-Range": f"bytes 0-8/{len(data) + 1}"}, data[:9]), 1, "lists"),
+        (lambda data, start: (416, {}, b""), 1, "status 416"),
+        (lambda data, start: (200, {}, b""), TRIES, " 0 of"),
+        (lambda data, start: (200, {}, data + b"more"), TRIES, "more than the"),
+        (shifted, TRIES, "sends others"),
+        (lambda data, start: (302, {"Location": f"/{NAME}/resolve/{COMMIT}/{WEIGHTS}"}, b""), 20 * TRIES, "redirect"),
+        (lambda data, start: (302, {"Location": "http://[::/x"}, b""), TRIES, "cannot be reached"),
+        (lambda data, start: (302, {"Location": "file:///etc/passwd"}, b""), TRIES, "cannot be reached"),
+        (lambda data, start: (429, {"Retry-After": "9999"}, b""), 1, "wait 9,999 s"),
+    ],
+)
+def test_answers_that_are_no_file(hub: Hub, answer: Any, tries: int, said: str) -> None:
+    hub.odd[WEIGHTS] = answer
+    told = refused(6)
+    assert WEIGHTS in told and said in told
+    # What the network hands over before an end may be less than what was sent, and come with the next try.
+    assert tries <= len(requests(hub, WEIGHTS)) <= tries * 21 // 20 + (tries > 1) * 2
+    assert in_cache(HubName(NAME)) is None
+
+
+def test_a_part_at_another_place_than_was_asked_for(hub: Hub) -> None:
+    hub.cuts[WEIGHTS] = [1000]
+    hub.odd[WEIGHTS] = lambda data, start: (
+        (200, {"Content-Length": str(len(data))}, data[:1000])
+        if not start
+        else (206, {"Content-Range": f"bytes {start - 7}-{len(data) - 1}/{len(data)}"}, data[start - 7 :])
+    )
+    pulled()
+    assert (snapshot() / WEIGHTS).read_bytes() == hub.bytes_of(NAME, WEIGHTS)
+
+
+def test_a_busy_hub_is_waited_for_as_long_as_it_asks(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        del hub.odd[WEIGHTS]
+
+    monkeypatch.setattr(genesis.io.hub, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    hub.odd[WEIGHTS] = lambda data, start: (503, {"Retry-After": "17"}, b"")
+    assert f"'{WEIGHTS}'" in pulled() and pauses == [17]
+
+
+def test_a_list_that_is_encoded_or_dribbles(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genesis.io.hub, "LISTING_S", -1.0)
+    assert "too slowly" in refused(6)
+    monkeypatch.setattr(Hub, "listing", lambda *_: {"sha": COMMIT, "siblings": [{}] * 10_001})
+    monkeypatch.setattr(genesis.io.hub, "LISTING_S", 60.0)
+    assert "10,001 files" in refused(6)
+
+
+@pytest.mark.parametrize("endpoint", ["nowhere", "http://[::", "ftp://127.0.0.1"])
+def test_an_endpoint_that_is_no_address(hub: Hub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    assert "HF_ENDPOINT" in refused(6)
+
+
 def test_two_at_once(hub: Hub) -> None:
     from genesis.io.lock import FolderLock
 
     with FolderLock(cache_folder() / ".locks" / "models--org--tiny"):
-        assert "holds" in refused(11)
+        told = refused(11)
+        assert "holds" in told and "that pull" in told
 
 
 @pytest.mark.parametrize("name", ["tiny", "a/b/c", "../up", "org/na me", "org/tiny@", "org/tiny@../x", "https://x/y"])
