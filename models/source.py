@@ -12,6 +12,7 @@ from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME
 from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
 from genesis.io.hub_cache import local_path
+from genesis.io.owner import check_owner
 from genesis.io.paths import exists, is_folder, list_folder, quote
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
@@ -133,10 +134,17 @@ def saved_model(path: str | os.PathLike[str]) -> Path:
 
 @boundary(ModelError, "looking for checkpoints")
 def newest_checkpoint(run: str | os.PathLike[str]) -> Path | None:
-    """The newest complete checkpoint in the folder of a run; None where it has none."""
+    """The newest complete checkpoint in the folder of a run; None where it has none.
+
+    Raises:
+        ModelError: another user than this one and the folder's has put it there.
+    """
     folder = Path(run)
     if not is_folder(folder):
         return None
     steps = sorted((int(match[1]) for match in map(CHECKPOINT.fullmatch, list_folder(folder)) if match), reverse=True)
     names = (folder / f"checkpoint-{step}" for step in steps)
-    return next((path for path in names if exists(path / MANIFEST_NAME)), None)
+    newest = next((path for path in names if exists(path / MANIFEST_NAME)), None)
+    if newest is not None:
+        check_owner(newest, next="name a checkpoint of your own, or remove it", trusted=os.stat(folder).st_uid)
+    return newest

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from genesis.errors import GenesisError, escape
 from genesis.io.hf import read_json
+from genesis.io.owner import run_file
 from genesis.io.paths import list_folder
 from genesis.io.strict_json import parse_object, read_limited
 from genesis.report.files import default_folder
@@ -54,12 +55,13 @@ def measured_step(config: Config, shape: ModelConfig) -> StepTime | None:
 def _of_run(config: Config) -> StepTime | None:
     """The median over the rows of the run in `train.output_dir`, if it has the same model and settings."""
     folder = Path(config.train.output_dir)
-    if not (folder / RESOLVED).is_file() or not (folder / FILE_NAME).is_file():
+    record, metrics = run_file(folder, RESOLVED), run_file(folder, FILE_NAME)
+    if record is None or metrics is None:
         return None
-    other = load_config(folder / RESOLVED)
+    other = load_config(record)
     if other.lora != config.lora or _model(other) != _model(config) or _settings(other) != _settings(config):
         return None
-    lines = read_limited(folder / FILE_NAME, MAX_BYTES).splitlines()
+    lines = read_limited(metrics, MAX_BYTES).splitlines()
     times = [parse_object(line, where=FILE_NAME).get("perf/step_ms") for line in lines]
     known = [float(each) for each in times if isinstance(each, int | float)]
     if not known:

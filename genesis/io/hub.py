@@ -298,21 +298,21 @@ class _Tries:
 
     def __init__(self, hub: _Hub, count: int, file: HubFile | None = None) -> None:
         self.hub, self.count, self.file, self.failed, self.here = hub, count, file, 0, 0
-        self.error: Exception | None = None  # of the attempt in progress
+        self.errors: list[Exception] = []  # of the attempt in progress
 
     def __iter__(self) -> Iterator[_Tries]:
         while True:
-            self.error = None
+            self.errors.clear()
             yield self
-            if self.error is None:
+            if not self.errors:
                 return
-            pause = PAUSE_S * 2 ** (self.failed - 1)
-            if isinstance(self.error, _BusyHub):
-                pause = max(pause, self.error.pause)
+            (error,), pause = self.errors, PAUSE_S * 2 ** (self.failed - 1)
+            if isinstance(error, _BusyHub):
+                pause = max(pause, error.pause)
             if self.failed >= self.count or pause > LONGEST_PAUSE_S:
-                raise self.hub.unreachable(self.error, self.file, self.here) from None
+                raise self.hub.unreachable(error, self.file, self.here) from None
             tried = f"in {pause:g} s, try {self.failed + 1} of {self.count}"
-            self.hub.note(f"{_named(self.file)}: {_reason(self.error)}; trying again {tried}")
+            self.hub.note(f"{_named(self.file)}: {_reason(error)}; trying again {tried}")
             time.sleep(pause)
 
     @contextmanager
@@ -323,7 +323,7 @@ class _Tries:
         except DiskError:
             raise
         except (*self.hub.transport_errors, _Cut, _BusyHub) as error:
-            self.error = error
+            self.errors.append(error)
             self.failed += 1
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from genesis.errors import ModelError, escape
+from genesis.errors import DataError, DiskError, ModelError, escape
+from genesis.io.boundary import boundary
 from genesis.io.filesystem import disk_error
+from genesis.io.paths import exists, safe_join
 
-__all__ = ["check_owner", "stranger"]
+__all__ = ["check_owner", "run_file", "stranger"]
 
 
 def stranger(path: str | os.PathLike[str]) -> int | None:
@@ -33,8 +35,11 @@ def stranger(path: str | os.PathLike[str]) -> int | None:
     return owner
 
 
-def check_owner(path: Path, *, next: str) -> None:
+def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
     """Refuse a file, or a folder with the files in it, that another user has put there.
+
+    Args:
+        trusted: a user whose files are taken too: whose folder it is that the user named.
 
     Raises:
         ModelError: with the user. DiskError: the folder cannot be listed.
@@ -44,5 +49,26 @@ def check_owner(path: Path, *, next: str) -> None:
     except OSError as error:
         raise disk_error(error, "list", path) from error
     for one in (path, *inside):
-        if (user := stranger(one)) is not None:
+        if (user := stranger(one)) not in (None, trusted):
             raise ModelError(f"{escape(one)} was put there by user {user}", where=escape(path), next=next)
+
+
+def run_file(folder: Path, name: str) -> Path | None:
+    """The path of the file `name` in the folder of a run; None where nothing has that name.
+
+    Raises:
+        DataError: it is a link or no regular file, or of a user other than this one, root and the folder's.
+        DiskError: it cannot be looked at.
+    """
+    path = folder / name
+    with boundary(DiskError, "reading the run", path):
+        if not exists(path):
+            return None
+        of_folder = os.stat(folder).st_uid
+    next = "move the file away, or name the folder of another run"
+    try:
+        safe_join(folder, name)
+        check_owner(path, next=next, trusted=of_folder)
+    except ModelError as error:
+        raise DataError(error.what, where=escape(path), next=next) from None
+    return path

@@ -14,6 +14,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
@@ -29,6 +30,7 @@ __all__ = [
     "Metrics",
     "MetricsWriter",
     "NoMetrics",
+    "Place",
     "Sink",
     "TensorBoardSink",
     "WandbSink",
@@ -273,34 +275,56 @@ def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str
     return row, finite
 
 
-def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+@dataclass
+class Place:
+    """How far a metrics file was read.
+
+    Attributes:
+        offset: bytes. rows: rows. line: the last of them; a file that has another one there was written anew.
+    """
+
+    offset: int = 0
+    rows: int = 0
+    line: bytes = b""
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the file has the last row still there. Raises: DiskError."""
+        with boundary(DiskError, "reading the metrics", path), _open(path, os.O_RDONLY) as file:
+            file.seek(self.offset - len(self.line))
+            return file.read(len(self.line)) == self.line
+
+
+def read_metrics(path: str | Path, place: Place | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a metrics file, in order. A last line that was cut short by a crash is left out.
+
+    Args:
+        place: rows up to there are left out, and it moves on with each row.
 
     Raises:
         DataError: a line that is no row of metrics, with its number.
         DiskError: the file cannot be read.
     """
     with boundary(DiskError, "reading the metrics", path), _open(Path(path), os.O_RDONLY) as file:
-        for _, row in _rows(file, Path(path)):
+        file.seek(0 if place is None else place.offset)
+        for _, row in _rows(file, Path(path), place):
             yield row
 
 
-def _rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row with the offset of the byte after it."""
-    offset, number = 0, 0
+def _rows(file: BinaryIO, path: Path, place: Place | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row with the offset of the byte after it; `file` is at `place`, or at its start."""
+    place = Place() if place is None else place
     while line := file.readline(MAX_ROW_BYTES):
-        number += 1
         if not line.endswith(b"\n") and len(line) < MAX_ROW_BYTES:
             return
-        offset += len(line)
         try:
-            row = json.loads(line, parse_int=_int)
+            row = _DECODER.decode(line.decode())
             if type(row[STEP]) is not int or row[STEP] < 0:
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
-            where = f"{escape(path)}:{number}"
+            where = f"{escape(path)}:{place.rows + 1}"
             raise DataError("this line is no row of metrics", where=where, next="move the file away") from None
-        yield offset, row
+        place.offset, place.rows, place.line = place.offset + len(line), place.rows + 1, line
+        yield place.offset, row
 
 
 def _int(text: str) -> int:
@@ -308,6 +332,9 @@ def _int(text: str) -> int:
     if len(text) > MAX_INT_CHARS:
         raise ValueError(f"an integer of {len(text)} characters")
     return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_int=_int)
 
 
 def _end_of_rows(file: BinaryIO, path: Path, last_step: int) -> int:

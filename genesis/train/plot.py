@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import os
 import stat
@@ -11,6 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from genesis.cache import private_folder
 from genesis.cache.trust import Refused, open_folder
@@ -146,12 +148,11 @@ def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return [points[round(i * last / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
 
 
-def smooth(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float] | npt.NDArray[np.float64]) -> list[float]:
     """Centred mean over about a twentieth of the series; near the ends the window shrinks, so that it stays centred."""
-    reach = len(values) // 40 + 1
-    sums = list(itertools.accumulate(values, initial=0.0))
-    out = []
-    for i in range(len(values)):
-        half = min(reach, i, len(values) - 1 - i)
-        out.append((sums[i + half + 1] - sums[i - half]) / (2 * half + 1))
-    return out
+    count = len(values)
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    at = np.arange(count)
+    half = np.minimum(count // 40 + 1, np.minimum(at, count - 1 - at))
+    found: list[float] = ((sums[at + half + 1] - sums[at - half]) / (2 * half + 1)).tolist()
+    return found

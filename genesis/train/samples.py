@@ -12,7 +12,8 @@ from genesis.errors import DataError, DiskError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import write_file
 from genesis.io.filesystem import DEFAULT, Writer
-from genesis.io.paths import exists
+from genesis.io.owner import run_file
+from genesis.io.paths import exists, open_regular
 from genesis.io.strict_json import read_limited
 
 __all__ = ["SAMPLES_NAME", "Sample", "append_samples", "keep_samples", "read_samples"]
@@ -54,24 +55,33 @@ def keep_samples(folder: Path, step: int | None) -> None:
     write_file(path, "".join(json.dumps(sample._asdict()) + "\n" for sample in kept).encode())
 
 
-def read_samples(folder: Path) -> Iterator[Sample]:
+def read_samples(folder: Path, most: int | None = None) -> Iterator[Sample]:
     """The samples of a run, in the order of their steps; a last line that a crash cut short is left out.
 
+    Args:
+        most: of a larger file only the samples in its last bytes; None: all, of at most `LARGEST` bytes.
+
     Raises:
-        DataError: a line that is no sample, with its number.
+        DataError: a line that is no sample, with its number; the file is a link or another user's.
     """
-    path = folder / SAMPLES_NAME
-    with boundary(DiskError, "reading the samples", path):
-        is_there = exists(path)
-    if not is_there:
+    path = run_file(folder, SAMPLES_NAME)
+    if path is None:
         return
-    for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n")[:-1], 1):
+    with boundary(DiskError, "reading the samples", path):
+        is_whole = most is None or os.stat(path).st_size <= most
+    if is_whole:
+        data = read_limited(path, LARGEST, DataError)
+    else:
+        with boundary(DiskError, "reading the samples", path), open(open_regular(path, DataError), "rb") as file:
+            file.seek(-(most or 0), os.SEEK_END)
+            data = file.read(most).partition(b"\n")[2]  # it begins within a sample
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
             sample = Sample(row["step"], row["prompt"], row["text"])
             if type(sample.step) is not int or not all(type(text) is str for text in sample[1:]):
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
-            where = f"{escape(path)}:{number}"
+            where = f"{escape(path)}:{number}" if is_whole else escape(path)
             raise DataError("this line is no sample", where=where, next="move the file away") from None
         yield sample

@@ -19,9 +19,9 @@ import pytest
 from genesis.errors import DataError, DeviceError
 from genesis.train.report.curves import CHARTS, drawn, nice_ticks, reduced
 from genesis.train.report.page import MOST_RUNS, page_of
-from genesis.train.report.runs import named, read_run
+from genesis.train.report.runs import RunReader, named, read_run
 from genesis.train.report.watch import Watcher
-from genesis.train.samples import Sample, append_samples
+from genesis.train.samples import Sample, append_samples, keep_samples, read_samples
 from tests.cli.command import printed
 
 ROW = {"train/learning_rate": 1e-4, "train/grad_norm": 0.5, "train/num_tokens": 8, "perf/tokens_per_second": 1000.0,
@@ -158,6 +158,117 @@ def test_the_command(tmp_path: Path) -> None:
     assert code == 4 and "no metrics.jsonl" in told and f"runs in it: {a} {b}" in told
     code, _, told = printed("report", a, "--out", tmp_path)
     assert code == 8 and "error" in told
+
+
+def test_settings_are_shown_as_yaml_and_an_absent_section_has_no_row(tmp_path: Path) -> None:
+    plain, adapted = made(tmp_path / "plain", [2.0]), made(tmp_path / "adapted", [2.0])
+    for folder, text in (
+        (plain, "lora: null\ndata: {train: [a.txt], parse_special: false, eval: null}\n"),
+        (
+            adapted,
+            "lora: {r: 8, alpha: 16.0}\ndata: {train: [{path: b, weight: 2.0}], parse_special: true, eval: 'on'}\n",
+        ),
+    ):
+        (folder / "config.resolved.yaml").write_text(text)
+    page = Page(page_of([read_run(plain), read_run(adapted)]))
+    table = page.text.split("Settings that differ")[1].split("Settings")[0]
+    assert [line for line in table.split("\n") if line][1:] == [
+        "data.train[a.txt][{path: b, weight: 2.0}]", "data.parse_specialfalsetrue", "data.evalnull'on'",
+        "lora.r–8", "lora.alpha–16.0",
+    ]  # fmt: skip
+    names = [found for tag, found in page.tags if tag == "summary" and found.get("class") == "name"]
+    assert len(names) == 2 and "summary.name::first-letter { text-transform: none; }" in page.text
+
+
+def test_settings_that_never_end_are_none(tmp_path: Path) -> None:
+    folders = [made(tmp_path / name, [2.0]) for name in "ab"]
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    (folders[0] / "config.resolved.yaml").write_text(bomb)
+    assert "2 runs" in page_of([read_run(folder) for folder in folders])
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[1e308, -1e308], [1e308] * 70, [1e100, -1e100] * 50, [5e-324, 0.0], [1e16, 1e16 + 2], [1.0, 1.0 + 2**-52],
+     [-1e-310] * 2, [1e99], [None], [0.0] * 2, [-5.0, 5e15]],
+)  # fmt: skip
+def test_any_number_can_be_drawn(tmp_path: Path, losses: list[float | None]) -> None:
+    page = Page(page_of([read_run(made_plain(tmp_path / "r", losses))]))
+    points = [found["points"] or "" for tag, found in page.tags if tag == "polyline"]
+    drawable = [loss for loss in losses if loss is not None and abs(loss) <= 1e100]
+    assert bool(points) == bool(drawable)
+    assert all(-1 < float(n) < 1100 for line in points for n in re.split("[ ,]", line.strip()))
+    assert ("not finite" in page.text) == (len(drawable) < len(losses))
+    assert "nan" not in page.text and max(map(len, page.text.split())) < 400
+    assert len({found["points"] for tag, found in page.tags if tag == "polyline"}) >= bool(drawable)
+
+
+def made_plain(folder: Path, losses: list[float | None]) -> Path:
+    """A run with metrics alone."""
+    folder.mkdir()
+    rows = [{"train/global_step": step, "train/loss": loss} for step, loss in enumerate(losses, 1)]
+    rows = [row if row["train/loss"] is not None else {**row, "nonfinite": {"train/loss": "nan"}} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "config.resolved.yaml"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "folder", "other user"])
+def test_nothing_outside_of_a_run_gets_into_its_page(
+    tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made(tmp_path / "r", [2.0])
+    secret = made(tmp_path / "secret", [7.5], lr="canary", text="canary") / name
+    path = run / name
+    if kind == "other user":
+        monkeypatch.setattr("genesis.io.owner.stranger", lambda found: 4242 if Path(found) == path else None)
+    else:
+        path.unlink()
+    if kind in ("link", "dangling"):
+        path.symlink_to(secret if kind == "link" else tmp_path / "nothing")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    code, _, told = printed("report", run)
+    assert code == 4 and name in told and not (run / "report.html").exists()
+    assert printed("watch", run, "--port", "0")[0] == 4
+    if name == "samples.jsonl" and kind != "other user":
+        with pytest.raises(DataError, match=name):
+            keep_samples(run, 9)
+
+
+def test_a_run_is_read_on_where_it_was_read_to(tmp_path: Path) -> None:
+    folder = made(tmp_path / "r", [2.0, None, 1.5])
+    path, reader = folder / "metrics.jsonl", RunReader(folder)
+    before = path.read_bytes()
+    assert reader.read().series["train/loss"] == [(1, 2.0), (3, 1.5)]
+    row = b'{"train/global_step": 4, "train/loss": 0.5}\n'
+    path.write_bytes(b"x" * 50 + before[50:] + row + row[:20])  # what was read is not read again
+    run = reader.read()
+    assert run.series["train/loss"] == [(1, 2.0), (3, 1.5), (4, 0.5)] and (run.last_step, run.bad_rows) == (4, 1)
+    # A resumed run cuts its file, and goes another way.
+    path.write_bytes(before + row.replace(b"0.5", b"0.7") + row.replace(b"4", b"5"))
+    run = reader.read()
+    assert run.series["train/loss"] == [(1, 2.0), (3, 1.5), (4, 0.7), (5, 0.5)] and run.bad_rows == 1
+    path.write_bytes(b"")
+    assert not reader.read().series
+    path.write_bytes(row + b"no row\n")
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            reader.read()
+        assert caught.value.where.endswith(":2")
+    path.write_bytes(row * 2)
+    assert len(reader.read().series["train/loss"]) == 2
+
+
+def test_of_many_samples_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path / "r", [2.0])
+    append_samples(folder, [Sample(step, "p", "é" * 40) for step in range(6, 100)])
+    monkeypatch.setattr("genesis.train.report.runs.MOST_SAMPLES", 2000)
+    samples = read_run(folder).samples
+    assert 3 < len(samples) < 20 and samples[-1] == Sample(99, "p", "é" * 40)
+    assert samples == list(read_samples(folder))[-len(samples) :]
 
 
 @pytest.fixture

@@ -7,13 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from genesis.train.plot import smooth
-from genesis.train.report.runs import Points, Run
+from genesis.train.report.runs import Floats, Points, Run, columns
 
 __all__ = ["CHARTS", "Chart", "Line", "Tick", "drawn", "nice_ticks", "reduced"]
 
 MOST_POINTS = 500  # of a line: more than a screen shows apart
 MARKED = 60  # points of a line that are few enough to be shown each
+# A range below is shown as one value: a share of it, and what a float can still divide.
+SAME, SMALLEST = 1e-9, 1e-200
 
 
 class Tick(NamedTuple):
@@ -81,15 +85,15 @@ CHARTS = (
 def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, height: int) -> Chart | None:
     """A chart of some runs; None where none has recorded what it shows."""
     found = [
-        (number, look, _values(run.series[metric], look, kind.scale), f"{name}: {metric}")
+        (number, look, *_columns(run.series[metric], look, kind.scale), f"{name}: {metric}")
         for number, (run, name) in enumerate(zip(runs, names, strict=True))
         for metric, look in kind.metrics
         if run.series.get(metric)
     ]
     if not found:
         return None
-    lowest, highest = _range([points for _, _, points, _ in found], kind.from_zero)
-    last = max(points[-1][0] for _, _, points, _ in found)
+    lowest, highest = _range([values for _, _, _, values, _ in found], kind.from_zero)
+    last = max(float(steps[-1]) for _, _, steps, _, _ in found)
     rows = nice_ticks(lowest, highest, 5)
     lowest, highest = min(lowest, rows[0]), max(highest, rows[-1])
     labels = [_label(value, rows) for value in rows]
@@ -107,43 +111,44 @@ def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, hei
         [Tick(y(value), label) for value, label in zip(rows, labels, strict=True)],
         [Tick(x(step), f"{step:,.0f}") for step in steps],
         [
-            Line(number, look, [(x(step), y(value)) for step, value in reduced(points)], len(points) <= MARKED, title)
-            for number, look, points, title in found
+            Line(number, look, [(x(step), y(v)) for step, v in _reduced(steps, values)], len(steps) <= MARKED, title)
+            for number, look, steps, values, title in found
         ],
     )  # fmt: skip
 
 
-def _values(points: Points, look: str, scale: float) -> Points:
-    steps, values = zip(*points, strict=True)
-    smoothed = look == "smooth" and len(values) > MARKED
-    return [(step, value * scale) for step, value in zip(steps, smooth(values) if smoothed else values, strict=True)]
+def _columns(points: Points, look: str, scale: float) -> tuple[Floats, Floats]:
+    steps, values = columns(points)
+    return steps, (np.array(smooth(values)) if look == "smooth" and len(values) > MARKED else values) * scale
 
 
 def reduced(points: Points, most: int = MOST_POINTS) -> Points:
     """At most so many of the points; of each part of a long line the lowest and the highest, in their order."""
-    if len(points) <= most:
-        return points
-    size = math.ceil(2 * len(points) / most)
-    kept: list[tuple[int, float]] = []
-    for begin in range(0, len(points), size):
-        part = points[begin : begin + size]
-        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return kept
+    return points if len(points) <= most else _reduced(*columns(points), most)
 
 
-def _range(lines: Iterable[Points], from_zero: bool) -> tuple[float, float]:
+def _reduced(steps: Floats, values: Floats, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    chosen = list(range(len(values)))
+    if len(values) > most:
+        size = math.ceil(2 * len(values) / most)
+        parts = ((begin, values[begin : begin + size]) for begin in range(0, len(values), size))
+        chosen = [begin + at for begin, part in parts for at in sorted({int(part.argmin()), int(part.argmax())})]
+    return list(zip(steps[chosen].tolist(), values[chosen].tolist(), strict=True))
+
+
+def _range(lines: Iterable[Floats], from_zero: bool) -> tuple[float, float]:
     """The values that are shown: all but a fiftieth at each end of a long line, whose first steps would press the rest
     together.
     """
     low, high = math.inf, -math.inf
-    for points in lines:
-        values = sorted(value for _, value in points)
+    for values in lines:
         cut = len(values) // 50 if len(values) > MARKED else 0
-        low, high = min(low, values[cut]), max(high, values[-1 - cut])
+        ordered = np.partition(values, (cut, len(values) - 1 - cut))
+        low, high = min(low, float(ordered[cut])), max(high, float(ordered[-1 - cut]))
     low = min(low, 0.0) if from_zero else low
-    if high <= low:
-        room = abs(high) * 0.1 or 1.0
+    size = max(abs(low), abs(high))
+    if high - low <= max(SAME * size, SMALLEST):
+        room = size * 0.1 if size > SMALLEST else 1.0
         low, high = (low, low + room) if from_zero else (low - room, high + room)
     return low, high
 
@@ -162,6 +167,8 @@ def _label(value: float, all_ticks: Sequence[float]) -> str:
     largest, step = max(map(abs, all_ticks)), all_ticks[1] - all_ticks[0]
     if value == 0:
         return "0"
+    if largest >= 1e13:
+        return f"{value:.2e}"
     if largest >= 10_000:
         unit, letter = (1e9, "G") if largest >= 1e9 else (1e6, "M") if largest >= 1e6 else (1e3, "k")
         return f"{value / unit:.{_digits(step / unit)}f}{letter}"

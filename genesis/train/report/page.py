@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from genesis.errors import escape
+from genesis.errors import ConfigError, escape
+from genesis.train.config_file import RESOLVED
 from genesis.train.report.curves import CHARTS, Chart, drawn
 from genesis.train.report.runs import Run, named
+from genesis.train.strict_yaml import parse
 
 __all__ = ["MOST_RUNS", "page_of"]
 
 MOST_RUNS = 6  # as many colours as people tell apart
 WIDE, NARROW = (1040, 300), (350, 240)
 SAMPLED = 20  # steps whose samples are shown, the last ones
+MOST_DIGITS = 1e15  # numbers from there on are shown with an exponent
 LONGEST = 4000  # characters of a sample, and of a setting's value
 SETTINGS = 100  # rows of a table of evaluations
 
@@ -82,8 +85,13 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         ("step, ms", run.middle("perf/step_ms"), ",.1f"),
         ("memory, GiB", _scaled(run.most("memory/max_allocated"), 2.0**-30), ".2f"),
     ]
-    rows = [(name, format(value, form)) for name, value, form in found if value is not None]
-    return [*rows, *([("rows that are not finite", str(run.bad_rows))] if run.bad_rows else [])]
+    rows = [(name, _number(value, form)) for name, value, form in found if value is not None]
+    bad = [("rows that are not finite, or beyond 1e100", str(run.bad_rows))] if run.bad_rows else []
+    return rows + bad
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form if abs(value) < MOST_DIGITS else ".3e")
 
 
 def _scaled(value: float | None, scale: float) -> float | None:
@@ -92,12 +100,11 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 def _evaluations(run: Run) -> list[tuple[str, ...]]:
     """Step, loss, perplexity and bits per byte of the last evaluations, the newest first."""
-    columns = [dict(run.series.get(f"eval/{name}", ())) for name in ("loss", "perplexity", "bits_per_byte")]
-    forms = (".4f", ",.2f", ".3f")
-    steps = sorted(columns[0], reverse=True)[:SETTINGS]
+    names, forms = ("loss", "perplexity", "bits_per_byte"), (".4f", ",.2f", ".3f")
+    columns = [dict(run.series.get(f"eval/{name}", ())[-SETTINGS:]) for name in names]
     return [
-        (f"{step:,}", *(format(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
-        for step in steps
+        (f"{step:,.0f}", *(_number(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
+        for step in sorted(columns[0], reverse=True)
     ]
 
 
@@ -116,24 +123,28 @@ def _short(text: str) -> str:
 
 
 def _differing(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, with the value of each."""
+    """The settings in which runs differ, with the value of each; a section that a run lacks has no row of its own."""
     flat = [dict(_flat(_parsed(run.config))) for run in runs]
     keys = dict.fromkeys(key for each in flat for key in each)
     return [
         (key, values)
         for key in keys
         if key != "train.output_dir" and len(set(values := [each.get(key, "–") for each in flat])) > 1
+        if not any(other.startswith(f"{key}.") for other in keys)
     ]
 
 
 def _parsed(text: str) -> Any:
     try:
+        parse(text, RESOLVED)  # refuses what would be without end, as aliases of aliases
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (ConfigError, yaml.YAMLError, ValueError, RecursionError):
         return None
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Keys and values as YAML."""
     if isinstance(value, dict) and value:
         return [row for key, each in value.items() for row in _flat(each, f"{prefix}.{key}" if prefix else str(key))]
-    return [(prefix, _short(str(value)))]
+    text = yaml.safe_dump(value, default_flow_style=True, width=LONGEST, allow_unicode=True, sort_keys=False)
+    return [(prefix, _short(text.removesuffix("\n").removesuffix("\n...")))]

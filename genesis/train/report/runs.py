@@ -1,29 +1,76 @@
-"""What a run's folder has recorded: its metrics as columns, its settings, its samples."""
+"""What a run's folder has recorded: its metrics as columns, its settings, its samples; read again, only what is new."""
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
+from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from genesis.errors import DataError, DiskError, escape
 from genesis.io.boundary import boundary
+from genesis.io.owner import run_file
 from genesis.io.paths import exists, is_folder, list_folder
 from genesis.io.strict_json import read_limited
 from genesis.train.config_file import RESOLVED
-from genesis.train.metrics import FILE_NAME, STEP, read_metrics
+from genesis.train.metrics import FILE_NAME, STEP, Place, read_metrics
 from genesis.train.samples import SAMPLES_NAME, Sample, read_samples
 
-__all__ = ["FILES", "Run", "named", "read_run"]
+__all__ = ["FILES", "Points", "Run", "RunReader", "columns", "named", "read_run"]
 
 FILES = (FILE_NAME, SAMPLES_NAME, RESOLVED)  # what a page shows
 MOST_CONFIG = 1 << 20  # bytes
+MOST_SAMPLES = 8 << 20  # bytes at the end of their file
 MOST_NAMED = 8  # runs in an error
+AT_ONCE = 4096  # rows of metrics
+LARGEST = 1e100  # sums and differences of such numbers are finite
 
-Points = Sequence[tuple[int, float]]
+Points = Sequence[tuple[float, float]]
+Floats = npt.NDArray[np.float64]
+
+
+class Series(Sequence[tuple[float, float]]):
+    """The values of a metric by step, kept as two columns."""
+
+    def __init__(self) -> None:
+        self._steps, self._values = array("d"), array("d")
+
+    def extend(self, steps: Floats, values: Floats) -> None:
+        self._steps.frombytes(steps.tobytes())
+        self._values.frombytes(values.tobytes())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return list(zip(self._steps[index], self._values[index], strict=True))
+        return self._steps[index], self._values[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == other[:]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def columns(self) -> tuple[Floats, Floats]:
+        """Copies of the steps and of the values."""
+        return np.array(self._steps), np.array(self._values)
+
+
+def columns(points: Points) -> tuple[Floats, Floats]:
+    """Steps and values of some points."""
+    if isinstance(points, Series):
+        return points.columns
+    both = np.array(points, np.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +79,11 @@ class Run:
 
     Attributes:
         folder: of the run.
-        series: name of a metric -> its finite values by step.
+        series: name of a metric -> its values by step, of those that are finite and at most `LARGEST`.
         config: the settings as they were resolved; empty where there are none.
-        samples: in the order of their steps.
+        samples: in the order of their steps; of very many the last ones.
         last_step: of the metrics; 0 where there are none.
-        bad_rows: rows with a number that is not finite.
+        bad_rows: rows with a number that is not finite, or beyond `LARGEST`.
     """
 
     folder: Path
@@ -51,49 +98,96 @@ class Run:
         points = self.series.get(name)
         return points[-1][1] if points else None
 
-    def least(self, name: str) -> tuple[int, float] | None:
+    def least(self, name: str) -> tuple[float, float] | None:
         """The step and the value where a metric was lowest."""
         points = self.series.get(name)
-        return min(points, key=lambda point: point[1]) if points else None
+        return points[int(np.argmin(columns(points)[1]))] if points else None
 
     def middle(self, name: str) -> float | None:
         """The median of a metric."""
         points = self.series.get(name)
-        return median(value for _, value in points) if points else None
+        return float(np.median(columns(points)[1])) if points else None
 
     def most(self, name: str) -> float | None:
         """The largest value of a metric."""
         points = self.series.get(name)
-        return max(value for _, value in points) if points else None
+        return float(columns(points)[1].max()) if points else None
+
+
+class RunReader:
+    """Reads a run's folder again and again: of its metrics what was appended, of the rest what has changed."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._begin()
+        self._samples: tuple[object, list[Sample]] = None, []
+
+    def _begin(self) -> None:
+        self._place, self._series = Place(), defaultdict[str, Series](Series)
+        self._step = self._bad_rows = 0
+
+    def read(self) -> Run:
+        """What is recorded by now.
+
+        Raises:
+            DataError: it is no folder of a run, or a file of it holds something else, is a link or another user's.
+            DiskError: one cannot be read.
+        """
+        folder = self._folder
+        if (path := run_file(folder, FILE_NAME)) is None:
+            raise _no_run(folder)
+        if not self._place.is_in(path):
+            self._begin()
+        rows = read_metrics(path, self._place)
+        try:
+            while some := list(itertools.islice(rows, AT_ONCE)):
+                for names, group in itertools.groupby(some, tuple):
+                    self._add(names, list(zip(*(row.values() for row in group), strict=True)))
+        except BaseException:
+            self._begin()  # rows before the error are lost
+            raise
+        config = run_file(folder, RESOLVED)
+        text = "" if config is None else read_limited(config, MOST_CONFIG, DataError).decode("utf-8", "replace")
+        if (now := file_state(folder / SAMPLES_NAME)) != self._samples[0]:
+            self._samples = now, list(read_samples(folder, MOST_SAMPLES))
+        return Run(folder, self._series, text, self._samples[1], self._step, self._bad_rows)
+
+    def _add(self, names: Sequence[str], table: Sequence[Sequence[Any]]) -> None:
+        """Add rows that have the same names, given as columns."""
+        steps = np.array(table[names.index(STEP)], np.float64)
+        bad = np.full(len(steps), "nonfinite" in names)
+        for name, column in zip(names, table, strict=True):
+            if name != STEP:
+                numbers = [value if type(value) in (int, float) else None for value in column]
+                values = np.array(numbers, np.float64)  # None becomes NaN
+                good = np.abs(values) <= LARGEST
+                bad |= np.abs(values) > LARGEST
+                if good.any():
+                    self._series[name].extend(steps[good], values[good])
+        self._step, self._bad_rows = table[names.index(STEP)][-1], self._bad_rows + int(bad.sum())
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """What is recorded in a run's folder.
+    """What is recorded in a run's folder; errors as of `RunReader.read`."""
+    return RunReader(folder).read()
 
-    Raises:
-        DataError: it is no folder of a run, or a file of it holds something else. DiskError: one cannot be read.
-    """
-    path = Path(folder)
-    with boundary(DiskError, "reading the run", path):
-        has_metrics, has_config = exists(path / FILE_NAME), exists(path / RESOLVED)
-    if not has_metrics:
-        what = f"{escape(path)} has no {FILE_NAME}, and so is no run's output_dir"
-        with boundary(DiskError, "looking for runs", path):
-            names = sorted(list_folder(path)) if is_folder(path) else []
-            inside = [path / name for name in names if is_folder(path / name) and exists(path / name / FILE_NAME)]
-        next = "name the folder that train.output_dir names"
-        raise DataError(what, next=f"runs in it: {' '.join(map(escape, inside[:MOST_NAMED]))}" if inside else next)
-    series: dict[str, list[tuple[int, float]]] = {}
-    step = bad = 0
-    for row in read_metrics(path / FILE_NAME):
-        step = row[STEP]
-        bad += "nonfinite" in row
-        for name, value in row.items():
-            if name != STEP and type(value) in (int, float) and math.isfinite(value):
-                series.setdefault(name, []).append((step, float(value)))
-    config = path / RESOLVED
-    text = read_limited(config, MOST_CONFIG, DataError).decode("utf-8", "replace") if has_config else ""
-    return Run(path, series, text, list(read_samples(path)), step, bad)
+
+def file_state(path: Path) -> tuple[int, int] | None:
+    """Size and time of a file, which change when it is written; None where it cannot be seen."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _no_run(path: Path) -> DataError:
+    what = f"{escape(path)} has no {FILE_NAME}, and so is no run's output_dir"
+    with boundary(DiskError, "looking for runs", path):
+        names = sorted(list_folder(path)) if is_folder(path) else []
+        inside = [path / name for name in names if is_folder(path / name) and exists(path / name / FILE_NAME)]
+    next = "name the folder that train.output_dir names"
+    return DataError(what, next=f"runs in it: {' '.join(map(escape, inside[:MOST_NAMED]))}" if inside else next)
 
 
 def named(folders: Sequence[Path]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from genesis.errors import DeviceError, GenesisError, escape
 from genesis.train.report.page import page_of
-from genesis.train.report.runs import FILES, read_run
+from genesis.train.report.runs import FILES, RunReader, file_state
 
 __all__ = ["HOST", "PORT", "REFRESH_S", "Watcher"]
 
@@ -47,6 +47,7 @@ class Watcher(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._lock = folder, threading.Lock()
+        self._reader = RunReader(folder)
         self._made_of: tuple[object, ...] | None = None
         self._page = b""
         self.page()
@@ -83,19 +84,11 @@ class Watcher(ThreadingHTTPServer):
     def page(self) -> bytes:
         """The page of what is recorded by now; the last one where nothing has changed. Raises: GenesisError."""
         with self._lock:
-            now = tuple(_state(self._folder / name) for name in FILES)
+            now = tuple(file_state(self._folder / name) for name in FILES)
             if now != self._made_of:
-                self._page = page_of([read_run(self._folder)], refresh=REFRESH_S).encode()
+                self._page = page_of([self._reader.read()], refresh=REFRESH_S).encode()
                 self._made_of = now
             return self._page
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
 
 
 class _Handler(BaseHTTPRequestHandler):
