@@ -280,7 +280,7 @@ def assemble(
     def open_metrics(step: int | None) -> Metrics:
         if not ranks.is_main:
             return NoMetrics(output)
-        return MetricsWriter(output, resume_step=step, sinks=_sinks(config, output))
+        return MetricsWriter(output, resume_step=step, sinks=_sinks(config, output, resumed=step is not None))
 
     progress = Progress(steps, 0, console)
     return Training(
@@ -305,13 +305,14 @@ def assemble(
     )
 
 
-def _sinks(config: Config, output: Path) -> tuple[Any, ...]:
+def _sinks(config: Config, output: Path, *, resumed: bool) -> tuple[Any, ...]:
     """The other places that metrics go to."""
     sinks: list[Any] = []
     if config.log.tensorboard:
         sinks.append(TensorBoardSink(output / "tensorboard"))
     if config.log.wandb:
-        sinks.append(WandbSink(output, config.log.wandb_project, config.model_dump(mode="json")))
+        settings = config.model_dump(mode="json")
+        sinks.append(WandbSink(output, config.log.wandb_project, settings, resumed=resumed))
     return tuple(sinks)
 
 

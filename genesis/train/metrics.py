@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, escape
 from genesis.io.boundary import boundary, close_read
-from genesis.io.files import atomic_file
-from genesis.io.filesystem import disk_error
+from genesis.io.files import atomic_file, write_file
+from genesis.io.filesystem import DEFAULT, disk_error
+from genesis.io.owner import run_file
+from genesis.io.strict_json import read_limited
 
 __all__ = [
     "FILE_NAME",
@@ -39,6 +42,7 @@ __all__ = [
 ]
 
 FILE_NAME = "metrics.jsonl"
+WANDB_ID = "genesis-run-id"  # in the folder `wandb` of a run
 STEP = "train/global_step"
 MAX_ROW_BYTES = 64 * 1024
 MAX_INT_CHARS = 20
@@ -383,19 +387,29 @@ class TensorBoardSink:
 class WandbSink:
     """Sends rows to a Weights & Biases run of `project`; its files are below `folder`. wandb itself knows the login.
 
+    Args:
+        resumed: go on with the run that a sink in this folder began. Rows of steps that it has already stay as they
+            were: W&B takes none back.
+
     Raises:
         DeviceError: the package `wandb` is not installed, or wandb does not start (no login, no network).
     """
 
-    def __init__(self, folder: str | Path, project: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str | Path, project: str, config: Mapping[str, Any], *, resumed: bool = False) -> None:
         try:
             import wandb
         except ImportError:
             raise _missing("wandb", "log.wandb") from None
         # Only the metrics and the configuration: no source, no console, no state of a repository.
         settings = wandb.Settings(console="off", disable_code=True, disable_git=True)
+        own = Path(folder, "wandb")
+        known = run_file(own, WANDB_ID) if resumed else None
+        run = secrets.token_hex(4) if known is None else read_limited(known, 64, DataError).decode("ascii", "replace")
+        DEFAULT.makedirs(own)
+        write_file(own / WANDB_ID, run.encode())
+        options: dict[str, Any] = {"id": run, "resume": "allow", "config": dict(config), "settings": settings}
         try:
-            self._run = wandb.init(project=project, dir=str(folder), config=dict(config), settings=settings)
+            self._run = wandb.init(project=project, dir=str(folder), **options)
         except InterruptedRun:
             raise
         except Exception as error:

@@ -278,6 +278,22 @@ def test_wandb_gets_the_metrics_and_no_more(tmp_path: Path, monkeypatch: pytest.
     assert vars(made["settings"]) == {"console": "off", "disable_code": True, "disable_git": True}
 
 
+def test_wandb_goes_on_with_the_run_that_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, Any]] = []
+    monkeypatch.setitem(sys.modules, "wandb", wandb_module(lambda **options: begun.append(options)))
+    for resumed in (False, True, True, False, True):
+        WandbSink(tmp_path, "genesis", {}, resumed=resumed)
+    first, second, third, new, last = (options["id"] for options in begun)
+    assert first == second == third != new == last
+    assert {options["resume"] for options in begun} == {"allow"}
+    file = tmp_path / "wandb" / "genesis-run-id"
+    assert file.read_text() == last
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    with pytest.raises(DataError, match="symbolic link"):
+        WandbSink(tmp_path, "genesis", {}, resumed=True)
+
+
 def test_wandb_that_does_not_start_is_exit_6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**options: Any) -> None:
         raise RuntimeError("no login")
