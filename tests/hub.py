@@ -22,7 +22,7 @@ COMMIT = "c" * 40
 
 @dataclass
 class Hub:
-    """Models by `ORG/NAME`, and what went over the wire.
+    """Models by `ORG/NAME`, data sets by `datasets/ORG/NAME`, and what went over the wire.
 
     Attributes:
         refusals: path of a request -> status and X-Error-Code of the answer.
@@ -58,7 +58,7 @@ class Hub:
                 "size": len(data),
                 "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
             }
-            if path.suffix in (".safetensors", ".bin"):
+            if path.suffix in (".safetensors", ".bin", ".parquet"):
                 entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
             siblings.append(entry)
         return {"id": name, "sha": COMMIT, "siblings": siblings}
@@ -73,11 +73,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path in self.hub.refusals:
             return self._refuse(*self.hub.refusals[path])
         parts = path.strip("/").split("/")
-        if parts[:2] == ["api", "models"] and len(parts) == 6:
-            return self._list("/".join(parts[2:4]), parts[5])
-        if len(parts) < 5:
+        if parts[0] == "api" and len(parts) == 6:
+            return self._list("/".join(parts[2:4] if parts[1] == "models" else parts[1:4]), parts[5])
+        count = 3 if parts[0] == "datasets" else 2
+        if len(parts) < count + 3:
             return self._refuse(404, "EntryNotFound")
-        name, revision, file = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
+        name, revision, file = "/".join(parts[:count]), parts[count + 1], "/".join(parts[count + 2 :])
         if name not in self.hub.models or revision != COMMIT or not (self.hub.models[name] / file).is_file():
             return self._refuse(404, "EntryNotFound")
         if self.hub.elsewhere and file.endswith(".safetensors"):

@@ -1,7 +1,8 @@
-"""`genesis pull`: a model of the hub into the cache of this machine, if Genesis can train it."""
+"""`genesis pull`: a model that Genesis can train, or a data set, from the hub into the cache of this machine."""
 
 from __future__ import annotations
 
+from genesis.data.hub_source import is_data_file
 from genesis.errors import UsageError, escape
 from genesis.io.hub import pull as fetch
 from genesis.io.hub_cache import hub_name
@@ -13,16 +14,17 @@ from genesis_models.config import ModelConfig
 __all__ = ["pull"]
 
 
-def pull(text: str, console: Output) -> None:
-    """Fetch the model that `text` names, and say where it is.
+def pull(text: str, console: Output, *, is_data: bool = False) -> None:
+    """Fetch the model or data set that `text` names, and say where it is.
 
     Raises:
-        UsageError: it is not the name of a model on the hub. GenesisError: as in `genesis.io.hub.pull`.
+        UsageError: it is not such a name on the hub. GenesisError: as in `genesis.io.hub.pull`.
     """
-    name = hub_name(text)
+    name = hub_name(text, is_data=is_data)
     if name is None:
         next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; a path is not such a name"
-        raise UsageError(f"{escape(text)} is not the name of a model on the hub", where="command line", next=next)
+        noun = "data set" if is_data else "model"
+        raise UsageError(f"{escape(text)} is not the name of a {noun} on the hub", where="command line", next=next)
 
     def note(line: str) -> None:
         if draws(console):
@@ -33,6 +35,7 @@ def pull(text: str, console: Output) -> None:
         found = fetch(
             name,
             check=lambda config: ModelConfig.from_dict(config, where=f"{name}/config.json"),
+            is_data=is_data_file,
             progress=progress,
             note=note,
         )
@@ -44,4 +47,7 @@ def pull(text: str, console: Output) -> None:
         console.line(f"left out: {len(pickles)} of pickled weights, such as {escape(pickles[0])}")
     console.line(f"commit: {found.commit}")
     console.line(f"folder: {found.folder}")
-    console.line(f"use it by its name: genesis init --model {name}, or model.path: {name}")
+    if is_data:
+        console.line(f"use it by its name: genesis init --data hf:{name}, or data.train: hf:{name}")
+    else:
+        console.line(f"use it by its name: genesis init --model {name}, or model.path: {name}")

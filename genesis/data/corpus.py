@@ -92,6 +92,7 @@ class Corpus:
             raise DataError(what, where=escape(found[0].name), next=SUPPORTED)
         self._skip = on_error == "skip"
         self._format = RecordFormat(format, fields)
+        self._own_formats = {f.name: RecordFormat(format, f.fields) for f in self.files if f.fields is not None}
         self._max_line_bytes = max_line_bytes
         self._formats: Counter[str] = Counter()
         self._not_learned, self._first_not_learned = 0, ""
@@ -171,7 +172,7 @@ class Corpus:
                     return
                 self._read_files.add(file.name)
                 if file.format == "text":
-                    if looks_like_records(file.name, head, self._format.names):
+                    if looks_like_records(file.name, head, self._format_of(file).names):
                         self._like_records[file.name] = None
                     yield text_document(file, stream)
                 else:
@@ -193,11 +194,14 @@ class Corpus:
         if empty:
             yield Defect("empty file", "the file holds no records", file.name, 1)
 
+    def _format_of(self, file: SourceFile) -> RecordFormat:
+        return self._own_formats.get(file.name, self._format)
+
     def _rows(self, file: SourceFile, stream: Stream, head: bytes) -> Iterator[Row | Defect]:
         limit = self._max_line_bytes
         if file.format == "parquet":
             where = Position(file.name, 1)
-            return parquet_rows(file, stream, limit, lambda names: self._format.columns(names, where))
+            return parquet_rows(file, stream, limit, lambda names: self._format_of(file).columns(names, where))
         if file.format == "csv":
             return csv_rows(file, stream, limit)
         # Many files named .json are JSONL.
@@ -206,7 +210,7 @@ class Corpus:
         return json_array_rows(file, stream, limit)
 
     def _document(self, file: SourceFile, row: Row) -> Document:
-        format, found = self._format.read(row.value, Position(file.name, row.line, row.path))
+        format, found = self._format_of(file).read(row.value, Position(file.name, row.line, row.path))
         self._formats[format] += 1
         if isinstance(found, str):
             return Document(found, file.name, row.line)

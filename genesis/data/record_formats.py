@@ -126,6 +126,9 @@ class RecordFormat:
         if not found:
             forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _NEEDED.items() if name in _READ)
             what = f"the record has the fields of no format; its fields: {_listed(keys)}"
+            columns = {name for field, name in (self.fields or {}).items() if field not in ("role", "content")}
+            lacks = sorted(columns - set(keys))
+            what += f"; it has no {quote(lacks[0])}, which data.fields names" if lacks else ""
             next = f"the formats are {forms}; name other fields with data.fields, as data.fields={{text: body}}"
             raise position.defect("missing field", what, next)
         return found[0]

@@ -7,12 +7,13 @@
 | a folder | every file below it but hidden ones, sorted; links to folders are not followed |
 | `stdlib:` | the running Python's standard library: `*.py` without tests, site-packages and idlelib, sorted |
 | `example:chats` | the chats that ship with Genesis, about its settings |
+| `hf:ORG/NAME` | the files of a split of a data set that was pulled from the hub (`genesis.data.hub_source`) |
 
 Relative paths start at the working directory, `~` is the home folder. A file that several sources match is read once,
 at its first position. Of globs and folders, files that are no text by their names are left out and counted.
 
-A source may have a weight, how often its documents are seen in an epoch; a file has that of the last source that
-matches it.
+A source may have a weight, how often its documents are seen in an epoch, and names of fields of its own; a file has
+those of the last source that matches it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Protocol
 
 from genesis.data.formats import FileFormat, format_by_name, kind_by_name, way_out
+from genesis.data.hub_source import HUB, hub_files
+from genesis.data.record_formats import FieldNames
 from genesis.errors import DataError, escape
 from genesis.io.boundary import boundary
 from genesis.io.paths import exists, is_folder, quote
@@ -49,6 +52,18 @@ class WeightedSource(Protocol):
     def weight(self) -> float:
         """How often its documents are seen in an epoch."""
 
+    @property
+    def config(self) -> str | None:
+        """Of a data set of the hub: its configuration."""
+
+    @property
+    def split(self) -> str | None:
+        """Of a data set of the hub: its split."""
+
+    @property
+    def fields(self) -> FieldNames | None:
+        """The names that fields of a record have in it; None: those of the whole data."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -59,6 +74,7 @@ class SourceFile:
         named: the user named this file, so that it is an error if it is no text.
         kind: what it is instead of text by its name; None for a file to read.
         weight: how often its documents are seen in an epoch.
+        fields: the names of fields in its records; None: those of the whole data.
     """
 
     path: Path
@@ -69,6 +85,7 @@ class SourceFile:
     named: bool = False
     kind: str | None = None
     weight: float = 1.0
+    fields: FieldNames | None = None
 
     @property
     def label(self) -> str:
@@ -85,9 +102,13 @@ def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
     """
     files: dict[str, SourceFile] = {}
     for item in sources:
-        source, weight = (item, 1.0) if isinstance(item, str) else (item.path, item.weight)
-        shipped = _SHIPPED.get(source)
-        found = _files(os.path.expanduser(source)) if shipped is None else shipped()
+        source, own = (item, None) if isinstance(item, str) else (item.path, item)
+        if source.startswith(HUB):
+            pulled = hub_files(source) if own is None else hub_files(source, own.config, own.split)
+            found = [_source_file(path, name, named=True) for name, path in pulled]
+        else:
+            shipped = _SHIPPED.get(source)
+            found = _files(os.path.expanduser(source)) if shipped is None else shipped()
         if not found:
             raise _nothing(source)
         for file in found:
@@ -95,7 +116,8 @@ def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
                 raise not_text(file, file.kind)
             key = os.path.realpath(file.path)
             known = files.get(key, file)
-            files[key] = replace(known, named=file.named or known.named, weight=weight)
+            fields, weight = (own.fields, own.weight) if own else (None, 1.0)
+            files[key] = replace(known, named=file.named or known.named, weight=weight, fields=fields)
     return tuple(files.values())
 
 
@@ -142,9 +164,10 @@ def _below(folder: str) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
 
 
-def _source_file(path: str, *, named: bool = False) -> SourceFile:
-    gzip = path.lower().endswith(".gz")
-    return SourceFile(Path(path), path, format_by_name(path), gzip, named=named, kind=kind_by_name(path))
+def _source_file(path: str | Path, name: str = "", *, named: bool = False) -> SourceFile:
+    name = name or str(path)
+    gzip = name.lower().endswith(".gz")
+    return SourceFile(Path(path), name, format_by_name(name), gzip, named=named, kind=kind_by_name(name))
 
 
 def _stdlib() -> list[SourceFile]:

@@ -1,9 +1,9 @@
-"""Fetches a model of the Hugging Face hub into the cache of huggingface_hub: the only code that reaches for a network.
+"""Fetches models and data sets of the Hugging Face hub into the cache of huggingface_hub: all that uses a network.
 
 It runs when the user asks for it. Session, endpoint and token are huggingface_hub's; the files are written here, since
 its own downloads start again after a cut and compare no hashes. A file grows under `<hash>.genesis.incomplete`, is
 hashed on its way, and gets its name when it has the size and the hash that the hub lists. `config.json` is linked last,
-and the revision after it: what a pull that ended early leaves is no model yet.
+and the revision after it: what a pull that ended early leaves is no model yet. Of data a list of the files is the last.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent
 
-from genesis.errors import BusyError, DeviceError, DiskError, GenesisError, ModelError, escape
+from genesis.errors import BusyError, DataError, DeviceError, DiskError, GenesisError, ModelError, escape
 from genesis.io.boundary import boundary, close_read
+from genesis.io.cards import README
 from genesis.io.filesystem import DEFAULT, check_room
 from genesis.io.hf import INDEX_NAME, MAX_JSON_BYTES, WEIGHTS_NAME, file_limit, read_json, read_weight_map
 from genesis.io.hub_cache import ADAPTER_CONFIG, COMMIT, CONFIG, MAIN, HubName, cache_folder
@@ -65,11 +66,11 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A model that is in the cache.
+    """A model or a data set that is in the cache.
 
     Attributes:
         fetched: bytes that came over the network.
-        left_out: names of files of the model that are not pulled.
+        left_out: names of its files that are not pulled.
     """
 
     folder: Path
@@ -83,20 +84,23 @@ def pull(
     name: HubName,
     *,
     check: Callable[[dict[str, Any]], object] = lambda config: None,
+    is_data: Callable[[str], bool] = lambda name: True,
     progress: Callable[[int, int], None] = lambda done, total: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Pulled:
-    """Fetch what of the model `name` is not in the cache, and compare all of it with the hub's hashes.
+    """Fetch what of the model or data set is not in the cache, and compare all of it with the hub's hashes.
 
     Args:
-        check: is given `config.json` before any weights are fetched, to refuse it.
-        progress: is told the bytes that are there, and those of the whole model.
+        check: is given a model's `config.json` before any weights are fetched, to refuse it.
+        is_data: whether a file of this name holds data; of data sets such files are pulled, and README.md.
+        progress: is told the bytes that are there, and those of the whole.
         note: gets a line about each wait: what failed, and when it is tried again.
 
     Raises:
         DeviceError: the hub cannot be reached, or does not answer as one. ModelError: it has no such model or revision,
-            or does not let this user have it; the model has no safetensors; a file has another hash.
-        DiskError: there is no room. BusyError: another process pulls the same model.
+            or does not let this user have it; the model has no safetensors; a file has another hash. DataError: the
+            data set has no file of data.
+        DiskError: there is no room. BusyError: another process pulls the same.
     """
     hub = _Hub(name, note)
     commit, listed = hub.listing()
@@ -107,7 +111,7 @@ def pull(
         next = "wait until that pull ends, and run the command again"
         raise BusyError(error.what, where=error.where, next=next) from None
     try:
-        return _Fetch(hub, commit, listed, progress).run(check)
+        return _Fetch(hub, commit, listed, progress).run(check, is_data)
     finally:
         lock.release()
 
@@ -124,11 +128,14 @@ class _Fetch:
         self.progress = progress
         self.done = self.total = self.fetched = 0
 
-    def run(self, check: Callable[[dict[str, Any]], object]) -> Pulled:
+    def run(self, check: Callable[[dict[str, Any]], object], is_data: Callable[[str], bool]) -> Pulled:
         DEFAULT.makedirs(self.blobs)
         DEFAULT.makedirs(self.snapshot)
-        small, weights = self._wanted(check)
-        files = [*small, *weights]
+        if self.hub.name.is_data:
+            files = self._data(is_data)
+        else:
+            small, weights = self._wanted(check)
+            files = [*small, *weights]
         self.total = sum(file.size for file in files)
         check_room(self.blobs, sum(file.size - self._present(file) for file in files))
         for file in files:
@@ -136,10 +143,19 @@ class _Fetch:
         # The config last: with it the snapshot is a model.
         for file in sorted(files, key=lambda file: file.name in (CONFIG, ADAPTER_CONFIG)):
             self._link(file)
-        self._record()
+        self._record(files)
         taken = {file.name for file in files}
         left = tuple(sorted(each for each in self.listed if each not in taken))
         return Pulled(self.snapshot, self.commit, tuple(files), self.fetched, left)
+
+    def _data(self, is_data: Callable[[str], bool]) -> list[HubFile]:
+        """The files of data, and the README that says which splits they are. Raises: DataError: there are none."""
+        files = [file for name, file in self.listed.items() if is_data(name)]
+        if not files:
+            what = f"{self.hub.name} has no file of data that Genesis reads, among its {len(self.listed):,} files"
+            next = "look for a version of it as Parquet: many have one at the revision refs/convert/parquet"
+            raise DataError(what, where=self.hub.where, next=next)
+        return files + [file for name, file in self.listed.items() if name == README]
 
     def _wanted(self, check: Callable[[dict[str, Any]], object]) -> tuple[list[HubFile], list[HubFile]]:
         """Side files and weights. The config is fetched and checked on the way, and the index of weights."""
@@ -268,20 +284,24 @@ class _Fetch:
             os.symlink(target, link)
         DEFAULT.fsync_dir(link.parent)
 
-    def _record(self) -> None:
-        """Write which commit the revision is now."""
+    def _record(self, files: Sequence[HubFile]) -> None:
+        """Write which files were pulled, where they are data, and which commit the revision is now."""
+        if self.hub.name.is_data:
+            names = "".join(f"{file.name}\n" for file in files)
+            self._write(self.hub.name.folder / ".genesis" / self.commit, names)
         revision = self.hub.name.revision or MAIN
-        if COMMIT.fullmatch(revision):
-            return
-        ref = self.hub.name.folder / "refs" / revision
-        DEFAULT.makedirs(ref.parent)
-        new = ref.with_name(f".{ref.name}.genesis")
+        if not COMMIT.fullmatch(revision):
+            self._write(self.hub.name.folder / "refs" / revision, self.commit)
+
+    def _write(self, path: Path, text: str) -> None:
+        DEFAULT.makedirs(path.parent)
+        new = path.with_name(f".{path.name}.genesis")
         with DEFAULT.errors("remove", new):
             new.unlink(missing_ok=True)
         with DEFAULT.create(new) as out:
-            out.write(self.commit.encode())
-        DEFAULT.rename(new, ref)
-        DEFAULT.fsync_dir(ref.parent)
+            out.write(text.encode())
+        DEFAULT.rename(new, path)
+        DEFAULT.fsync_dir(path.parent)
 
 
 class _Cut(Exception):
@@ -336,7 +356,7 @@ class _BusyHub(Exception):
 
 
 class _Hub:
-    """Requests about one model."""
+    """Requests about one model or data set."""
 
     def __init__(self, name: HubName, note: Callable[[str], None]) -> None:
         from huggingface_hub import constants, errors, get_session, get_token
@@ -344,7 +364,7 @@ class _Hub:
         from genesis import __version__
 
         self.name, self.note, self.endpoint = name, note, constants.ENDPOINT.rstrip("/")
-        self.where = f"{self.endpoint}/{name.id}"
+        self.where = f"{self.endpoint}/{'datasets/' * name.is_data}{name.id}"
         self._session: Any = get_session()
         # Sizes and hashes are those of the file itself: no compression on the way. The library's own headers would tell
         # of the machine, and ask the hub what to tell.
@@ -360,7 +380,8 @@ class _Hub:
     def listing(self) -> tuple[str, dict[str, HubFile]]:
         """The commit that the revision is at, and the files of that commit."""
         revision = percent(self.name.revision or MAIN, safe="")
-        url = f"{self.endpoint}/api/models/{self.name.id}/revision/{revision}?blobs=true"
+        kind = "datasets" if self.name.is_data else "models"
+        url = f"{self.endpoint}/api/{kind}/{self.name.id}/revision/{revision}?blobs=true"
         data, ends = b"", time.monotonic() + LISTING_S
         for tries in _Tries(self, FIRST_TRIES):
             with tries.noticed(), self.get(url) as (response, _):
@@ -391,7 +412,7 @@ class _Hub:
 
     def url(self, commit: str, name: str) -> str:
         """The address of a file."""
-        return f"{self.endpoint}/{self.name.id}/resolve/{commit}/{percent(name)}"
+        return f"{self.where}/resolve/{commit}/{percent(name)}"
 
     @contextmanager
     def get(self, url: str, start: int = 0, file: HubFile | None = None) -> Iterator[tuple[Any, int]]:
@@ -439,8 +460,9 @@ class _Hub:
                 next = f"ask for access at {self.where}, or name another token: {login}"
             return ModelError(what, where=self.where, next=next)
         if status in (401, 404) and code in ("RepoNotFound", ""):
-            what = f"the hub has no model {name.id}, or it is private"
-            return ModelError(what, where=self.where, next=f"check the name; for a private model name a token: {login}")
+            what = f"the hub has no {name.noun} {name.id}, or it is private"
+            next = f"check the name; for a private {name.noun} name a token: {login}"
+            return ModelError(what, where=self.where, next=next)
         if code == "RevisionNotFound":
             what = f"{name.id} has no revision {quote(name.revision or MAIN)}"
             return ModelError(what, where=self.where, next=f"its branches and tags: {self.where}/tree/main")

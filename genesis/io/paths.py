@@ -69,9 +69,9 @@ def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") ->
     """The path of the existing regular file `name` below the folder `root`.
 
     `root` is the user's own choice and may be a symbolic link; nothing below it may be one. The one exception is the
-    Hugging Face cache, whose snapshots are made of links: where `root` is `models--*/snapshots/<40 hex>`, the last
-    component may be a link to a regular file directly in the `blobs` folder next to `snapshots`, named by 40 or 64 hex
-    digits; the blob's path is returned.
+    Hugging Face cache, whose snapshots are made of links: where `root` is `models--*/snapshots/<40 hex>`, or the same
+    of `datasets--*`, the last component may be a link to a regular file directly in the `blobs` folder next to
+    `snapshots`, named by 40 or 64 hex digits; the blob's path is returned.
 
     Raises:
         ModelError: a name that `check_name` refuses, a missing file, a link, a folder, a FIFO, a socket or a device.
@@ -196,7 +196,7 @@ def _hub_blob(base: Path, link: Path, name: str, where: str) -> Path:
     repository = base.parent.parent
     is_snapshot = (
         base.parent.name == "snapshots"
-        and repository.name.startswith("models--")
+        and repository.name.startswith(("models--", "datasets--"))
         and _REVISION.fullmatch(base.name) is not None
     )
     target = Path(os.path.normpath(link.parent / os.readlink(link)))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 
 from genesis.data import record_formats
+from genesis.io.hub_cache import DATA_SOURCE
 from genesis.train.config.section import RESUME, Section, check_json, problem
 from genesis.train.config.values import TEXT_SCHEMA, Factor, PathText, Text
 
@@ -15,11 +16,36 @@ __all__ = ["SOURCE_KINDS", "DataConfig", "WeightedSource"]
 EVAL_FRACTION = 0.05
 
 
-class WeightedSource(Section):
-    """A source whose documents are seen more or less often than once in an epoch."""
+_FIELDS_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": dict.fromkeys(record_formats.FIELDS, TEXT_SCHEMA),
+        "additionalProperties": False,
+    }
+)
+FieldNames = Annotated[dict[record_formats.Field, Text], _FIELDS_SCHEMA]
+_OfHub = Annotated[Text | None, WithJsonSchema(TEXT_SCHEMA)]
 
-    path: PathText = Field(description="A file, a folder, a glob, `stdlib:` or `example:chats`.")
+
+class WeightedSource(Section):
+    """A source with settings of its own."""
+
+    path: PathText = Field(description="A file, a folder, a glob, `stdlib:`, `example:chats` or `hf:ORG/NAME`.")
     weight: Factor = Field(default=1.0, description="How often its documents are seen in an epoch.")
+    config: _OfHub = Field(default=None, description="Configuration of a data set of the hub. null: its own.")
+    split: _OfHub = Field(default=None, description="Split of a data set of the hub. null: `train`.")
+    fields: Annotated[FieldNames | None, _FIELDS_SCHEMA] = Field(
+        default=None, description="As data.fields, of its records. null: data.fields."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, group in (("config", 2), ("split", 4)):
+            found = DATA_SOURCE.fullmatch(self.path)
+            if getattr(self, name) is not None and (found is None or found[group]):
+                what = f"data.train has {name} beside a path that is not hf:ORG/NAME, or names a {name} itself"
+                raise problem(name, what, f"remove {name}, or name a data set of the hub")
+        return self
 
 
 def _one_or_many(value: object) -> object:
@@ -49,21 +75,11 @@ TrainSources = Annotated[
     BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
     _sources_schema({"anyOf": [TEXT_SCHEMA, WeightedSource.model_json_schema()]}),
 ]
-FieldNames = Annotated[
-    dict[record_formats.Field, Text],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": dict.fromkeys(record_formats.FIELDS, TEXT_SCHEMA),
-            "additionalProperties": False,
-        }
-    ),
-]
 
 
 class DataConfig(Section):
-    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, `stdlib:` or
-    `example:chats`."""
+    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, `stdlib:`,
+    `example:chats` or `hf:ORG/NAME`."""
 
     train: TrainSources = Field(
         description="What to learn: files of text, JSONL, JSON arrays, CSV (each also as .gz) or Parquet, folders and "
