@@ -99,6 +99,9 @@ def load(
 ) -> CausalLM:
     """The model in `folder`: `config.json` and safetensors, in one file or in shards; or an adapter on its base.
 
+    The model is in eval mode: call `train()` on it before training, which turns on dropout of adapters,
+    `activation_checkpointing` and `precision`.
+
     Loading is strict: every parameter is found once, with its shape, and nothing is left over; the check is made on the
     headers, before memory is taken.
 
@@ -118,8 +121,8 @@ def load(
 
 
 def load_source(source: ModelSource, device: str = "cpu", dtype: object = None) -> CausalLM:
-    """The model of a source; arguments and errors as in `load`."""
-    model = _load_whole(source.folder, device, dtype)
+    """The model of a source, in eval mode; arguments and errors as in `load`."""
+    model = _load_whole(source.folder, device, dtype).eval()
     model.folders = tuple(source.folders)
     return model if source.adapter is None else load_adapter(model, source.adapter)
 

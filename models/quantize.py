@@ -48,7 +48,7 @@ def quantize(model: M, kind: Kind) -> M:
             names = [name for name, layer in layers.items() if layer.in_features == width]
             for name, made in zip(names, quantize_layers([layers[n] for n in names], kind), strict=True):
                 setattr(block, name, made)
-    return model
+    return model.train(model.training)  # the new layers, too
 
 
 def _head_of(model: CausalLM, kind: Kind) -> QuantizedLinear:

@@ -88,9 +88,8 @@ class LoRALinear(Linear):
             layer = cls.__new__(cls)
             Linear.__init__(layer, linear.in_features, linear.out_features, linear.bias is not None)
         layer.weight, layer.bias = linear.weight, linear.bias
-        layer.training = linear.training
         layer._adapt(r, alpha, dropout, use_rslora, use_dora, generator)
-        return layer
+        return layer.train(linear.training)
 
     def _adapt(
         self, r: int, alpha: float, dropout: float, use_rslora: bool, use_dora: bool, generator: Generator | None

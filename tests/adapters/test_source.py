@@ -17,8 +17,17 @@ from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
 from genesis.io.safetensors import load_file, save_file
 from genesis_cli.session import evaluate, generate
-from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME, base_of, load_adapter, write_adapter
+from genesis_models.adapters import (
+    ADAPTER_CONFIG,
+    BASE_NAME,
+    AdapterConfig,
+    apply_adapters,
+    base_of,
+    load_adapter,
+    write_adapter,
+)
 from genesis_models.folder import read_config
+from genesis_models.quantize import quantize
 from genesis_models.source import find_source, newest_checkpoint
 from tests.adapters.golden import FIXTURES, logits, reference
 from tests.models.golden import FIXTURES as MODELS
@@ -95,6 +104,21 @@ def test_a_name_of_the_hub(adapter: Path) -> None:
 def test_no_base_named_and_an_adapter_as_base(adapter: Path) -> None:
     refused(changed(adapter, base_model_name_or_path=None), "names no base model", "--base")
     refused(adapter, "which is an adapter, too", base=FIXTURES / NAME)
+
+
+def test_what_is_loaded_is_in_eval_mode(adapter: Path, base: Path) -> None:
+    changed(adapter, lora_dropout=0.5)
+    ids = np.arange(24).reshape(2, 12)
+    for model in (genesis_models.load(adapter), genesis_models.load(base), quantize(genesis_models.load(base), "int8")):
+        assert not any(module.training for module in model.modules())
+        np.testing.assert_array_equal(logits(model, ids), logits(model, ids))
+    trained = genesis_models.load(adapter).train()
+    assert np.abs(logits(trained, ids) - logits(trained, ids)).max() > 1e-2
+    trained.generate([1, 2], max_tokens=1)
+    assert all(module.training for module in trained.modules())
+    np.testing.assert_array_equal(logits(trained.eval(), ids), logits(genesis_models.load(adapter), ids))
+    with_more = apply_adapters(genesis_models.load(base), AdapterConfig(r=2, alpha=4.0))
+    assert not any(module.training for module in with_more.modules())
 
 
 def test_a_model_has_no_base(base: Path) -> None:

@@ -56,7 +56,7 @@ class TestGolden:
     def test_steps(self, name: str, device: str, checkpointing: str) -> None:
         reference = golden(name)
         hyper = reference.trainer
-        model = genesis_models.load(reference.folder, device=device)
+        model = genesis_models.load(reference.folder, device=device).train()
         if checkpointing == "selective" and not model.is_fused:
             with pytest.raises(ConfigError, match="is for fused layers"):
                 model.activation_checkpointing = checkpointing
