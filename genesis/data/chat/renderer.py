@@ -52,7 +52,7 @@ class Limits:
         output_chars: characters of a render, and of an answer.
     """
 
-    cpu_s: float = 5.0
+    cpu_s: float = 2.0
     wall_s: float = 60.0
     memory_bytes: int = 1 << 30
     output_chars: int = 1 << 26

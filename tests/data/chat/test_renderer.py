@@ -171,6 +171,7 @@ class TestSandbox:
 
 class TestLimits:
     def test_a_template_that_loops(self) -> None:
+        assert Limits().cpu_s <= 2
         with renderer("{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}ok", Limits(cpu_s=0.1)) as process:
             loop = Job.of([{"role": "user", "content": "loop"}], None, [])
             found = process.render([JOB, loop, JOB])
