@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from genesis.errors import DistributedError, InterruptedRun
+from genesis.train.signals import raise_interrupt
 from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
@@ -17,7 +20,14 @@ from genesis_cli.chat import chat
 from genesis_cli.data import data
 from genesis_cli.demo import demo
 from genesis_cli.env import env
-from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
+from genesis_cli.errors import (
+    check_open_files,
+    exit_code,
+    flush_stdout,
+    hold_standard_streams,
+    make_printable,
+    settle_stdout,
+)
 from genesis_cli.estimate import estimate
 from genesis_cli.eval import evaluate
 from genesis_cli.export import export
@@ -32,7 +42,7 @@ from genesis_cli.serve import serve
 from genesis_cli.train import TrainCommand, train
 from genesis_cli.validate import validate
 
-__all__ = ["app", "run"]
+__all__ = ["app", "raise_interrupt", "run"]
 
 DEBUG = "--debug"
 EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
@@ -117,7 +127,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     """Runs one command and returns its exit code; no exception leaves.
 
     Args:
-        ends_process: an interrupted run, or one that lost a rank, may end the process at once.
+        ends_process: a command that fails may end the process at once.
     """
     hold_standard_streams()
     make_printable()
@@ -126,6 +136,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     debug = DEBUG in options
     words = [word for word in options if word != DEBUG] + words[len(options) :]
     try:
+        check_open_files()
         # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
         command = typer.main.get_command(app)
         if ends_process and COMPLETE in os.environ:
@@ -134,10 +145,14 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
             command.invoke(context)
         flush_stdout()
     except BaseException as error:
+        if ends_process:  # the rest takes no time, and another Ctrl-C would show a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = exit_code(error, debug=debug)
-        if ends_process and isinstance(error, (InterruptedRun, DistributedError, KeyboardInterrupt)):
-            # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer,
-            # and for a GPU that waits for a rank which is gone.
+        if ends_process:
+            # All is closed. Taking the interpreter down aborts it where a thread is still inside a library that is
+            # written in Rust, and would wait for threads that compile or for a GPU that waits for a lost rank.
+            if not isinstance(error, (InterruptedRun, DistributedError, KeyboardInterrupt)):
+                atexit._run_exitfuncs()
             settle_stdout()
             os._exit(code)
         return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import sys
 import traceback
@@ -15,11 +16,13 @@ from genesis.errors import DeviceError, DiskError, GenesisError, InterruptedRun,
 from genesis.errors import OutOfMemoryError as GenesisOutOfMemoryError
 from genesis.io.boundary import system_error
 from genesis.train.output import output_error
+from genesis.train.signals import just_raised
 
 __all__ = [
     "EXIT_BUG",
     "EXIT_INTERRUPTED",
     "block",
+    "check_open_files",
     "exit_code",
     "flush_stdout",
     "hold_standard_streams",
@@ -29,6 +32,7 @@ __all__ = [
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+OPEN_FILES = 32  # that a command may need at one time, with two ranks or a few clients
 
 
 def exit_code(error: BaseException, *, debug: bool) -> int:
@@ -46,10 +50,13 @@ def exit_code(error: BaseException, *, debug: bool) -> int:
         return 0
     if debug:
         _tell("".join(traceback.format_exception(error)))
+    known = _as_genesis_error(error)
+    if known is None or isinstance(error, ImportError) or isinstance(error.__cause__, ImportError):
+        error = just_raised() or error
+        known = _as_genesis_error(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _tell("interrupted\n")
         return EXIT_INTERRUPTED
-    known = _as_genesis_error(error)
     if known is not None:
         if known.is_echo and not debug:
             return known.exit_code
@@ -165,3 +172,23 @@ def hold_standard_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def check_open_files() -> None:
+    """Raise a limit on open files that is too low for any command.
+
+    Libraries take such a limit for a damaged file or end the process, so it is looked at before they are imported.
+
+    Raises:
+        DeviceError: the system does not allow it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not 0 <= soft < OPEN_FILES:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+    except (OSError, ValueError):
+        what = f"this process may open {soft} files, and a command needs up to {OPEN_FILES}"
+        raise DeviceError(
+            what, where="ulimit -n", next="raise the limit, then start it again: ulimit -n 1024"
+        ) from None

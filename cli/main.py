@@ -39,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_rank = LAUNCHER in os.environ
     if is_rank:  # the launcher has blocked them, so that none comes earlier
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    from genesis_cli.app import run
+    from genesis_cli.app import raise_interrupt, run
 
     if listens and not is_rank:
         sys.unraisablehook = _stop_unraisable
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, raise_interrupt)
     code = run(sys.argv[1:], ends_process=True)
     if listens:
         # The interpreter's own end can be interrupted as well.

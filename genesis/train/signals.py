@@ -16,17 +16,30 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from genesis.errors import InterruptedRun
 
-__all__ = ["TOLD", "Interrupts"]
+__all__ = ["TOLD", "Interrupts", "just_raised", "raise_interrupt"]
 
 TOLD = "finishing this step, then saving (again: stop now)"
 
 _AGAIN_SECONDS = 0.001
 _SAME_SECONDS = 0.25
 _LOST_SECONDS = 0.25
+_JUST_SECONDS = 5.0
+_raised: list[tuple[float, BaseException]] = []  # by the last signal that raised something, and when
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Handles SIGINT as Python does, for `just_raised`."""
+    _raised[:] = [(time.monotonic(), KeyboardInterrupt())]
+    raise _raised[0][1]
+
+
+def just_raised() -> BaseException | None:
+    """What a signal raised in the last seconds: libraries that are being imported make another error of it."""
+    return next((stop for moment, stop in _raised if time.monotonic() - moment < _JUST_SECONDS), None)
 
 
 class Interrupts:
@@ -88,6 +101,7 @@ class Interrupts:
         self._stop = InterruptedRun(what, signal=number, next=next)
         # Libraries catch what they do not know (matplotlib, where it lists fonts): look whether it is lost.
         signal.setitimer(signal.ITIMER_REAL, _LOST_SECONDS, _LOST_SECONDS)
+        _raised[:] = [(now, self._stop)]
         raise self._stop
 
     def _on_unraisable(self, lost: Any) -> None:

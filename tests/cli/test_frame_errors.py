@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from genesis import errors
-from genesis_cli.errors import block
+from genesis.train import signals
+from genesis_cli.errors import block, exit_code
 from tests.cli.command import FAKE_SESSION, genesis, genesis_with, here
 
 CODES = {
@@ -163,6 +166,54 @@ def test_an_interruption_is_exit_130(work: str, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=20)
     assert (process.returncode, told) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_a_library_makes_an_error_of_is_no_bug(
+    number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Imports do so: numpy says that its C extensions are broken."""
+    monkeypatch.setattr(signals, "_raised", [])
+    wrapped = errors.ModelError("the tokenizer cannot be used")
+    wrapped.__cause__ = ImportError("interrupted")
+    made = (ImportError("no C extension"), ModuleNotFoundError(name="typing"), SystemError("NULL"), wrapped)
+    assert {exit_code(error, debug=False) for error in made} == {70, 6, 5}
+    raises = signals.raise_interrupt if number == signal.SIGINT else signals.Interrupts()._on_signal
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    with pytest.raises((KeyboardInterrupt, errors.InterruptedRun)):
+        raises(number, None)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    assert {exit_code(error, debug=False) for error in made} == {code}
+    assert exit_code(errors.DataError("bad"), debug=False) == 4
+    monkeypatch.setattr(signals, "_JUST_SECONDS", 0.0)  # a chat went on after it
+    assert exit_code(SystemError("NULL"), debug=False) == 70
+    capsys.readouterr()
+
+
+def test_an_error_beside_a_thread_in_a_library_keeps_its_code() -> None:
+    """Python's own end would abort the process in such a thread: 134."""
+    source = """
+import threading, time, tokenizers
+from genesis.errors import DataError
+def texts():
+    while True:
+        yield "some words"
+        time.sleep(1e-4)
+def train(config, **kw):
+    trainer = tokenizers.trainers.BpeTrainer(show_progress=False)
+    for _ in range(12):
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        threading.Thread(target=tokenizer.train_from_iterator, args=(texts(), trainer), daemon=True).start()
+    raise DataError("bad")
+"""
+    assert genesis_with(source, "train", "quickstart").returncode == 4
+
+
+@pytest.mark.parametrize("hard, code", [(7, 6), (1024, 0)])
+def test_a_limit_on_open_files_is_raised_or_named(hard: int, code: int) -> None:
+    done = genesis("--version", preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (7, hard)))
+    assert (done.returncode, "ulimit -n" in done.stderr) == (code, code == 6)
 
 
 @pytest.mark.parametrize("command", ["schema", "--version", "--help"])
