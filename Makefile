@@ -174,6 +174,7 @@ $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
 peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, and its server asked by openai and lm-eval, in a few minutes
 	$(PEERS_VENV)/bin/python -m tests.peers.adapters
 	$(PEERS_VENV)/bin/python -m tests.peers.first_minutes
+	$(PEERS_VENV)/bin/python -m tests.peers.tokenizer_folders
 	$(PEERS_VENV)/bin/python -m tests.peers.eval_tasks
 	$(PEERS_VENV)/bin/python -m tests.peers.openai_client
 	$(PEERS_VENV)/bin/python -m tests.peers.lm_eval_tasks

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from genesis.data import added_tokens
+from genesis.data.added_tokens import all_added_tokens, rebuilding_class, tokenizer_settings
 from genesis.data.tokenizer_cache import CheckedTokenizer, cached_tokenizer
 from genesis.errors import ModelError, escape
 from genesis.io import strict_json
@@ -27,7 +29,9 @@ __all__ = ["MAX_VOCAB", "TOKENIZER_NAME", "TokenizerFiles", "checked_content", "
 TOKENIZER_NAME = "tokenizer.json"
 SENTENCE_PIECE = "tokenizer.model"
 MAPPING_NAME = "special_tokens_map.json"
+ADDED_NAME = "added_tokens.json"
 MODEL_CONFIG = "config.json"
+_SIDE_FILES = (TOKENIZER_CONFIG, MAPPING_NAME, ADDED_NAME)
 _MODEL_FILES = (GENERATION_CONFIG, MODEL_CONFIG)  # read for the roles of tokens, and no files of the tokenizer
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -51,7 +55,11 @@ _TYPES: Mapping[str, tuple[str, frozenset[str]]] = {
     ),
     "decoder": ("decoders", frozenset(["ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"])),
 }
-_CODE = (Path(__file__), Path(strict_json.__file__))  # what decides what is made of the files
+_CODE = (
+    Path(__file__),
+    Path(added_tokens.__file__),
+    Path(strict_json.__file__),
+)  # what decides what is made of the files
 _NEXT = "take the tokenizer again from its source, or leave data.tokenizer out to train one on the data"
 
 
@@ -71,8 +79,11 @@ class TokenizerFiles:
 
     @cached_property
     def content(self) -> Mapping[str, Any]:
-        """The whole tokenizer.json, parsed when it is first asked for: a large one takes as long as to load."""
-        return parse_object(self.files[TOKENIZER_NAME], where=self.where)
+        """The whole tokenizer.json with all added tokens, parsed when it is first asked for: a large one takes as long
+        as to load.
+        """
+        added = {key: value for key, value in self.checked.parts.items() if key == "added_tokens"}
+        return {**parse_object(self.files[TOKENIZER_NAME], where=self.where), **added}
 
 
 @boundary(ModelError, "reading the tokenizer")
@@ -90,7 +101,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
     if not exists(folder / name):
         raise _without_tokenizer(folder)
     files = {TOKENIZER_NAME: read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)}
-    for companion in (TOKENIZER_CONFIG, MAPPING_NAME, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG):
+    for companion in (TOKENIZER_CONFIG, MAPPING_NAME, ADDED_NAME, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG):
         if (data := _companion(folder, companion)) is not None:
             files[companion] = data
     checked = cached_tokenizer(files, _CODE, lambda: _checked(files, folder, where))
@@ -110,9 +121,20 @@ def checked_content(content: Mapping[str, Any], specials: Mapping[str, str | Non
 
 def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTokenizer:
     content = parse_object(files[TOKENIZER_NAME], where=where)
-    ids = _checked_ids(content, where)
+    _checked_ids(content, where)
     _check_parts(content, where)
-    return checked_content(content, _specials(folder, content, files, ids), max(ids.values()))
+    beside = {n: parse_object(files[n], where=escape(folder / n)) for n in (*_SIDE_FILES, *_MODEL_FILES) if n in files}
+    config, mapping, listed = (beside.get(name, {}) for name in _SIDE_FILES)
+    decoder = content.get("decoder")
+    is_byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+    rebuilt = rebuilding_class(config, beside.get(MODEL_CONFIG, {}).get("model_type"), is_byte_level)
+    settings, own = tokenizer_settings(config, mapping, rebuilt, escape(folder)), _added(content, where)
+    tokens = all_added_tokens(own, content["model"]["vocab"], settings, listed, rebuilt, escape(folder))
+    if tokens != own:
+        content["added_tokens"] = tokens
+    ids = _checked_ids(content, where)
+    models = [beside[name] for name in _MODEL_FILES if name in beside]
+    return checked_content(content, _specials(content, settings, models, ids, escape(folder)), max(ids.values()))
 
 
 def _without_tokenizer(folder: Path) -> ModelError:
@@ -189,43 +211,27 @@ def _members(part: Any, key: str) -> Iterator[Any]:
 
 
 def _specials(
-    folder: Path, content: Mapping[str, Any], files: Mapping[str, bytes], ids: Mapping[str, int]
+    content: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    models: list[dict[str, Any]],
+    ids: Mapping[str, int],
+    where: str,
 ) -> dict[str, str | None]:
     """The texts of bos, eos and pad: by the tokenizer's own files, else by the model's, else by the usual names."""
-    named = [parse_object(files[n], where=escape(folder / n)) for n in (TOKENIZER_CONFIG, MAPPING_NAME) if n in files]
-    models = [parse_object(files[n], where=escape(folder / n)) for n in _MODEL_FILES if n in files]
     by_id = {number: token for token, number in ids.items()}
     found: dict[str, str | None] = {}
     for role in ROLES:
-        token = _named_token(named, f"{role}_token", ids, escape(folder))
-        if token is _ABSENT:
-            token = next((by_id[i] for config in models if (i := _id_of(config, role)) in by_id), None)
-        found[role] = token
+        named = settings.get(key := f"{role}_token")
+        found[role] = named["content"] if isinstance(named, Mapping) else named
+        if key not in settings:
+            found[role] = next((by_id[i] for config in models if (i := _id_of(config, role)) in by_id), None)
     if found["eos"] is None:
-        texts = {token["content"] for token in _added(content, escape(folder))}
+        texts = {token["content"] for token in _added(content, where)}
         found["eos"] = next((token for token in END_TOKENS if token in texts), None)
     if found["eos"] is None:
         what = "the tokenizer names no end-of-text token, which training needs after each document"
-        raise ModelError(what, where=escape(folder), next=f"name it as eos_token in {TOKENIZER_CONFIG}")
+        raise ModelError(what, where=where, next=f"name it as eos_token in {TOKENIZER_CONFIG}")
     return found
-
-
-_ABSENT: Any = object()
-
-
-def _named_token(configs: list[dict[str, Any]], key: str, ids: Mapping[str, int], where: str) -> Any:
-    """The token text under `key` of the first config that has the key; `_ABSENT` where none has."""
-    for config in configs:
-        if key not in config:
-            continue
-        value = config[key]
-        text = value.get("content") if isinstance(value, dict) else value
-        if text is None:
-            return None
-        if not isinstance(text, str) or text not in ids:
-            raise ModelError(f"`{key}` is {quote(text)}, which is not in the vocabulary", where=where, next=_NEXT)
-        return text
-    return _ABSENT
 
 
 def _id_of(config: Mapping[str, Any], role: str) -> int:

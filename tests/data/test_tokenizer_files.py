@@ -127,6 +127,73 @@ def test_which_tokens_start_end_and_pad(
     assert again.fingerprint == loaded.fingerprint
 
 
+# Name -> side files, and what transformers 5 makes of them (`make peers-test` compares many more): the ids of
+# SIDE_TOKENS, all special ids, and those of eos and pad.
+SIDE_TOKENS = ("<tool>", "<pad>", "<new>", "<think>")
+NEW, TOOL = {"content": "<new>", "special": True}, {"content": "<tool>", "normalized": True}
+OWN = {"0": {"content": "<|endoftext|>", "special": True}, "320": {"content": "<|im_end|>", "special": True}}
+GPT2, GENERIC = {"tokenizer_class": "GPT2Tokenizer", "bos_token": None}, {"tokenizer_class": "PreTrainedTokenizerFast"}
+END = {"eos_token": "<|im_end|>"}
+MAP_PAD = {"pad_token": {"content": "<pad>", "lstrip": True}}
+SIDE_FILES_CASES: dict[str, tuple[dict[str, Any], list[int | None], list[int], int, int | None]] = {
+    "an older list": ({"tokenizer_config": GENERIC | END, "added_tokens": {"<tool>": 322}},
+                      [322, None, None, 321], [0, 320], 320, None),
+    "its ids are not honoured": ({"tokenizer_config": GENERIC | END, "added_tokens": {"<tool>": 400, "<new>": 322}},
+                                 [323, None, 322, 321], [0, 320], 320, None),
+    "the config's list ends it": ({"tokenizer_config": GENERIC | END | {"added_tokens_decoder": {"322": NEW}},
+                                   "added_tokens": {"<tool>": 322}, "special_tokens_map": MAP_PAD},
+                                  [None, None, 322, 321], [0, 320, 322], 320, None),
+    "the map before the config": ({"tokenizer_config": GENERIC | {"eos_token": "<|endoftext|>", "pad_token": "<new>"},
+                                   "special_tokens_map": MAP_PAD | END},
+                                  [None, 322, None, 321], [0, 320, 322], 320, 322),
+    "extra and named ones": ({"tokenizer_config": GENERIC | END | {"additional_special_tokens": ["<tool>"],
+                                                                  "image_token": "<new>"},
+                              "special_tokens_map": {"additional_special_tokens": ["<pad>"]}},
+                             [323, None, 322, 321], [0, 320, 322, 323], 320, None),
+    "of the map alone": ({"tokenizer_config": GENERIC | END, "added_tokens": {"<pad>": 322},
+                          "special_tokens_map": {"additional_special_tokens": ["<pad>"]}},
+                         [None, 322, None, 321], [0, 320], 320, None),
+    "an object of extra ones": ({"tokenizer_config": GENERIC | END | {"extra_special_tokens": {"t_token": "<tool>"}}},
+                                [322, None, None, 321], [0, 320, 322], 320, None),
+    "flags of the config's list": ({"tokenizer_config": GENERIC | END | {"added_tokens_decoder": OWN | {
+        "321": {"content": "<think>", "special": True}, "322": TOOL}}},
+                                   [322, None, None, 321], [0, 320, 321], 320, None),
+    "a class that rebuilds": ({"tokenizer_config": GPT2 | END | {"added_tokens_decoder": OWN},
+                               "config": {"model_type": "llama"}}, [None, None, None, None], [0, 320], 320, None),
+    "a type that does not": ({"tokenizer_config": GPT2 | END | {"added_tokens_decoder": OWN},
+                              "config": {"model_type": "phi3"}}, [None, None, None, 321], [0, 320], 320, None),
+    "a class's own names": ({"config": {"model_type": "qwen3"}}, [None, None, None, 321], [0, 320], 0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIDE_FILES_CASES)
+def test_tokens_that_side_files_name_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path, case: str) -> None:
+    companions, ids, special, eos, pad = SIDE_FILES_CASES[case]
+    loaded = Tokenizer.load(write(tmp_path / "source", byte_level(tokenizer), **companions))
+    assert [loaded.token_id(token) for token in SIDE_TOKENS] == ids
+    assert sorted(loaded.special_ids) == special
+    assert (loaded.eos_id, loaded.pad_id) == (eos, eos if pad is None else pad)
+    text = "a <tool>b <new>"
+    found = loaded.encode(text, parse_special=True).tolist()
+    assert [number in found for number in ids[::2] if number is not None] == [i is not None for i in ids[::2] if i]
+    assert loaded.decode(found, skip_special=False) == text
+    assert loaded.vocab_size == max(320, *special, *(i for i in ids if i)) + 1
+    loaded.save(tmp_path / "saved")
+    if "config" not in companions:
+        assert Tokenizer.load(tmp_path / "saved").fingerprint == loaded.fingerprint
+
+
+def test_a_token_of_a_side_file_is_found_where_special_text_is_parsed_and_only_there(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    plain = Tokenizer.load(write(tmp_path / "plain", byte_level(tokenizer)))
+    loaded = Tokenizer.load(write(tmp_path / "listed", byte_level(tokenizer), added_tokens={"<tool>": 322}))
+    assert loaded.encode("<tool>").tolist() == [322] != plain.encode("<tool>").tolist()
+    assert loaded.fingerprint != plain.fingerprint
+    same = Tokenizer.load(write(tmp_path / "same", byte_level(tokenizer), added_tokens={"<think>": 321}))
+    assert same.fingerprint == plain.fingerprint
+
+
 def test_files_are_written_back_as_they_were(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = write(tmp_path / "source", byte_level(tokenizer), special_tokens_map={"eos_token": "<|im_end|>"})
     config = b'{"eos_token":"<|im_end|>","pad_token":null,  "bos_token":null, "tokenizer_class":"Qwen2Tokenizer"}'
@@ -270,8 +337,11 @@ def test_a_file_that_is_no_strict_json_object_is_refused(tmp_path: Path, data: b
 @pytest.mark.parametrize(
     "companions,message",
     [
-        ({"tokenizer_config": {"eos_token": "<nowhere>"}}, "'<nowhere>', which is not in the vocabulary"),
-        ({"tokenizer_config": {"pad_token": 3}}, "`pad_token` is '3'"),
+        ({"tokenizer_config": {"pad_token": 3}}, "`pad_token` is or has '3'"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "<a>"}}}}, "'x', which names no token"),
+        ({"tokenizer_config": {"extra_special_tokens": "<a>"}}, "which names no token"),
+        ({"special_tokens_map": {"additional_special_tokens": [3]}}, "'3', which names no token"),
+        ({"added_tokens": {"<tool>": "2.5"}}, "'2.5', which names no token"),
         ({"tokenizer_config": []}, "no JSON object"),
         ({"generation_config": "x"}, "no JSON object"),
     ],
