@@ -41,6 +41,7 @@ __all__ = [
     "LayerCache",
     "PackedHeads",
     "Tables",
+    "pairs",
     "widest_matmul",
 ]
 
@@ -82,6 +83,16 @@ class PackedHeads(NamedTuple):
         """Queries, keys and values."""
         q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
         return q, k, v
+
+
+def pairs(x: Tensor, size: int) -> Tensor:
+    """Heads `[..., D]` whose first `size` values are rotated, with the halves of these D/2 apart, as `rope` pairs them.
+
+    Queries and keys in this order have the scores that they have without it.
+    """
+    half, rest = size // 2, (x.shape[-1] - size) // 2
+    first, second, *others = x.split([half, half, rest, rest], -1)
+    return genesis.cat([first, others[0], second, others[1]], -1)
 
 
 class LayerCache(Protocol):
@@ -162,6 +173,10 @@ class Context:
             which: of the config's `ropes`.
         """
         return F.rope(x, *self.tables[which])
+
+    def rope_part(self, x: Tensor, size: int) -> Tensor:
+        """Queries or keys, of whose heads the first `size` values are rotated, in the order of `pairs`."""
+        return self.rope(pairs(x, size))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
         """Attention of q `[B, T, Q, D]` over k, v `[B, T, K, D]` and those in the cache: `[B, T, Q, D]`.

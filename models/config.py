@@ -38,7 +38,11 @@ ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+# The rule that a config means by each name that it may give one; phi3 has its own (models/phi3.py).
+ROPE_KINDS: Mapping[str, str] = {kind: kind for kind in ROPE_NEEDS if kind != "longrope"}
+FACTORS = ("short_factor", "long_factor")
 # Every parameter of a rule that is a number, with the least and the most it may be.
 ROPE_NUMBERS: Mapping[str, tuple[float, float]] = {
     "factor": (1e-6, 1e6),
@@ -60,9 +64,10 @@ ROPE_OTHERS = frozenset(
         "original_max_position_embeddings",
         "partial_rotary_factor",
         "finetuned",
+        *FACTORS,
     )
 )
-KINDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+KINDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text", list: "a list"}
 # Dropout that other programs apply in training; it has no part in evaluation and generation.
 DROPOUT = ("attention_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
@@ -86,6 +91,7 @@ class ModelConfig:
 
     Attributes:
         ACTIVATION: of a family, the key of the MLP's activation and the names that it may have.
+        ROTATES_PARTS: of a family, whether `partial_rotary_factor` may be below 1.
         DEFAULTS: of a family, the values of keys that a config leaves out, where they are not those of most families.
         layer_windows: per layer, how many keys up to the query it sees; 0 means all.
         raw: the whole config as it was read, for writing back.
@@ -110,6 +116,7 @@ class ModelConfig:
     raw: Mapping[str, Any]
 
     ACTIVATION: ClassVar[tuple[str, ...]] = ("hidden_act", "silu", "swish")
+    ROTATES_PARTS: ClassVar[bool] = False
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
 
     @staticmethod
@@ -135,8 +142,11 @@ class ModelConfig:
     def rope_json(self) -> dict[str, Any]:
         """The keys that older and newer readers look for."""
         found = {"rope_theta": self.rope.theta, "rope_parameters": self.rope.json()}
-        if self.rope.kind != "default":
-            found["rope_scaling"] = {**self.rope.parameters, "rope_type": self.rope.kind}
+        if (
+            self.rope.kind != "default"
+        ):  # older programs refuse keys that they do not know: what was read stays as it is
+            own = {**self.rope.parameters, "rope_type": self.rope.kind}
+            found["rope_scaling"] = self.raw.get("rope_scaling") or own
         return found
 
     @property
@@ -152,7 +162,22 @@ class ModelConfig:
     @property
     def packed_length(self) -> int:
         """The most positions of a packed row: the trained ones where scaling depends on each sequence's own length."""
+        if self.rope.kind == "longrope":
+            return min(self.context_length, self.rope.parameters["original_max_position_embeddings"])
         return self.max_position_embeddings if self.rope.kind == "dynamic" else self.context_length
+
+    def regime(self, length: int) -> int:
+        """Which rotary frequencies a sequence of `length` has: 0 for the plain ones; beyond the trained length 1 under
+        longrope and, under dynamic scaling, a number for each length.
+        """
+        if length <= self.packed_length or self.rope.kind not in ("dynamic", "longrope"):
+            return 0
+        return 1 if self.rope.kind == "longrope" else length
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many values of a head are rotated."""
+        return int(self.head_dim * self.rope.parameters.get("partial_rotary_factor", 1))
 
     @property
     def stored_dtype(self) -> str | None:
@@ -258,9 +283,8 @@ class Reader:
         key, name, *others = kind.ACTIVATION
         if (found := self.get(key, str, name)) not in (name, *others):
             raise self.fail(f"{key} is {_shown(found)}, and Genesis has {name}", next=f"take a model that uses {name}")
-        if self.get("partial_rotary_factor", float, 1) != 1:
-            shown = _shown(self.raw["partial_rotary_factor"])
-            raise self.fail(f"partial_rotary_factor is {shown}, and Genesis rotates whole heads: 1")
+        if not kind.ROTATES_PARTS and self.get("partial_rotary_factor", float, 1) != 1:
+            raise self.partial_heads()
         self.require(is_causal=True)
         if (how := self.raw.get("quantization_config")) is not None:
             method = how.get("quant_method") if isinstance(how, Mapping) else None
@@ -269,6 +293,11 @@ class Reader:
                 f"quantization_config: the weights are quantised{of}, which Genesis does not read",
                 next="take the model's original weights, in bfloat16, float16 or float32",
             )
+
+    def partial_heads(self) -> ModelError:
+        shown = _shown(self.raw["partial_rotary_factor"])
+        what = f"partial_rotary_factor is {shown}, and Genesis, as transformers, rotates whole heads in such models"
+        return self.fail(what, next="set it to 1 if the model was trained with whole heads; else it is of another kind")
 
     def check_unused(self) -> None:
         """Keys that do not shape the computation but are read later, or would be missed if they were ignored."""
@@ -322,16 +351,21 @@ class Reader:
             raise self.fail(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
         return head_dim
 
-    def rope(self, head_dim: int) -> RopeConfig:
+    def rope(self, head_dim: int, names: Mapping[str, str] = ROPE_KINDS, *, rotates_parts: bool = False) -> RopeConfig:
         """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before), which comes first where
         there are both, as in transformers.
+
+        Args:
+            names: see `ROPE_KINDS`.
+            rotates_parts: whether `partial_rotary_factor` may be below 1.
         """
         parameters, scaling = self.object("rope_parameters"), self.object("rope_scaling")
         name, given = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
         kinds = (given.get("rope_type"), given.get("type"), "default")
         kind = next(kind for kind in kinds if kind is not None)
-        if not isinstance(kind, str) or kind not in ROPE_NEEDS:
-            raise self.fail(f"rope_type is {_shown(kind)}, Genesis has {', '.join(ROPE_NEEDS)}")
+        if not isinstance(kind, str) or kind not in names:
+            raise self.fail(f"rope_type is {_shown(kind)}, Genesis has {', '.join(names)} for such models")
+        kind = names[kind]
         unknown = [key for key in given if key not in ROPE_NUMBERS and key not in ROPE_OTHERS]
         if unknown:
             found = f"{name} has {_shown(unknown[0])}, which Genesis does not know"
@@ -340,11 +374,19 @@ class Reader:
         if theta is None and parameters.get("rope_theta") not in (None, ROPE_THETA):
             what = f"rope_scaling has no rope_theta, and that of rope_parameters, {_shown(parameters['rope_theta'])}"
             raise self.fail(f"{what}, would not be used", next="move what rope_scaling has to rope_parameters")
-        if kind in ("yarn", "llama3") and self.raw.get("original_max_position_embeddings") is not None:
+        if kind in ("yarn", "llama3", "longrope") and self.raw.get("original_max_position_embeddings") is not None:
             given["original_max_position_embeddings"] = self.count("original_max_position_embeddings")
+        if rotates_parts and self.raw.get("partial_rotary_factor") is not None:
+            given.setdefault("partial_rotary_factor", self.raw["partial_rotary_factor"])
         reader = Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
         theta = reader.theta("rope_theta")
         reader.check_rope(kind)
+        if (factor := reader.fraction("partial_rotary_factor", 1.0, 1.0)) != 1 and not rotates_parts:
+            raise reader.partial_heads()
+        if (size := int(head_dim * factor)) % 2 or not size:
+            raise reader.fail(f"partial_rotary_factor {_shown(factor)} rotates {size} of {head_dim} values, no pairs")
+        for key in FACTORS if kind == "longrope" else ():
+            reader.check_factors(key, size // 2)
         if kind == "dynamic" and head_dim < 4:
             raise self.fail(f"head_dim is {head_dim}, and rope_type dynamic needs at least 4")
         return RopeConfig(theta, kind, given)
@@ -373,12 +415,21 @@ class Reader:
                 raise self.fail(f"{key} is {_shown(self.raw[key])}, expected {least:g} to {most:g}")
         self.get("truncate", bool, True)
         self.count("original_max_position_embeddings", 1)
-        if self.get("partial_rotary_factor", float, 1) != 1:
-            shown = _shown(self.raw["partial_rotary_factor"])
-            raise self.fail(f"partial_rotary_factor is {shown}, and Genesis rotates whole heads: 1")
+        if kind == "longrope" and self.raw["original_max_position_embeddings"] < 2:
+            raise self.fail("original_max_position_embeddings is 1, expected at least 2")
         if kind == "llama3" and self.raw["high_freq_factor"] <= self.raw["low_freq_factor"]:
             low, high = _shown(self.raw["low_freq_factor"]), _shown(self.raw["high_freq_factor"])
             raise self.fail(f"high_freq_factor {high} is not above low_freq_factor {low}")
+
+    def check_factors(self, key: str, count: int) -> None:
+        """A list of what divides each frequency of longrope."""
+        factors = self.get(key, list)
+        if len(factors) != count:
+            raise self.fail(f"{key} has {len(factors):,} numbers, expected {count}: half of what is rotated of a head")
+        least, most = ROPE_NUMBERS["factor"]
+        wrong = [f for f in factors if isinstance(f, bool) or not isinstance(f, int | float) or not least <= f <= most]
+        if wrong:
+            raise self.fail(f"{key} has {_shown(wrong[0])}, expected numbers from {least:g} to {most:g}")
 
     def same_windows(self) -> tuple[int, ...]:
         """`sliding_window` for every layer; 0 where it is null or absent."""

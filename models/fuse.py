@@ -15,10 +15,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import genesis
 from genesis import Tensor, nn
 from genesis.nn import functional as F
 from genesis.nn import fused
-from genesis_models.blocks import Context, PackedHeads
+from genesis_models.blocks import Context, PackedHeads, pairs
 
 __all__ = ["fuse", "unfuse"]
 
@@ -71,6 +72,14 @@ class FusedPackedAttention(FusedAttention):
 
     def projections(self: Any) -> tuple[nn.Module, ...]:
         return (self.qkv_proj,)
+
+
+class FusedPartialAttention(FusedPackedAttention):
+    """The same where a part of each head is rotated."""
+
+    def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        qk, v = qkv.split([self.heads + self.key_heads, self.key_heads], 2)
+        return super().attended(genesis.cat([pairs(qk, self.rotary_dim), v], 2), context)
 
 
 class FusedNoPEAttention(FusedAttention):
@@ -170,6 +179,14 @@ def _packed_attention(self: Any, x: Any, context: Any) -> Any:
     return self.o_proj(o.flatten(-2))
 
 
+def _partial_attention(self: Any, x: Any, context: Any) -> Any:
+    qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+    q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
+    q, k = context.rope_part(q, self.rotary_dim), context.rope_part(k, self.rotary_dim)
+    o = context.attention(q, k, v, self.layer, self.window, self.scale)
+    return self.o_proj(o.flatten(-2))
+
+
 def _nope_attention(self: Any, x: Any, context: Any) -> Any:
     q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
     o = context.attention(q, k, v, self.layer, self.window, self.scale)
@@ -227,6 +244,7 @@ class Rule(NamedTuple):
 RULES = (
     Rule(_attention, FusedAttention),
     Rule(_packed_attention, FusedPackedAttention),
+    Rule(_partial_attention, FusedPartialAttention),
     Rule(_nope_attention, FusedNoPEAttention),
     Rule(_head_norm_attention, FusedHeadNormAttention),
     Rule(_rope_head_norm_attention, FusedRopeHeadNormAttention),

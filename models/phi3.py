@@ -14,23 +14,35 @@ from genesis import Tensor, nn
 from genesis_models.blocks import CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["MLP", "Attention", "DecoderLayer", "Phi3Config", "Phi3ForCausalLM"]
+__all__ = ["MLP", "Attention", "DecoderLayer", "PartialAttention", "Phi3Config", "Phi3ForCausalLM"]
 
 
-@family("phi3", "Phi-3 mini 4k and medium 4k, Phi-4")
+ROPE_KINDS = {
+    "default": "default",
+    "longrope": "longrope",
+    "su": "longrope",
+    "yarn": "longrope",
+}  # as older configs say
+
+
+@family("phi3", "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4-mini")
 @dataclass(frozen=True, slots=True)
 class Phi3Config(ModelConfig):
-    """`config.json` of `model_type: phi3`; the long versions' `longrope` is refused."""
+    """`config.json` of `model_type: phi3`; long versions have `longrope`, Phi-4-mini rotates a part of each head."""
 
-    DEFAULTS: ClassVar[dict[str, Any]] = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+    ROTATES_PARTS: ClassVar[bool] = True
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    }
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         reader.require(attention_bias=False, mlp_bias=False)
-        found = reader.config(cls, head_dim=reader.head_dim(), layer_windows=reader.same_windows())
-        if found.rope.kind != "default":  # "yarn", too, means longrope here
-            raise reader.fail(f"rope_type is {found.rope.kind}, and Genesis has default for phi3")
-        return found
+        head_dim = reader.head_dim()
+        rope = reader.rope(head_dim, ROPE_KINDS, rotates_parts=True)
+        return reader.config(cls, head_dim=head_dim, rope=rope, layer_windows=reader.same_windows())
 
 
 class Attention(nn.Module):
@@ -49,6 +61,21 @@ class Attention(nn.Module):
         qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q + 2·K, D]
         q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
         q, k = context.rope(q), context.rope(k)
+        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
+        return self.o_proj(o.flatten(-2))
+
+
+class PartialAttention(Attention):
+    """Attention that rotates the first values of each head alone."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.rotary_dim = config.rotary_dim
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q + 2·K, D]
+        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
+        q, k = context.rope_part(q, self.rotary_dim), context.rope_part(k, self.rotary_dim)
         o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
         return self.o_proj(o.flatten(-2))
 
@@ -72,7 +99,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config, layer)
+        self.self_attn = (Attention if config.rotary_dim == config.head_dim else PartialAttention)(config, layer)
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

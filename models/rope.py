@@ -26,7 +26,7 @@ def _default(theta: float, size: int) -> np.ndarray:
 
 def _yarn(config: ModelConfig, inverse: np.ndarray) -> tuple[np.ndarray, float]:
     """Interpolate slow dimensions, keep fast ones, ramp between (Peng et al., "YaRN", 2023)."""
-    p, size, theta = config.rope.parameters, config.head_dim, config.rope.theta
+    p, size, theta = config.rope.parameters, config.rotary_dim, config.rope.theta
     factor = p["factor"]
     length = p.get("original_max_position_embeddings") or config.max_position_embeddings
 
@@ -65,9 +65,23 @@ def _llama3(config: ModelConfig, inverse: np.ndarray) -> np.ndarray:
     return (1 - blend) * inverse / p["factor"] + blend * inverse
 
 
+def _longrope(config: ModelConfig, inverse: np.ndarray, length: int) -> tuple[np.ndarray, float]:
+    """Each frequency is divided by a factor of its own, of two lists: up to the trained length and beyond (Ding et al.,
+    "LongRoPE", 2024).
+    """
+    p = config.rope.parameters
+    trained, scale = p["original_max_position_embeddings"], p.get("attention_factor")
+    factor = p.get("factor") or config.max_position_embeddings / trained
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return inverse / np.array(p["long_factor" if config.regime(length) else "short_factor"]), scale
+
+
 def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
-    """Inverse frequencies `[D/2]` (float32) and the factor on cos and sin, for a sequence of `length` positions."""
-    rope, size = config.rope, config.head_dim
+    """Inverse frequencies `[R/2]` (float32), of the R values of a head that are rotated, and the factor on cos and sin,
+    for a sequence of `length` positions.
+    """
+    rope, size = config.rope, config.rotary_dim
     theta, scale = rope.theta, 1.0
     if rope.kind == "dynamic":  # NTK-aware: the base grows once the sequence is longer than trained
         longest, factor = config.max_position_embeddings, rope.parameters["factor"]
@@ -80,14 +94,22 @@ def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
         inverse, scale = _yarn(config, inverse)
     elif rope.kind == "llama3":
         inverse = _llama3(config, inverse)
+    elif rope.kind == "longrope":
+        inverse, scale = _longrope(config, inverse, length)
     return inverse.astype(np.float32), scale
 
 
 def tables(config: ModelConfig, length: int, begin: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of positions `begin` … length - 1 of a sequence of `length`, each float32 `[length - begin, D/2]`."""
+    """cos and sin of positions `begin` … length - 1 of a sequence of `length`, each float32 `[length - begin, D/2]`.
+
+    Where a part of a head is rotated, the other pairs are turned by nothing (`genesis_models.blocks.pairs`).
+    """
     inverse, scale = frequencies(config, length)
     angles = np.arange(begin, length, dtype=np.float32)[:, None] * inverse
-    return (np.cos(angles) * np.float32(scale)), (np.sin(angles) * np.float32(scale))
+    cos, sin = np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
+    if rest := config.head_dim // 2 - len(inverse):
+        cos, sin = (np.pad(x, ((0, 0), (0, rest)), constant_values=fill) for x, fill in ((cos, 1), (sin, 0)))
+    return cos, sin
 
 
 class Rotary:
@@ -100,8 +122,8 @@ class Rotary:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self._device_tables: dict[tuple[int, genesis.Device], tuple[Tensor, Tensor]] = {}
-        empty = np.empty((0, config.head_dim // 2), np.float32)
-        self._tables = (empty, empty)  # replaced as a whole, so that no thread sees one table without the other
+        # By regime; replaced as a whole, so that no thread sees one table without the other.
+        self._tables: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, positions: np.ndarray, device: genesis.Device) -> tuple[Tensor, Tensor]:
         """cos and sin `[*positions.shape, D/2]`, float32."""
@@ -124,9 +146,12 @@ class Rotary:
 
     def last(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin `[length, D/2]`, float32: row p is for the last token of a sequence of p + 1."""
-        plain = self.config.max_position_embeddings if self.is_stretched(length) else length
+        plain = self.config.packed_length if self.is_stretched(length) else length
         found = [table[:plain] for table in self._for_length(plain)]
-        rows = [tables(self.config, end, end - 1) for end in range(plain + 1, length + 1)]
+        if self.config.regime(length) == 1:
+            rows = [tables(self.config, length, plain)]
+        else:
+            rows = [tables(self.config, end, end - 1) for end in range(plain + 1, length + 1)]
         cos, sin = (np.concatenate([first, *rest]) for first, *rest in zip(found, *rows, strict=True))
         return cos, sin
 
@@ -144,24 +169,22 @@ class Rotary:
         cos, sin = self._for_length(length)
         key = (len(cos), device)
         if key not in self._device_tables:
-            if self.is_stretched(len(cos)):  # each length has a table of its own: keep the last one alone
+            if self.config.regime(len(cos)) > 1:  # each length has a table of its own: keep the last one alone
                 self._device_tables.clear()
             self._device_tables[key] = genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)
         return self._device_tables[key]
 
     def is_stretched(self, length: int) -> bool:
-        """Whether frequencies depend on the length: under dynamic scaling beyond the trained one."""
-        return self.config.rope.kind == "dynamic" and length > self.config.max_position_embeddings
+        """Whether frequencies are not those of the trained length: under dynamic scaling and longrope beyond it."""
+        return self.config.regime(length) > 0
 
     def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        found = self._tables
-        if self.is_stretched(length):
-            return found if len(found[0]) == length else self._make(length)
-        if len(found[0]) >= length and not self.is_stretched(len(found[0])):
-            return found
-        size = max(256, 1 << (length - 1).bit_length())
-        return self._make(self.config.max_position_embeddings if self.is_stretched(size) else size)
-
-    def _make(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        self._tables = found = tables(self.config, length)
+        regime = self.config.regime(length)
+        found = self._tables.get(regime)
+        if found is None or len(found[0]) < length:
+            size = max(256, 1 << (length - 1).bit_length())
+            if self.config.regime(size) != regime:
+                size = length if regime else self.config.packed_length
+            found = tables(self.config, size)
+            self._tables = {key: each for key, each in self._tables.items() if key < 2} | {regime: found}
         return found

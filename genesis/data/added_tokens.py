@@ -19,8 +19,7 @@ _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _TYPE = "__type"  # what an object of tokenizer_config.json has that is a token
 _LISTED, _EXTRA, _OLD_EXTRA = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"
-# transformers' classes that read only vocabulary and merges of tokenizer.json, with their default special tokens, and
-# the types of models for which it does not use these classes.
+# transformers' classes that read only vocabulary and merges of tokenizer.json, with their default special tokens.
 _END = "<|endoftext|>"
 _REBUILT: Mapping[str, Mapping[str, str]] = {
     "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
@@ -29,16 +28,16 @@ _REBUILT: Mapping[str, Mapping[str, str]] = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
 }
-_NEVER_REBUILT = ("granite", "mistral", "olmo2", "phi3")
+# The class by the type of the model: where the config names none, and whatever it names ("" for one that is not above).
+_USUAL = {"gemma3_text": "GemmaTokenizer", "qwen3": "Qwen2Tokenizer"}
+_FIXED = {"qwen2": "Qwen2Tokenizer", "granite": "", "mistral": "", "olmo2": "", "phi3": ""}
 
 
 def rebuilding_class(config: Mapping[str, Any], model_type: object, is_byte_level: bool) -> str | None:
     """transformers' class for a tokenizer, where it is one that does not keep the added tokens of tokenizer.json."""
-    usual = {"gemma3_text": "GemmaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}.get(str(model_type))
-    given = usual if model_type == "qwen2" else config.get("tokenizer_class") or usual
-    name = str(given).removesuffix("Fast")
-    is_kept = name not in _REBUILT or model_type in _NEVER_REBUILT or (name == "LlamaTokenizer" and is_byte_level)
-    return None if is_kept else name
+    kind = str(model_type)
+    name = _FIXED.get(kind, str(config.get("tokenizer_class") or _USUAL.get(kind)).removesuffix("Fast"))
+    return None if name not in _REBUILT or (name == "LlamaTokenizer" and is_byte_level) else name
 
 
 def tokenizer_settings(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_prompts import CHUNK, Prompts
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, Step, keep, take
 from genesis_models.engine.device_state import Reading
-from genesis_models.engine.engine import Request, Token, Waiting, check_prompt, finish_of, length_of
+from genesis_models.engine.engine import Request, Token, Waiting, check_prompt, finish_of, length_of, rest_of, room_for
 from genesis_models.engine.sampling import not_finite
 
 __all__ = ["DeviceEngine"]
@@ -39,7 +39,7 @@ class _Sequence:
     number: int
     most: int  # tokens of its continuation that there is room for
     launched: int = 0  # steps
-    count: int = 0  # tokens that the host has seen
+    tokens: list[int] = field(default_factory=list)  # that the host has seen
     is_done: bool = False  # or cancelled: further tokens are nobody's
 
     @property
@@ -86,6 +86,7 @@ class DeviceEngine:
         self._live: dict[int, _Sequence] = {}  # those that have not ended, by number
         self._batches: deque[_Batch] = deque()
         self._last: Step | None = None  # that was launched
+        self._waiting = Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         """See `Engine.run`. Tokens come a few steps after the device has drawn them."""
@@ -96,7 +97,8 @@ class DeviceEngine:
             self._held = take(self.model, *form) if self._held is None else self._held
             self._held.begin(self.model)
             self._sequences = [None] * min(self.rows, self._held.cache.rows)
-            yield from self._run(self._held, Waiting(requests))
+            self._waiting = Waiting(requests)
+            yield from self._run(self._held, self._waiting)
         except OutOfMemoryError as error:
             error.next = ADVICE
             raise
@@ -121,6 +123,7 @@ class DeviceEngine:
 
     def cancel(self, request: int) -> None:
         """See `Engine.cancel`."""
+        self._waiting.cancel(request)
         if (sequence := self._live.get(request)) is not None:
             self._end(sequence)
 
@@ -154,7 +157,7 @@ class DeviceEngine:
         if length > self.capacity:
             what = f"a sequence of up to {length} tokens in an engine for {self.capacity}"
             raise UsageError(what, next="make the engine with that capacity")
-        return _Sequence(request, number, length - len(request.ids))
+        return _Sequence(request, number, room_for(self.model, request))
 
     def _launch(self, held: DeviceRows, is_more: bool) -> None:
         """Launch some steps of all rows, and give rows free that need no further ones.
@@ -188,10 +191,13 @@ class DeviceEngine:
                 token = drawn[row]
                 if each.is_done or token == INACTIVE:
                     continue
-                each.count += 1
-                finish = finish_of(each.request, token, each.count, each.most)
+                each.tokens.append(token)
+                finish = finish_of(each.request, token, len(each.tokens), each.most)
                 if finish is not None:
                     self._end(each)
+                if (rest := rest_of(self.model, each.request, each.tokens, finish)) is not None:
+                    self._waiting.again(each.number, rest)
+                    finish = None
                 if finish == "stop":
                     yield Token(each.number, None, None, finish)
                 else:
@@ -210,4 +216,4 @@ class DeviceEngine:
         assert self._last is not None and self._last.logits is not None
         logits = self._last.logits  # steps since then had the same input in this row
         found = logits[row].float().cpu().numpy() if row < len(logits) else np.zeros(1, np.float32)
-        return not_finite(found, len(sequence.request.ids) + sequence.count)
+        return not_finite(found, len(sequence.request.ids) + len(sequence.tokens))

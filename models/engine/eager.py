@@ -11,7 +11,7 @@ import numpy as np
 
 import genesis
 from genesis_models.blocks import CausalLM, KeyValueCache
-from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of
+from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of, room_for
 from genesis_models.engine.sampling import SamplingRows, not_finite
 
 __all__ = ["EagerEngine"]
@@ -43,11 +43,17 @@ class EagerEngine:
 
     def _continue(self, number: int, request: Request) -> Iterator[Token]:
         length, weight = length_of(self.model, request), self.model.model.embed_tokens.weight
-        most, tokens, row = length - len(request.ids), list(request.ids), np.zeros(1, np.int64)
+        most, seen, row = length - len(request.ids), list(request.ids), np.zeros(1, np.int64)
+        tokens = seen
         if most <= 0:
             yield Token(number, None, finish="length")
             return
-        cache = KeyValueCache(self.model.config, 1, length, weight.dtype, str(weight.device))
+        anew = len(tokens) + room_for(self.model, request)  # where all keys get other rotary angles
+
+        def empty() -> KeyValueCache:
+            return KeyValueCache(self.model.config, 1, length, weight.dtype, str(weight.device))
+
+        cache = empty()
         self._sampling.start(0, request.sampling, request.sequence, np.asarray(tokens))
         for count in range(1, most + 1):
             with genesis.no_grad():
@@ -65,4 +71,7 @@ class EagerEngine:
             yield Token(number, token, float(chances[0]) if self._log_probs else None, finish)
             if self._cancelled == number:
                 return
+            seen.append(token)
             tokens = [token]
+            if len(seen) == anew:
+                tokens, cache = seen, empty()

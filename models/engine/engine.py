@@ -6,8 +6,9 @@ together. A row that is finished takes the next request. Length masks the rows, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -70,19 +71,33 @@ class Waiting:
         requests: None among them says that none waits now; it is asked again before the next step, or at once where
             nothing runs.
 
-    Attributes:
-        is_more: whether there may be further ones.
     """
 
     def __init__(self, requests: Iterable[Request | None]) -> None:
-        self._requests, self._taken, self.is_more = iter(requests), 0, True
+        self._requests, self._taken, self._is_open = iter(requests), 0, True
+        self._again: deque[tuple[int, Request]] = deque()
+
+    @property
+    def is_more(self) -> bool:
+        """Whether there may be further ones."""
+        return self._is_open or bool(self._again)
+
+    def again(self, number: int, request: Request) -> None:
+        """The rest of request `number` waits for a row, before all others."""
+        self._again.append((number, request))
+
+    def cancel(self, number: int) -> None:
+        """Forget the rest of a request."""
+        self._again = deque(each for each in self._again if each[0] != number)
 
     def take(self) -> tuple[int, Request] | None:
         """The next one and its number; None where none waits."""
+        if self._again:
+            return self._again.popleft()
         try:
-            request = next(self._requests) if self.is_more else None
+            request = next(self._requests) if self._is_open else None
         except StopIteration:
-            self.is_more, request = False, None
+            self._is_open, request = False, None
         if request is None:
             return None
         self._taken += 1
@@ -96,8 +111,7 @@ class _Row:
     request: Request
     number: int
     most: int  # tokens of its continuation that there is room for
-    last: int = -1  # the token that is not in the cache yet
-    count: int = 0
+    tokens: list[int] = field(default_factory=list)  # of its continuation; the last one is not in the cache yet
     is_cancelled: bool = False
 
 
@@ -130,6 +144,24 @@ def length_of(model: CausalLM, request: Request) -> int:
     return min(len(request.ids) + max(request.max_tokens, 0), model.config.context_length)
 
 
+def room_for(model: CausalLM, request: Request) -> int:
+    """The most tokens of a continuation before it ends, or its keys must be computed anew (`rest_of`)."""
+    length, ids, trained = length_of(model, request), len(request.ids), model.config.packed_length
+    if ids <= trained < length and model.config.regime(length) == 1:
+        return trained + 1 - ids
+    return length - ids
+
+
+def rest_of(model: CausalLM, request: Request, tokens: Sequence[int], finish: Finish | None) -> Request | None:
+    """What is left of a request that reached the length from which on all its keys have other rotary angles, as in
+    transformers; None where its continuation ended or goes on in its row.
+    """
+    ids = [*request.ids, *tokens]
+    if finish != "context" or len(ids) >= model.config.context_length:
+        return None
+    return replace(request, ids=ids, max_tokens=request.max_tokens - len(tokens))
+
+
 def finish_of(request: Request, token: int, count: int, most: int) -> Finish | None:
     """Why a continuation ends with its token number `count`, of `most` that there is room for; None if it does not."""
     if token in request.stop:
@@ -157,6 +189,7 @@ class Engine:
         self.cache = RowCache(model.config, rows, capacity, model.model.embed_tokens.weight.dtype)
         self._sampling = SamplingRows(rows, model.config.vocab_size)
         self._rows: list[_Row | None] = [None] * rows
+        self._waiting = Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         """The tokens of all requests as they are drawn, several requests at a time.
@@ -167,7 +200,7 @@ class Engine:
             UsageError: an empty or too long prompt, or an impossible setting. ModelError: an id beyond the vocabulary.
             NumericError: logits that are NaN or infinite.
         """
-        waiting = Waiting(requests)
+        self._waiting = waiting = Waiting(requests)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -186,6 +219,7 @@ class Engine:
 
     def cancel(self, request: int) -> None:
         """Let a request end with what it has; `run` frees its row before its next step."""
+        self._waiting.cancel(request)
         for row, used in enumerate(self._rows):
             if used is not None and used.number == request:
                 used.is_cancelled, self._rows[row] = True, None
@@ -201,7 +235,7 @@ class Engine:
         if length > self.cache.capacity:
             what = f"a sequence of up to {length} tokens in an engine for {self.cache.capacity}"
             raise UsageError(what, next="make the engine with that capacity")
-        self._rows[row] = _Row(request, number, length - len(ids))
+        self._rows[row] = _Row(request, number, room_for(self.model, request))
         self.cache.lengths[row] = 0
         self._sampling.start(row, request.sampling, request.sequence, ids)
         rows, cut = np.array([row]), (len(ids) - 1) // self._chunk * self._chunk
@@ -212,7 +246,7 @@ class Engine:
     def _step(self, active: list[int]) -> Iterator[Token]:
         """One more token of each active row."""
         rows = np.array(active)
-        last = np.array([[used.last] for used in self._rows if used is not None], np.int64)
+        last = np.array([[used.tokens[-1]] for used in self._rows if used is not None], np.int64)
         yield from self._drawn(rows, self._forward(rows, last, None))
 
     def _forward(self, rows: np.ndarray, ids: np.ndarray, totals: Sequence[int] | None) -> genesis.Tensor:
@@ -232,12 +266,14 @@ class Engine:
             each = used[i]
             if each is None or each.is_cancelled:
                 continue
-            each.count += 1
-            finish = finish_of(each.request, token, each.count, each.most)
+            each.tokens.append(token)
+            finish = finish_of(each.request, token, len(each.tokens), each.most)
             chance = float(chances[i]) if self._log_probs else None
             if finish is not None:
                 self._rows[row] = None
-            each.last = token
+            if (rest := rest_of(self.model, each.request, each.tokens, finish)) is not None:
+                self._waiting.again(each.number, rest)
+                finish = None
             if finish == "stop":
                 yield Token(each.number, None, None, finish)
             else:

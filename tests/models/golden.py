@@ -15,9 +15,9 @@ __all__ = ["EXTRA", "FAMILIES", "FIXTURES", "NAMES", "QWEN", "Golden", "extra", 
 
 FIXTURES = Path(__file__).parent / "fixtures"
 QWEN = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
-FAMILIES = ("mistral", "smollm3", "olmo2", "phi3", "granite", "gemma3")
+FAMILIES = ("mistral", "smollm3", "olmo2", "phi3", "phi3-long", "granite", "gemma3")
 NAMES = (*QWEN, *FAMILIES)
-EXTRA = ("llama3", "llama-head-dim", "qwen2-window", "qwen3-yarn-bias")
+EXTRA = ("llama3", "phi3-beyond", "llama-head-dim", "qwen2-window", "qwen3-yarn-bias")
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,19 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.3, 2.5, 4.0],
+    "partial_rotary_factor": 0.75,
+}
 
 EXTRA = {
+    "phi3-beyond": (  # sequences of 20 tokens are longer than those that it was trained with
+        Phi3ForCausalLM,
+        Phi3Config(**SMALL, pad_token_id=None, original_max_position_embeddings=12, rope_parameters=dict(LONGROPE)),
+    ),
     "llama3": (
         LlamaForCausalLM,
         LlamaConfig(**SMALL, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
@@ -121,6 +132,13 @@ FAMILIES = {
     "phi3": (
         Phi3ForCausalLM,
         Phi3Config(**TINY, sliding_window=6, original_max_position_embeddings=64),
+    ),
+    "phi3-long": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **TINY | {"hidden_size": 32, "tie_word_embeddings": True}, original_max_position_embeddings=24,
+            rope_parameters=dict(LONGROPE),
+        ),
     ),
     "granite": (
         GraniteForCausalLM,

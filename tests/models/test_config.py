@@ -100,7 +100,10 @@ def test_unknown_rope_parameters_are_refused() -> None:
         'rope_parameters has "mrope_section", which Genesis does not know: it may change the computation'
     )
     raw["rope_parameters"] = {"rope_type": "longrope"}
-    assert refused(raw).what == 'rope_type is "longrope", Genesis has default, linear, dynamic, yarn, llama3'
+    assert (
+        refused(raw).what
+        == 'rope_type is "longrope", Genesis has default, linear, dynamic, yarn, llama3 for such models'
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import genesis
 import genesis_models
 from genesis.errors import NumericError, UsageError
 from genesis_models.engine import EagerEngine, Engine, Request, Sampling, Token
+from genesis_models.engine.device import DeviceEngine
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden
 from tests.soak.generations import Held, generations, held
 
@@ -67,6 +69,39 @@ def test_a_stretched_rope_in_a_batch_is_each_sequences_own() -> None:
     requests = [Request(each, GREEDY, 12) for each in prompts(3, 320, 40)]
     expected = by_request(EagerEngine(model).run(requests), 4)
     assert by_request(Engine(model, rows=4, capacity=100, chunk=16).run(requests), 4) == expected
+
+
+@pytest.mark.parametrize("kind", [Engine, DeviceEngine])
+@pytest.mark.parametrize("name", ["phi3-long", "phi3-beyond"])
+def test_keys_are_computed_anew_where_longrope_changes_their_angles(name: str, kind: Any) -> None:
+    """Each token is that of a pass over the whole sequence, whose length is what its angles depend on."""
+    model = genesis_models.load((extra if name in EXTRA else golden)(name).folder)
+    trained, context = model.config.packed_length, model.config.context_length
+    rng, drawing = np.random.default_rng(1), Sampling(1.0, seed=4, repetition_penalty=1.2)
+    lengths = (trained - 4, trained - 1, trained, trained + 1, 3)
+    requests = [
+        Request(rng.integers(0, 96, length).tolist(), GREEDY if i % 2 else drawing, most, sequence=i)
+        for i, (length, most) in enumerate(zip(lengths, (8, 1, 2, 8, 200), strict=True))
+    ]
+    engine = kind(model, rows=2, capacity=context)
+    tokens = list(engine.run(requests))
+    found = by_request(tokens, 5)
+    assert [len(each) for each in found] == [8, 1, 2, 8, context - 3]
+    assert found == by_request(EagerEngine(model).run(requests), 5)
+    assert {each.request: each.finish for each in tokens if each.finish} == dict.fromkeys(range(4), "length") | {
+        4: "context"
+    }
+    for request, drawn in zip(requests, found, strict=True):
+        for count, token in enumerate(drawn if request.sampling is GREEDY else ()):
+            with genesis.no_grad():
+                logits = model(genesis.tensor([[*request.ids, *drawn[:count]]])).numpy()[0, -1]
+            assert logits[token] > logits.max() - 1e-4
+    rest: dict[int, list[int | None]] = defaultdict(list)
+    for each in engine.run(requests):
+        rest[each.request].append(each.id)
+        if each.request == 0 and len(rest[0]) == 5:  # it waits to be passed anew
+            engine.cancel(0)
+    assert rest[0] == found[0][:5] and all(rest[i] == found[i] for i in range(1, 5))
 
 
 def test_stop_ids_and_the_contexts_end_free_rows_for_the_next(model: genesis_models.CausalLM) -> None:

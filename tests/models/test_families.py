@@ -25,6 +25,7 @@ from tests.train.runs import load, make
 DEFAULTS = json.loads((FIXTURES / "defaults.json").read_text())
 HERE = [kind for kind in DEFAULTS if kind in FAMILIES]
 GPU = Device("cuda", 0)
+LONG = {"type": "longrope", "short_factor": [1.0], "long_factor": [4.0]}
 
 
 def minimal(kind: str, **changes: Any) -> dict[str, Any]:
@@ -71,9 +72,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"rope_scaling": {"rope_type": "linear"}}, "full_attention: factor is missing: rope_type linear"),
     ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, expected a number above 0"),
     ("granite", {"logits_scaling": "8"}, "logits_scaling is 8, expected a number"),
-    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "rope_type is longrope, Genesis has default"),
-    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type is yarn, and Genesis has default for phi3"),
-    ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "long_factor is missing: rope_type longrope"),
+    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "short_factor is missing: rope_type longrope needs it"),
+    ("phi3", {"rope_scaling": LONG | {"short_factor": [1.0] * 8}}, "short_factor has 8 numbers, expected 1"),
+    ("phi3", {"rope_scaling": LONG | {"long_factor": [0]}}, "long_factor has 0, expected numbers from 1e-06"),
+    ("phi3", {"rope_scaling": LONG | {"long_factor": 4}}, "long_factor is 4, expected a list"),
+    ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is linear, Genesis has default, longrope"),
+    ("phi3", {"partial_rotary_factor": 0.0}, "partial_rotary_factor is 0, expected a number above 0"),
+    ("phi3", {"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7 rotates 1 of 2 values, no pairs"),
+    ("granite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and Genesis, as transformers, rotates"),
+    (
+        "mistral",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is",
+    ),
+    ("olmo2", {"rope_scaling": LONG}, "rope_type is longrope, Genesis has default"),
 ]
 
 

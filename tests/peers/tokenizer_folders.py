@@ -2,8 +2,9 @@
 
 Run with `make peers-test`. Each folder is drawn at random: which tokens tokenizer.json, `tokenizer_config.json` (roles,
 lists old and new, tokens with names of their own), `special_tokens_map.json` and `added_tokens.json` name, at which
-ids, with which flags, for which class and model type. In one folder a token has the same flags wherever it is named in full:
-of two definitions transformers takes one or the other by the order in which it happens to add them.
+ids, with which flags, for which class and model type. In one folder a token has the same flags
+wherever it is named in full: of two definitions transformers takes one or the other by the order in which it happens to
+add them.
 """
 
 from __future__ import annotations
