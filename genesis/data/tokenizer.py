@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,6 +165,27 @@ class Tokenizer:
         """The ids from which a model continues `text`; never none: an empty text starts a new one."""
         ids = [*self.start_ids, *self.encode(text, parse_special=parse_special).tolist(), *self.prompt_end_ids]
         return ids or [self.eos_id if self.bos_id is None else self.bos_id]
+
+    def is_beyond(self, text: str, most: int, *, parse_special: bool = False) -> bool:
+        """Whether `text` has more than `most` tokens, as far as its length and the tokens of its start tell cheaply.
+
+        A start with twice as many decides: what follows cannot make half of its tokens go. Raises: as `encode_batch`.
+        """
+        if len(text) > most * self.longest:
+            return True
+        sizes = takewhile(lambda size: size < len(text), (4 * most << doublings for doublings in count(0, 2)))
+        return any(len(self.encode(text[:size], parse_special=parse_special)) > 2 * most for size in sizes)
+
+    @cached_property
+    def longest(self) -> int:
+        """The most characters of a text for each of its tokens.
+
+        NFC makes at most three characters one. Where nothing is proven of the parts, which may drop white space or join
+        unknown characters, sixteen times the longest token is taken.
+        """
+        rule, model = self._cut_rule(parse_special=False), self._parts["model"]
+        is_proven = rule.cut_points and not rule.blocks and (model.get("byte_fallback") or not rule.drops_prefix)
+        return max(map(len, self._library.get_vocab())) * (16 if not is_proven else 3 if self.normalizes else 1)
 
     def pieces(self, text: str, size: int, window: int, *, parse_special: bool = False) -> list[str]:
         """`text` in pieces, of about `size` characters where the tokenizer allows it, for `encode_batch`."""

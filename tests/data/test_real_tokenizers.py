@@ -48,6 +48,15 @@ def test_pieces_of_a_long_document_have_the_ids_of_the_whole(real: tuple[Tokeniz
     assert [number for ids in found for number in ids.tolist()] == tokenizer.encode(text).tolist()
 
 
+def test_a_text_that_fits_is_never_called_too_long(real: tuple[Tokenizer, dict[str, Any]]) -> None:
+    tokenizer, _ = real
+    longest = max((t for t in map(tokenizer.token, range(tokenizer.vocab_size)) if t), key=len)
+    for text in [*TEXTS, "".join(TEXTS), "a" * 999, " " * 999, longest * 50, "e\u0301" * 300]:
+        for most in (count := len(tokenizer.encode(text)), count + 1, 10 * count + 1):
+            assert not tokenizer.is_beyond(text, most), (text[:20], most)
+    assert tokenizer.is_beyond("".join(TEXTS) * 20, 8)
+
+
 def test_what_differs_between_them_is_covered() -> None:
     starts = {name: bool(found["content"]["post_processor"]["type"] != "ByteLevel") for name, found in REAL.items()}
     assert starts == {"deepseek": False, "qwen": False, "smollm2": False, "mistral-v1": True, "mistral-v3": True}

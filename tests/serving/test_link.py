@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import pytest
 import uvicorn
 
 import genesis_models
+from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError
@@ -225,7 +227,7 @@ def test_connections_that_the_system_refuses_are_told_in_a_line(capsys: pytest.C
 class Unusable:
     """A template whose process cannot be started again."""
 
-    def encode(self, conversation: Conversation) -> list[int]:
+    def encode(self, conversation: Conversation, *, most: int) -> list[int]:
         raise ModelError("starting Python for chat templates failed: Too many open files")
 
 
@@ -349,6 +351,99 @@ def test_a_request_for_more_than_all_places_is_wrong_and_not_early(
         _, statuses = await together(app, [body(n=11), body(prompt=["a", "b", "c"], n=4)])
         await until(lambda: len(statuses) == 2)
         assert statuses == [400, 400] and not engine.taken
+
+    run(test)
+
+
+LONG = "some words to learn " * 50_000
+CHAT = [{"role": "user", "content": "words"}]
+
+
+COSTLY: list[tuple[str, dict[str, Any], int]] = [
+    ("completions", {"prompt": [[1]] * 20_000, "n": 128}, 400),
+    ("completions", {"prompt": ["words"] * 11}, 400),
+    ("completions", {"prompt": ["words"] * 3, "n": 4}, 400),
+    ("completions", {"prompt": LONG}, 400),
+    ("completions", {"prompt": "a" * 500_000}, 400),
+    ("completions", {"prompt": [*["words"] * 9, [1] * 129]}, 400),
+    ("completions", {"prompt": [*["words"] * 9, [99_999_999]]}, 400),
+    ("completions", {"prompt": "words", "stop": ["b" * 2000]}, 400),
+    ("completions", {"prompt": "words", "metadata": [[]] * 60_000}, 413),
+    ("chat/completions", {"messages": CHAT, "n": 11}, 400),
+    ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400),
+    ("chat/completions", {"messages": CHAT * 2000}, 400),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 2000}]}, 400),
+    ("chat/completions", {"messages": [{**CHAT[0], "x": [0] * 400_000}]}, 400),
+    ("chat/completions", {"messages": [{**CHAT[0], "x": {LONG[:99] + str(i): 0 for i in range(999)}}]}, 400),
+]
+
+
+def test_what_a_request_costs_is_bounded_before_anything_is_encoded(
+    run: Any, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+
+    async def test(link: Link, engine: Endless) -> None:
+        tokenizer = Tokenizer.load(chat_model)
+        monkeypatch.setattr(tokenizer, "encode_batch", partial(_measured, encoded, tokenizer.encode_batch))
+        with ChatPrompts(tokenizer, ChatTemplate.read(str(chat_model))) as template:
+            api = Api(Settings("m", 0, 128, 320, frozenset(), "", 4 << 20), link, tokenizer, template, [])
+            for path, fields, status in COSTLY:
+                got: list[dict[str, Any]] = []
+                encoded.clear()
+
+                async def take(message: dict[str, Any], got: list[dict[str, Any]] = got) -> None:
+                    got.append(message)
+
+                data = json.dumps({"model": "m", **fields}).encode()
+                async with asyncio.timeout(10):
+                    await asked(api.app, [{"type": "http.request", "body": data}], take, f"/v1/{path}")
+                assert (got[0]["status"], link.taken, engine.taken) == (status, 0, 0), (fields.keys(), got)
+                assert sum(encoded) <= 4 * 128, fields.keys()
+
+    run(test)
+
+
+def _measured(encoded: list[int], encode: Any, texts: list[str], **how: Any) -> Any:
+    encoded += map(len, texts)
+    return encode(texts, **how)
+
+
+def test_more_log_probabilities_than_an_answer_holds_are_refused(
+    run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "MOST_TOLD", 100)
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        _, statuses = await together(app, [body(logprobs=1, n=3), body(logprobs=5), body(max_tokens=0, echo=True, n=3,
+                                                                                         logprobs=9)])  # fmt: skip
+        await until(lambda: len(statuses) == 3)
+        assert statuses == [400] * 3 and not engine.taken
+
+    run(test)
+
+
+def test_bodies_that_come_at_once_are_bounded_together(
+    run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "BODIES", 2)
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        statuses: list[int] = []
+
+        async def take(message: dict[str, Any]) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        held = [[{"type": "http.request", "body": b" " * 900, "more_body": True}] for _ in range(4)]
+        tasks = [asyncio.ensure_future(asked(app, each, take)) for each in held]
+        await until(lambda: statuses == [429] * 2)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asked(app, [{"type": "http.request", "body": b" " * 900}], take)
+        assert statuses[2:] == [400]
 
     run(test)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed
+from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed, parsed_json
 
 TEXT: dict[str, Any] = {"model": "m", "prompt": "words"}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "words"}]}
@@ -25,6 +26,7 @@ def chat(**more: Any) -> ChatBody:
     "field, value, what",
     [
         ("stop", ["a"] * 17, "stop: at most 16 items, found 17"),
+        ("stop", ["a", "b" * 1001], "stop.1: at most 1000 characters"),
         ("stop", 5, "stop.0: expected a string, found a number"),
         ("stop", ["a", None], "stop.1: expected a string, found null"),
         ("temperature", "1", "temperature: expected a finite number, found a string"),
@@ -57,6 +59,45 @@ def test_an_error_says_the_field_and_what_it_takes(field: str, value: Any, what:
     with pytest.raises(BadRequest) as found:
         text(**{field: value})
     assert (str(found.value), found.value.param, found.value.status) == (what, field, 400)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" + b",".join([b"[1]"] * 50_000) + b"]",
+        b"[" + b",".join([b"{}"] * 50_000) + b"]",
+        b"{" + b",".join(b'"%d":0' % i for i in range(50_001)) + b"}",
+        b"[" + b",".join([rb'"\\"'] * 50_001) + b"]",
+        b"[" + b",".join([rb'"\\\""'] * 50_001) + b"]",
+        b"[" + b",".join([b"1"] * 500_001) + b"]",
+        b"[" * 60_000,
+    ],
+)
+def test_a_body_of_too_many_values_is_not_built(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it is built"))
+    with pytest.raises(BadRequest) as found:
+        parsed_json(data)
+    assert found.value.status == 413
+
+
+def test_what_a_body_may_hold() -> None:
+    quoted = {"prompt": '[{,"\\' * 60_000, "\\": ["\\", '"', '\\"[', "ä\u2028"]}
+    for value in (
+        quoted,
+        [[1]] * 49_000,
+        [0] * 499_999,
+        [{"a": ["b"]}] * 9_000,
+        5,
+        "",
+        [],
+        json.loads("[" * 64 + "]" * 64),
+    ):
+        assert parsed_json(json.dumps(value).encode()) == parsed_json(json.dumps(value, ensure_ascii=False).encode())
+        assert parsed_json(json.dumps(value).encode()) == value
+    for data in (b"[" * 65 + b"]" * 65, b"{", b"\xff", b"NaN", b'"\\"', b'"', b"[1] 2", b'["a]', b"9" * 5000, b""):
+        with pytest.raises(BadRequest) as found:
+            parsed_json(data)
+        assert found.value.status == 400
 
 
 def test_what_is_missing_is_said() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from genesis.data.stream_decoder import StreamDecoder, token_bytes, token_text
 from genesis.data.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Choice", "chat_logprobs", "completion_logprobs", "event"]
+__all__ = ["Answer", "Choice", "event", "logprobs"]
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class Choice:
         asked: the prompt as it was sent; None where that was ids.
         ids: of the text.
         finish: why it ends, in OpenAI's words.
+        logprobs: as JSON, which is made choice by choice: all at once would keep the server busy.
     """
 
     prompt: Sequence[int]
@@ -31,7 +32,7 @@ class Choice:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     finish: str | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: bytes = b"null"
 
 
 class Answer:
@@ -41,10 +42,11 @@ class Answer:
         self._is_chat, self._model, self._created = is_chat, model, int(time.time())
         self._id = ("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12)
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """All at once."""
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._frame(kind, [self._choice(i, each) for i, each in enumerate(choices)]), "usage": usage(choices)}
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        """All at once, as JSON."""
+        frame = {**self._frame("chat.completion" if self._is_chat else "text_completion", []), "usage": usage(choices)}
+        parts = b",".join(self._choice(i, each) for i, each in enumerate(choices))
+        return _json(frame).replace(b'"choices":[]', b'"choices":[' + parts + b"]", 1)
 
     def begin(self, index: int) -> dict[str, Any]:
         """The first chunk of a chat's choice."""
@@ -68,9 +70,10 @@ class Answer:
         choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
         return self._frame(self._chunk_kind, [choice])
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Choice) -> bytes:
         text = {"message": {"role": "assistant", "content": choice.text}} if self._is_chat else {"text": choice.text}
-        return {"index": index, **text, "logprobs": choice.logprobs, "finish_reason": choice.finish}
+        value = _json({"index": index, **text, "finish_reason": choice.finish})
+        return value[:-1] + b',"logprobs":' + choice.logprobs + b"}"
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
@@ -85,16 +88,27 @@ def usage(choices: Sequence[Choice]) -> dict[str, int]:
 
 def event(value: dict[str, Any] | None) -> bytes:
     """A server-sent event; None is the end."""
-    return b"data: " + (b"[DONE]" if value is None else json.dumps(value, separators=(",", ":")).encode()) + b"\n\n"
+    return b"data: " + (b"[DONE]" if value is None else _json(value)) + b"\n\n"
 
 
-def completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], *, echo: bool) -> dict[str, Any]:
-    """Those of /v1/completions.
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], is_chat: bool, echo: bool) -> bytes:
+    """The log-probabilities of a choice as JSON.
 
     Args:
         rows: `worker.scores` of the prompt and the text.
-        echo: whether the prompt's are told too.
+        echo: whether the prompt's are told too; not of a chat.
     """
+    if is_chat:
+        return _json(_chat_logprobs(tokenizer, choice, rows))
+    return _json(_completion_logprobs(tokenizer, choice, rows, echo=echo))
+
+
+def _completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], *, echo: bool) -> dict[str, Any]:
+    """Those of /v1/completions."""
     first = 0 if echo else len(choice.prompt)
     begins = _begins(tokenizer, choice)
     texts = [
@@ -135,7 +149,7 @@ def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], begins: boo
     return found
 
 
-def chat_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any]) -> dict[str, Any]:
+def _chat_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any]) -> dict[str, Any]:
     """Those of /v1/chat/completions."""
     first = len(choice.prompt)
     drawn = zip(choice.ids, _begins(tokenizer, choice)[first:], rows[first - 1 :], strict=True)

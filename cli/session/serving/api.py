@@ -24,16 +24,18 @@ from genesis.data.messages import read_messages
 from genesis.data.records import Conversation, Defect, Position
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError
-from genesis_cli.session.serving.answers import Answer, Choice, chat_logprobs, completion_logprobs, event
+from genesis_cli.session.serving.answers import Answer, Choice, event, logprobs
 from genesis_cli.session.serving.link import JOINED_S, Link
-from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed
+from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed, parsed_json
 from genesis_models.engine.text import RequestText
 
 __all__ = ["Api", "Settings"]
 
 BODY_S = 30.0  # in which a body must come
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
-DEPTH = 64  # of a body
+BODIES = 16  # of the largest size, that may be held at a time
+VALUES_A_TOKEN = 4  # that messages have at most, keys included: a turn has fewer
+MOST_TOLD = 1 << 19  # log-probabilities of an answer
 HOST = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::\d*)?")  # a name, a port
 
 
@@ -81,8 +83,10 @@ class Api:
         self._settings, self._link, self._tokenizer = settings, link, tokenizer
         self._template, self._ends = template, ends
         self._starts = _starts(tokenizer)
-        # Beside the loop: one conversation after the other, and one request's prompts, which may take seconds.
+        # Beside the loop: one conversation after the other, and one prompt, then another request's.
         self._renders, self._encodes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._held = 0  # bytes of bodies that come
+        self._parsing = asyncio.Lock()  # of bodies that are there at once, others are served between two
         calls = [
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._chat),
@@ -147,16 +151,18 @@ class Api:
             async with asyncio.timeout(BODY_S):
                 async for part in request.stream():
                     data += part
+                    self._held += len(part)
                     if len(data) > most:
                         raise BadRequest(f"the body has more than {most:,} bytes", status=413)
+                    if self._held > BODIES * most:
+                        raise BadRequest("too many large bodies come at once; try again later", status=429)
+            async with self._parsing:
+                await asyncio.sleep(0)
+                return parsed_json(bytes(data))
         except TimeoutError:
             raise BadRequest(f"the body did not come within {BODY_S:.0f} s", status=408) from None
-        try:
-            value = json.loads(bytes(data).decode("utf-8"), parse_constant=_refuse)
-            _check_depth(value)
-        except (ValueError, RecursionError):
-            raise BadRequest("the body is no JSON in UTF-8 of plain values") from None
-        return value
+        finally:
+            self._held -= len(data)
 
     def _named(self, body: Body) -> None:
         if body.model != self._settings.name:
@@ -189,13 +195,15 @@ class Api:
     async def _completions(self, request: Request) -> Response:
         body = parsed(CompletionBody, await self._body(request))
         self._named(body)
-        prompts = await asyncio.get_running_loop().run_in_executor(self._encodes, self._encoded, body.prompts)
         tokens = 16 if body.max_tokens is None else body.max_tokens
         if not tokens and not body.echo:
             raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
         if body.stream and (body.echo or body.logprobs is not None):
             raise BadRequest("echo and logprobs are not streamed", param="stream")
-        return await self._run(request, body, prompts, tokens, body.logprobs, echo=bool(body.echo))
+        with ExitStack() as places:
+            places.enter_context(self._link.room(len(body.prompts) * body.choices))
+            prompts = await self._encoded(body.prompts, tokens)
+            return await self._run(request, body, prompts, tokens, places, body.logprobs, echo=bool(body.echo))
 
     async def _chat(self, request: Request) -> Response:
         body = parsed(ChatBody, await self._body(request))
@@ -204,16 +212,31 @@ class Api:
             raise BadRequest("the model has no chat template; /v1/completions continues a text", code="no_chat")
         if body.logprobs and body.stream:
             raise BadRequest("logprobs are not streamed", param="stream")
-        ids = await self._rendered(body.messages)
-        tokens = body.max_completion_tokens or body.max_tokens or max(self._settings.context - len(ids), 1)
-        top = (body.top_logprobs or 0) if body.logprobs else None
-        return await self._run(request, body, [(ids, None)], tokens, top)
+        self._check_messages(body.messages)
+        with ExitStack() as places:
+            places.enter_context(self._link.room(body.choices))
+            loop = asyncio.get_running_loop()
+            ids = await loop.run_in_executor(self._renders, self._rendered, body.messages)
+            tokens = body.max_completion_tokens or body.max_tokens or max(self._settings.context - len(ids), 1)
+            self._check_prompt(ids, 0, tokens, "messages")
+            top = (body.top_logprobs or 0) if body.logprobs else None
+            return await self._run(request, body, [(ids, None)], tokens, places, top)
 
-    def _encoded(self, prompts: Sequence[str | list[int]]) -> list[tuple[list[int], str | None]]:
-        """The ids of each, and its text. Raises: BadRequest."""
-        return [self._text_ids(each) if isinstance(each, str) else (each, None) for each in prompts]
+    async def _encoded(self, prompts: Sequence[str | list[int]], tokens: int) -> list[tuple[list[int], str | None]]:
+        """The ids of each, and its text; ids are checked before any text is encoded. Raises: BadRequest."""
+        for place, each in enumerate(prompts):
+            if not isinstance(each, str):
+                self._check_prompt(each, place, tokens, "prompt")
+        loop, found = asyncio.get_running_loop(), []
+        for place, each in enumerate(prompts):
+            if isinstance(each, str):
+                found.append(await loop.run_in_executor(self._encodes, self._text_ids, each, place))
+                self._check_prompt(found[-1][0], place, tokens, "prompt")
+            else:
+                found.append((each, None))
+        return found
 
-    def _text_ids(self, text: str) -> tuple[list[int], str | None]:
+    def _text_ids(self, text: str, place: int) -> tuple[list[int], str | None]:
         """The ids of a prompt, and its text; without that where it begins as ids are shown: with the first token.
 
         Other special tokens that are written out stay text.
@@ -224,11 +247,28 @@ class Api:
             raise BadRequest("the prompt is empty", param="prompt")
         start = next((each for each in self._starts if text.startswith(each)), "")  # clients such as lm-eval decode ids
         try:
+            if self._tokenizer.is_beyond(text, context := self._settings.context):
+                what = f"prompt {place} has more tokens than the context holds, {context}"
+                raise BadRequest(what, param="prompt", code="context_length_exceeded")
             return self._tokenizer.prompt(text.removeprefix(start)), None if start else text
         except (UnicodeEncodeError, GenesisError):
             raise BadRequest("the prompt cannot be encoded", param="prompt") from None
 
-    async def _rendered(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _check_messages(self, messages: list[dict[str, Any]]) -> None:
+        """Raises: BadRequest for more values than a conversation of the context's tokens can have."""
+        context, left, values, characters = self._settings.context, list[Any](messages), 0, 0
+        while left:
+            each, values = left.pop(), values + 1
+            if isinstance(each, str):
+                characters += len(each)
+            elif isinstance(each, dict | list):
+                left += [*each, *each.values()] if isinstance(each, dict) else each
+            if values > VALUES_A_TOKEN * context + 1000 or characters > context * self._tokenizer.longest:
+                what = f"the messages have {values:,} values and {characters:,} characters or more, which are more "
+                what += f"than the context of {context} tokens holds"
+                raise BadRequest(what, param="messages", code="context_length_exceeded")
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> list[int]:
         """Raises: BadRequest."""
         assert self._template is not None
         try:
@@ -237,8 +277,7 @@ class Api:
                 raise BadRequest(
                     "the last message is the assistant's, and there is nothing to answer", param="messages"
                 )
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._renders, self._template.encode, Conversation(read))
+            return self._template.encode(Conversation(read), most=self._settings.context)
         except Defect as error:
             raise BadRequest(f"{error.field}: {error.what}", param="messages") from None
         except DataError as error:
@@ -248,26 +287,28 @@ class Api:
 
     async def _run(
         self, request: Request, body: Body, prompts: Sequence[tuple[list[int], str | None]], tokens: int,
-        top: int | None, *, echo: bool = False,
+        places: ExitStack, top: int | None, *, echo: bool = False,
     ) -> Response:  # fmt: skip
         """The answer to prompts.
 
         Args:
             prompts: their ids, and the text of those that were sent as text.
+            places: of its choices, which a stream keeps until it ends.
             top: likeliest ids to tell of each token; None: no log-probabilities.
             echo: whether the prompt is told before the text.
         """
-        for place, (ids, _) in enumerate(prompts):
-            self._check_prompt(ids, place, tokens, "messages" if isinstance(body, ChatBody) else "prompt")
+        if top is not None:
+            told = body.choices * (1 + top) * sum(tokens + echo * len(ids) for ids, _ in prompts)
+            if told > MOST_TOLD:
+                what = f"the request asks for {told:,} log-probabilities, of at most {MOST_TOLD:,}; send fewer prompts"
+                raise BadRequest(what, param="logprobs", code="too_many_logprobs")
         answer = Answer(self._settings.name, is_chat=isinstance(body, ChatBody))
         choices = [Choice(*each) for each in prompts for _ in range(body.choices)]
-        with ExitStack() as places:
-            places.enter_context(self._link.room(len(choices)))
-            if body.stream:
-                return _Stream(self, answer, choices, body, tokens, places.pop_all())
-            works = (self._finish(i, each, body, tokens, top, echo) for i, each in enumerate(choices))
-            await _unless_gone(request, _together(works))
-            return _json(answer.whole(choices))
+        if body.stream:
+            return _Stream(self, answer, choices, body, tokens, places.pop_all())
+        works = (self._finish(i, each, body, tokens, top, echo) for i, each in enumerate(choices))
+        await _unless_gone(request, _together(works))
+        return Response(answer.whole(choices), media_type="application/json")
 
     async def _finish(self, number: int, choice: Choice, body: Body, tokens: int, top: int | None, echo: bool) -> None:
         """Draw a whole choice, and put in what else is told of it; arguments as of `_run`."""
@@ -276,10 +317,8 @@ class Api:
                 choice.text, choice.finish = choice.text + text, finish
         if top is not None:
             rows = await self._link.scores([*choice.prompt, *choice.ids], top)
-            if isinstance(body, ChatBody):
-                choice.logprobs = chat_logprobs(self._tokenizer, choice, rows)
-            else:
-                choice.logprobs = completion_logprobs(self._tokenizer, choice, rows, echo=echo)
+            is_chat = isinstance(body, ChatBody)
+            choice.logprobs = await asyncio.to_thread(logprobs, self._tokenizer, choice, rows, is_chat, echo)
         if echo:
             asked = choice.asked
             shown = self._tokenizer.decode(choice.prompt, skip_special=False) if asked is None else asked
@@ -291,8 +330,10 @@ class Api:
         if len(ids) + tokens > context or len(ids) >= context + (not tokens):
             what = f"prompt {place} has {len(ids)} tokens and its answer up to {tokens}, the context holds {context}"
             raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
-        for position, id in enumerate(ids):
-            if not 0 <= id < vocabulary:
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            for position, id in enumerate(ids):
+                if 0 <= id < vocabulary:
+                    continue
                 found = f"the token id {id:,} at position {position} of prompt {place}"
                 raise BadRequest(
                     f"{found} is not in the vocabulary of {vocabulary:,}, ids 0 to {vocabulary - 1:,}", param=param
@@ -451,21 +492,3 @@ async def _gone(request: Request) -> None:
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Of ASCII alone, so that any text can be written."""
     return Response(json.dumps(value, separators=(",", ":")).encode(), status, headers, "application/json")
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
-
-
-def _check_depth(value: Any) -> None:
-    """Raises: ValueError."""
-    level: list[Any] = [value]
-    for _ in range(DEPTH):
-        level = [x for each in level for x in _parts(each)]
-        if not level:
-            return
-    raise ValueError("nested too deep")
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

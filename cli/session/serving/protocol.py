@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     PlainValidator,
     StrictBool,
@@ -25,11 +29,16 @@ from genesis.errors import escape, nearest
 from genesis.train.bounds import BOUNDS
 from genesis_models.engine import Sampling
 
-__all__ = ["BadRequest", "Body", "ChatBody", "CompletionBody", "parsed"]
+__all__ = ["BadRequest", "Body", "ChatBody", "CompletionBody", "parsed", "parsed_json"]
 
 T = TypeVar("T", bound="Body")
 MOST_CHOICES = 128
-MOST_STOPS = 16
+MOST_VALUES = 500_000  # of a body
+MOST_PARTS = 50_000  # strings, lists and objects among them, keys included
+DEPTH = 64  # of those in each other
+OTHERS = bytes({*range(256)} - {*b"[]{}"})
+TEXT = re.compile(rb'"[^"]*"')
+MOST_STOPS, MOST_STOP_CHARS = 16, 1000
 MOST_TOP = 20
 # Fields of OpenAI's that change no answer.
 IGNORED = frozenset({
@@ -58,6 +67,7 @@ WORDS: Mapping[str, str] = {
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
+    "string_too_long": "at most {max_length} characters",
     "too_long": "at most {max_length} items, found {actual_length}",
     "too_short": "at least {min_length} item, found {actual_length}",
     "string_type": "expected a string, found {found}",
@@ -92,8 +102,8 @@ def _no_prompt(value: Any) -> str | None:
         return None
     if not isinstance(value, list):
         return describe(value)
-    wrong = next((at for at, each in enumerate(value) if type(each) is not int), None)
-    if wrong is not None:
+    if not {*map(type, value)} <= {int}:
+        wrong = next(at for at, each in enumerate(value) if type(each) is not int)
         return f"a list with {describe(value[wrong])} at position {wrong}"
     return None if value else "an empty list"
 
@@ -122,6 +132,9 @@ class StreamOptions(BaseModel):
     include_usage: StrictBool | None = None
 
 
+Stop = Annotated[StrictStr, Field(max_length=MOST_STOP_CHARS)]
+
+
 class Body(BaseModel):
     """What both kinds of requests have."""
 
@@ -135,7 +148,7 @@ class Body(BaseModel):
     repetition_penalty: Annotated[StrictFloat, Field(**BOUNDS["repetition_penalty"].limits)] | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MOST_CHOICES)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: Annotated[list[StrictStr], Field(max_length=MOST_STOPS), BeforeValidator(_listed)] | None = None
+    stop: Annotated[list[Stop], Field(max_length=MOST_STOPS), BeforeValidator(_listed)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
 
@@ -180,7 +193,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """Of /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], FailFast(), Field(min_length=1)]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool | None = None
@@ -190,6 +203,32 @@ class ChatBody(Body):
         """Raises: BadRequest for alternatives to tokens that are not told."""
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs: only with logprobs", param="top_logprobs")
+
+
+def parsed_json(data: bytes) -> Any:
+    """The value of a body. Nobody else is served while it is built, so what that takes is counted first.
+
+    Raises:
+        BadRequest.
+    """
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # every quote that is left opens or closes a string
+    parts = plain.count(b'"') // 2
+    outside = TEXT.sub(b"", plain) if parts <= MOST_PARTS else b""
+    brackets = bytes(outside).translate(None, OTHERS)
+    parts, values = parts + sum(map(brackets.count, b"[{")), outside.count(b",")
+    if parts > MOST_PARTS or values >= MOST_VALUES:
+        what = f"the body has more than {MOST_PARTS:,} strings, lists and objects, or than {MOST_VALUES:,} values"
+        raise BadRequest(what, status=413)
+    try:
+        if max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0) > DEPTH:
+            raise ValueError("nested too deep")
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise BadRequest("the body is no JSON in UTF-8 of plain values") from None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
 
 
 def parsed(kind: type[T], value: Any) -> T:

@@ -8,6 +8,7 @@ encloses each special token inside a text, and also the end or start of a text t
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -58,7 +59,9 @@ class Marker:
         """Where special tokens stand in `text` that are the template's own, as pairs of start and stop."""
         found = [match.span() for match in self._pattern.finditer(text.text)]
         if text.plain:
-            found = [(a, b) for a, b in found if not any(a < stop and b > start for start, stop in text.plain)]
+            starts, stops = zip(*text.plain, strict=True)
+            after = [bisect_right(stops, a) for a, _ in found]  # the first plain part that ends behind each
+            found = [(a, b) for (a, b), i in zip(found, after, strict=True) if i == len(starts) or b <= starts[i]]
         return found
 
     def marked(self, value: Any, avoid: Sequence[str]) -> tuple[Any, str]:

@@ -48,12 +48,15 @@ class ChatPrompts:
         """End the process that renders."""
         self._renderer.close()
 
-    def encode(self, conversation: Conversation | Sequence[Mapping[str, Any]], *, where: str = "") -> list[int]:
+    def encode(
+        self, conversation: Conversation | Sequence[Mapping[str, Any]], *, where: str = "", most: int | None = None
+    ) -> list[int]:
         """The ids before the answer to a conversation; special tokens in its messages stay text.
 
         Args:
             conversation: or its messages, such as `[{"role": "user", "content": "…"}]`.
             where: how an error names it.
+            most: the tokens that it may have; one that has many more is refused before it is encoded.
 
         Raises:
             DataError: the template cannot render it, or it cannot be encoded. ModelError: the template cannot be used.
@@ -61,7 +64,7 @@ class ChatPrompts:
         if not isinstance(conversation, Conversation):
             conversation = Conversation(tuple(dict(message) for message in conversation))
         try:
-            return self._ids(conversation)
+            return self._ids(conversation, most)
         except (TurnError, MarksError) as error:
             next = error.next if isinstance(error, TurnError) else "take the special token out of the text"
             raise DataError(escape(error), where=where, next=next) from error
@@ -74,7 +77,7 @@ class ChatPrompts:
             what = "the conversation is nested too deep, or holds a number of thousands of digits"
             raise DataError(what, where=where, next="write it in a simpler form") from None
 
-    def _ids(self, conversation: Conversation) -> list[int]:
+    def _ids(self, conversation: Conversation, most: int | None) -> list[int]:
         """Raises: TurnError, MarksError, ValueError, RecursionError."""
         turn, parts, marker = len(conversation.messages), self._parts, self._parts.marker
         job, marks = marked_job(
@@ -84,6 +87,8 @@ class ChatPrompts:
         prompt = rendered.turns[0][0] if isinstance(rendered, Rendered) else rendered
         if isinstance(prompt, RenderError):
             raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "see what it asks for")
+        if most is not None and self._tokenizer.is_beyond(prompt, most, parse_special=True):
+            raise TurnError("too long", f"the conversation has more than {most:,} tokens", "shorten it")
         wanted, known = parts.parts(unmarked(prompt, marks), follows=False), TextIds(self._tokenizer)
         known.want(wanted)
         known.fetch()

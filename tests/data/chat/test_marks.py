@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,6 +44,20 @@ def test_nor_does_the_template_complete_one_of_a_message(special: str, first: in
         assert MARKER.specials(unmarked(values[0] + middle + tail, marks)) == []
     if tail:
         assert MARKER.specials(unmarked(head + middle + values[1], marks)) == []
+
+
+def test_many_special_tokens_of_a_message_are_told_apart_in_one_pass() -> None:
+    passes = [0]
+
+    class Counted(tuple[tuple[int, int], ...]):
+        def __iter__(self) -> Iterator[tuple[int, int]]:
+            passes[0] += 1
+            return super().__iter__()
+
+    [value], marks = MARKER.marked(["<s>" * 500], [])
+    found = unmarked("<|im_start|>" + value + "</s>", marks)
+    assert MARKER.specials(Marked(found.text, Counted(found.plain))) == [(0, 12), (1512, 1516)]
+    assert passes[0] <= 2
 
 
 @given(
