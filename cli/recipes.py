@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Settings that name a model.
 MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
 
-__all__ = ["load", "names", "text_of"]
+__all__ = ["configured", "load", "names", "source", "text_of"]
 
 
 def names() -> list[str]:
@@ -35,21 +35,24 @@ def text_of(name: str) -> str:
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
-    """The configuration called `name`; a file of that name takes precedence. In it, names of models on the hub are
-    replaced with the folders that have what was pulled of them.
+    """The configuration called `name`: `configured` of its `source`. Raises: ConfigError, UsageError: as they do."""
+    return configured(*source(name), overrides)
+
+
+def source(name: str) -> tuple[str | bytes, str]:
+    """The text of the configuration called `name`, and its name in errors; a file takes precedence over a recipe.
 
     Raises:
-        ConfigError: there is no such file or recipe, or it is invalid.
-        UsageError: an override is malformed.
+        ConfigError: there is no such file or recipe.
     """
     from genesis.io.owner import stranger
-    from genesis.train.config_file import load_config, parse_config
+    from genesis.train.config_file import read_source
 
     with boundary(ConfigError, "looking for the configuration", name):
         is_there = "\0" in name or exists(name)
     if not is_there:
         if name in names():
-            return _on_this_machine(parse_config(text_of(name), f"{name}.yaml (shipped with Genesis)", overrides))
+            return text_of(name), f"{name}.yaml (shipped with Genesis)"
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
@@ -59,7 +62,18 @@ def load(name: str, overrides: Sequence[str]) -> Config:
             where=escape(Path(name).absolute()),
             next=f"write ./{name} for the file, or call the recipe from another folder",
         )
-    return _on_this_machine(load_config(name, overrides))
+    return read_source(name), escape(name)
+
+
+def configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Config:
+    """The configuration in a text. Names of models on the hub are replaced with the folders that have what was pulled.
+
+    Raises:
+        ConfigError: it is invalid. UsageError: an override is malformed.
+    """
+    from genesis.train.config_file import parse_config
+
+    return _on_this_machine(parse_config(text, name, overrides))
 
 
 def _on_this_machine(config: Config) -> Config:

@@ -38,8 +38,9 @@ with which editors complete and check a configuration.
 
 A configuration is a YAML file with the sections below. Any setting can be changed on the command line, as in
 `genesis train quickstart optim.lr=1e-3`. An unknown key is an error that names the nearest one. A run writes its
-configuration, with every default filled in, to `config.resolved.yaml` in its folder. With `--resume` only the settings
-marked *may change* may differ from it.
+configuration, with every default filled in, to `config.resolved.yaml` in its folder. `--resume` goes on with it,
+overrides included. Of the settings typed then, or changed in the file since, those marked *may change* are taken and
+others are refused.
 """
 
 
@@ -59,7 +60,8 @@ def configuration_page() -> str:
         section = schema["$defs"][_reference(reference)]
         lines += [f"## {name}", "", _sentence(section["description"]), ""]
         required = section.get("required", ())
-        rows = [_setting(name, key, field, key in required) for key, field in section["properties"].items()]
+        marks = {"x-resume": section.get("x-resume")}
+        rows = [_setting(name, key, marks | field, key in required) for key, field in section["properties"].items()]
         lines += [
             *markdown_table(("setting", "value", "default", "meaning"), rows, ("setting", "value", "meaning")),
             "",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
@@ -36,6 +37,7 @@ from genesis.train.metrics import (
 )
 from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
+from genesis.train.overrides import Overrides, recorded_settings
 from genesis.train.progress import Progress, duration
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
@@ -71,12 +73,20 @@ __all__ = ["announce", "arithmetic", "assemble", "cpu_threads", "make_model", "t
 
 
 @advised()
-def train(config: Config, *, resume: Resume, console: Output, resume_from: str | None = None) -> Summary:
+def train(
+    config: Config,
+    *,
+    resume: Resume,
+    console: Output,
+    resume_from: str | None = None,
+    overrides: Overrides = MappingProxyType({}),
+) -> Summary:
     """Train as `config` says and leave the run in `train.output_dir`.
 
     Args:
         resume: go on from the newest checkpoint there; "allow" starts a run where there is none.
         resume_from: the name of an older checkpoint to go on from.
+        overrides: those that `config` has in it, for the run's record.
 
     Raises:
         GenesisError: of the class that names what is wrong; see `genesis.errors`.
@@ -89,19 +99,28 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
         joined(config, console, interrupts) as ranks,
         ranks.during("preparation", PREPARING_S),
     ):
-        return _train(config, resume, resume_from, console if ranks.is_main else Output(None), interrupts, ranks)
+        console = console if ranks.is_main else Output(None)
+        return _train(config, resume, resume_from, console, interrupts, ranks, overrides)
 
 
 def _train(
-    config: Config, resume: Resume, resume_from: str | None, console: Output, interrupts: Interrupts, ranks: Ranks
+    config: Config,
+    resume: Resume,
+    resume_from: str | None,
+    console: Output,
+    interrupts: Interrupts,
+    ranks: Ranks,
+    overrides: Overrides,
 ) -> Summary:
     """`train` on one of the ranks: rank 0 holds the folder, and does first what others find done then."""
     device = resolve_device(config.train.device, ranks)
-    with RunFolder(config, is_held=ranks.is_main) as folder, arithmetic(config, ranks):
+    with RunFolder(config, is_held=ranks.is_main, overrides=overrides) as folder, arithmetic(config, ranks):
         with ranks.main_first("folder"):
             asks = bool(resume) or resume_from is not None
             config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
             changed = folder.check_previous(config, resume, resume_from)
+        if (kept := recorded_settings(overrides)) is not None:
+            console.line(kept)
         config = same_settings(ranks, config)
         previous = adapter_to_resume(config, resume, resume_from)
         base = checked_base(config, previous)
@@ -333,7 +352,11 @@ def _restore(
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
         if changed:
             console.line(f"changed: {', '.join(map(str, changed))}")
-        if {"train.steps", "train.epochs"} & {change.key for change in changed}:
+        keys = {change.key for change in changed}
+        if "optim.lr" in keys and step < training.steps:
+            rate = f"optim.lr is {training.config.optim.lr:g} from step {step + 1} on"
+            console.line(f"{rate}; optim.schedule goes on where it was")
+        if {"train.steps", "train.epochs"} & keys:
             console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
         if training.device == CPU and before is not None and before != threads():
             console.line(

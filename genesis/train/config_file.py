@@ -22,6 +22,7 @@ from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, e
 __all__ = [
     "RESOLVED",
     "Change",
+    "apply_override",
     "changes",
     "check_reads_back",
     "check_resume",
@@ -70,15 +71,19 @@ def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) 
         if section in document.data and document.data[section] is None and field.default is not None:
             document.data[section] = {}
     for override in overrides:
-        _apply(document, override)
+        apply_override(document, override)
     try:
         return Config.model_validate(document.data)
     except ValidationError as error:
         raise _as_config_error(document, explain(error)) from None
 
 
-def _apply(document: Document, override: str) -> None:
-    """Sets the value that `section.key=value` names, making the mappings on its way."""
+def apply_override(document: Document, override: str) -> None:
+    """Sets the value that `section.key=value` names, making the mappings on its way.
+
+    Raises:
+        UsageError: it has no `=` or no key. ConfigError: the value is malformed, or a mapping on its way is a value.
+    """
     key, equals, text = override.partition("=")
     shown = escape(override if len(override) <= 100 else override[:97] + "...")
     path: KeyPath = tuple(part.strip() for part in key.split("."))
@@ -241,7 +246,8 @@ def check_resume(old: Config, new: Config, where: str = "") -> list[Change]:
 
 def _may_change(key: str) -> bool:
     section, name = key.split(".")
-    return bool(section_class(section).model_fields[name].json_schema_extra == RESUME)
+    schema = section_class(section)
+    return RESUME in (schema.model_config.get("json_schema_extra"), schema.model_fields[name].json_schema_extra)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:

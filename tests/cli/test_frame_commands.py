@@ -36,7 +36,7 @@ COMMANDS = [
 # Says how it was called, and never runs a model.
 ECHO = """
 import json
-def train(config, *, resume, resume_from, console):
+def train(config, *, resume, resume_from, console, overrides):
     console.line(json.dumps([config.train.steps, config.optim.lr, resume, resume_from]))
 def validate(config, *, console):
     console.line(json.dumps({"data": config.data.train}))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from genesis.train.bounds import BOUNDS
-from genesis.train.config.section import Section
+from genesis.train.config.section import RESUME, Section
 from genesis.train.config.values import Count
 
 __all__ = ["EvalConfig"]
@@ -15,6 +15,8 @@ __all__ = ["EvalConfig"]
 
 class EvalConfig(Section):
     """Evaluation on held-out data, and text samples. Both happen every `every` steps and at the end."""
+
+    model_config = ConfigDict(json_schema_extra=RESUME)
 
     every: Count | None = Field(default=None, description="Steps between two evaluations. null: only at the end.")
     at_start: bool | None = Field(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from genesis import optim
-from genesis.train.config.section import Section, problem
+from genesis.train.config.section import RESUME, Section, problem
 from genesis.train.config.values import MAX_STEPS, Count, Dtype, Factor, Fraction, Pattern, Positive
 
 __all__ = ["FINE_TUNING", "OPTIMIZERS", "SCHEDULES", "OptimConfig", "fine_tuning_rates"]
@@ -81,6 +81,7 @@ class OptimConfig(Section):
         + _by_choice(OPTIMIZERS, "lr")
         + _when_fine_tuning("lr")[:-1]
         + " for adamw; the others' change by the same factor.",
+        json_schema_extra=RESUME,
     )
     betas: Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)] | None = Field(
         default=None,

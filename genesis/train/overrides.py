@@ -1,0 +1,142 @@
+"""The overrides of a run: what its command line set, kept in its record, so that they need not be typed at a resume."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from genesis.errors import ConfigError, escape
+from genesis.train.config_file import apply_override
+from genesis.train.config_help import show
+from genesis.train.strict_yaml import MAX_BYTES, emit, parse
+
+__all__ = [
+    "Override",
+    "Overrides",
+    "as_words",
+    "combined",
+    "output_dir",
+    "read_overrides",
+    "recorded_settings",
+    "with_overrides",
+]
+
+OUTPUT_DIR = "train.output_dir"
+# Ends the record, one line for each setting: `optim.lr: [what was typed, what the file had]`.
+COMMENT = "# Set on the command line, and what the configuration file had there:\n"
+
+
+@dataclass(frozen=True)
+class Override:
+    """A setting given on the command line.
+
+    Attributes:
+        text: its value as it was typed.
+        file: a list of the value that the configuration file has there, empty where it has none; None: not known.
+        is_recorded: it comes from the run's record, and was not typed now.
+    """
+
+    text: str
+    file: list[Any] | None
+    is_recorded: bool = False
+
+
+Overrides = Mapping[str, Override]
+
+
+def combined(
+    source: str | bytes, name: str, typed: Sequence[str], recorded: Overrides, *, is_record: bool = False
+) -> dict[str, Override]:
+    """The overrides that hold: those recorded whose value in the file has not changed since, then those typed now.
+
+    Args:
+        is_record: the file is the run's own record, so it does not say what the configuration file has.
+    """
+    data = parse(source, name).data
+
+    def in_file(key: str, before: Override | None) -> list[Any] | None:
+        return (before and before.file) if is_record else _value_at(data, key)
+
+    result = {
+        key: replace(override, file=in_file(key, override), is_recorded=True)
+        for key, override in recorded.items()
+        if is_record or override.file is None or override.file == _value_at(data, key)
+    }
+    for word in typed:
+        setting, _, text = word.partition("=")
+        key = ".".join(part.strip() for part in setting.split("."))
+        before = result.pop(key, None)  # so that the newest comes last
+        result[key] = Override(text, in_file(key, before))
+    return result
+
+
+def _value_at(data: Any, key: str) -> list[Any]:
+    """A list of the value at `key`, empty where there is none."""
+    for part in key.split("."):
+        if not isinstance(data, dict) or part not in data:
+            return []
+        data = data[part]
+    return [data]
+
+
+def as_words(overrides: Overrides) -> list[str]:
+    """The overrides as they are typed."""
+    return [f"{key}={override.text}" for key, override in overrides.items()]
+
+
+def recorded_settings(overrides: Overrides) -> str | None:
+    """A line about the overrides that come from the record; None where there are none."""
+    kept = [
+        f"{key}={override.text}" + (f" (the file: {show(override.file[0])})" if override.file else "")
+        for key, override in overrides.items()
+        if override.is_recorded
+    ]
+    return f"going on with the settings that the run was given: {escape(', '.join(kept))}" if kept else None
+
+
+def output_dir(source: str | bytes, name: str, typed: Sequence[str]) -> str | None:
+    """The folder that a configuration names for its run, although other settings may still be missing."""
+    document = parse(source, name)
+    for word in typed:
+        apply_override(document, word)
+    found = _value_at(document.data, OUTPUT_DIR)
+    return os.path.expanduser(found[0]) if found and isinstance(found[0], str) else None
+
+
+def with_overrides(record: str, overrides: Overrides) -> str:
+    """A run's record with its overrides below it; without them where the reader would not take them."""
+    rows = {
+        key: override.text if override.file is None else [override.text, *override.file]
+        for key, override in overrides.items()
+        if key != OUTPUT_DIR  # by which the record was found
+    }
+    text = record + COMMENT + "".join(f"# {line}\n" for line in emit(rows).splitlines())
+    with suppress(ConfigError):
+        if rows and len(text.encode()) <= MAX_BYTES and read_overrides(text, ""):
+            return text
+    return record
+
+
+def read_overrides(record: str, name: str) -> dict[str, Override]:
+    """The overrides in a run's record; none in that of an older version.
+
+    Raises:
+        ConfigError: they were changed to something else, with the line.
+    """
+    above, comment, below = record.partition(COMMENT)
+    lines = [line.removeprefix("# ") for line in below.splitlines()]
+    rows = parse("\n" * (above + comment).count("\n") + "\n".join(lines), name).data
+    result = {}
+    for key, row in rows.items():
+        match row:
+            case str(text):
+                result[key] = Override(text, None)
+            case [str(text), *file] if len(file) < 2:
+                result[key] = Override(text, file)
+            case _:
+                next = "write [what was typed, what the file had], or remove the line and type the override again"
+                raise ConfigError(f"the comment about {key} cannot be read", where=name, next=next)
+    return result
