@@ -13,15 +13,16 @@ from typing import Any
 
 from genesis.backend import CPU
 from genesis.data.chat.template import CHATML
+from genesis.data.corpus import Corpus
 from genesis.data.sources import expand
 from genesis.data.tokenizer_files import TOKENIZER_NAME
-from genesis.errors import ConfigError, ModelError, OutOfMemoryError, UsageError, escape
+from genesis.errors import ConfigError, GenesisError, ModelError, OutOfMemoryError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hf import read_chat_templates
 from genesis.io.hub_cache import local_path
 from genesis.io.paths import exists, is_folder
 from genesis.profile.format import format_bytes
-from genesis.train.config import Config
+from genesis.train.config import CheckpointConfig, Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import emit, parse
 from genesis_cli.session.estimate import Place, place_of
@@ -61,6 +62,9 @@ ON_CPU = "quickstart"  # a new model that the CPU can train
 STEP_TOKENS = 16_384  # of data of one's own
 CPU_ROWS, CPU_LENGTH = 2, 256
 OPTIONS = {"data.seq_len": "--seq-len"}
+REPORTS = 5  # evaluations and checkpoints of a run
+READ_BYTES = 8 << 20  # of data; larger data are judged by the size of their files
+TOKEN_BYTES = 5
 HOWS = ("none", "selective", "full")
 
 
@@ -183,7 +187,11 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     sized = _on_cpu(config) if on_cpu else _on_gpu(config, asked, place)
     values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
     text = with_values(text, values)
-    _parsed(text)
+    if (steps := _about_how_many_steps(_parsed(text))) is not None:
+        often = _round_number(max(1, steps // REPORTS))
+        values = {"eval.every": often, "checkpoint.every": min(often, CheckpointConfig().every or often)}
+        text = with_values(text, values, {"eval.every": "Steps between two looks at what is held out."})
+        _parsed(text)
     return "\n".join([*_head(asked, place, sized), "", text]), sized
 
 
@@ -210,15 +218,17 @@ def with_values(text: str, values: Mapping[str, Any], comments: Mapping[str, str
         section, _, key = setting.partition(".")
         marks, lines = parse(text, setting), text.split("\n")
         shown = _shown(value)
+        about = [f"  # {comments[setting]}"] if comments and setting in comments else []
         if (section, key) in marks.values:
             line, column = marks.values[section, key]
             row = lines[line - 1]
             comment = re.search(r"\s+#.*$", row[column - 1 :])
             lines[line - 1] = row[: column - 1] + shown + (comment[0] if comment else "")
+        elif (section,) not in marks.keys:
+            lines[-1:] = ["", f"{section}:", *about, f"  {key}: {shown}", ""]
         else:
             start = marks.keys[section,].line
             end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
-            about = [f"  # {comments[setting]}"] if comments and setting in comments else []
             lines[end:end] = [*about, f"  {key}: {shown}"]
         text = "\n".join(lines)
     return text
@@ -262,6 +272,28 @@ def _parsed(text: str) -> Config:
         return found
     model = found.model.model_copy(update={"path": local_path(found.model.path)})
     return found.model_copy(update={"model": model})
+
+
+def _about_how_many_steps(config: Config) -> int | None:
+    """The length of the run, rather too few steps than too many; None where nothing can be read."""
+    if config.train.epochs is None:
+        return config.train.steps
+    data, train = config.data, config.train
+    try:
+        corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes)  # type: ignore[arg-type]
+        size = sum(os.stat(file.path).st_size for file in corpus.files)
+        if size <= READ_BYTES:  # what records have beside their text is no part of the run
+            size = sum(len(document.text.encode()) for document in corpus.documents())
+    except (GenesisError, OSError):
+        return None
+    rows = size * (1 - (data.eval_fraction or 0)) / (TOKEN_BYTES * data.seq_len)
+    return int(train.epochs * rows / (train.batch_size * train.accumulation_steps)) if size else None
+
+
+def _round_number(most: int) -> int:
+    """The largest of 1, 2, 5, 10, 20, 50, … that is at most `most`."""
+    unit = 10 ** (len(str(most)) - 1)
+    return max(digit * unit for digit in (1, 2, 5) if digit * unit <= most)
 
 
 def _on_cpu(config: Config) -> Sized:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
@@ -26,7 +25,7 @@ from genesis.io.strict_json import read_limited
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config, read_source
 from genesis.train.metrics import FILE_NAME, check_metrics
-from genesis.train.overrides import Overrides, as_words, combined, output_dir, read_overrides, with_overrides
+from genesis.train.overrides import Override, Overrides, as_words, combined, output_dir, read_overrides, with_overrides
 from genesis.train.plot import PICTURE_NAME
 from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES
@@ -238,8 +237,8 @@ def record_of(config: str, typed: list[str]) -> tuple[str, list[str]]:
 
 
 def overrides_to_resume(
-    file: str, source: str | bytes, name: str, typed: Sequence[str]
-) -> tuple[Sequence[str], Overrides]:
+    file: str, source: str | bytes, name: str, typed: list[str]
+) -> tuple[list[str], dict[str, Override]]:
     """The overrides with which the run that a configuration names goes on: as they are applied, and for its record.
 
     Args:

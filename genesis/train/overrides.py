@@ -58,7 +58,9 @@ def combined(
     data = parse(source, name).data
 
     def in_file(key: str, before: Override | None) -> list[Any] | None:
-        return (before and before.file) if is_record else _value_at(data, key)
+        if not is_record:
+            return _value_at(data, key)
+        return None if before is None else before.file
 
     result = {
         key: replace(override, file=in_file(key, override), is_recorded=True)

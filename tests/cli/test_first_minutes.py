@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,6 +180,26 @@ def test_a_base_model_gets_a_template_for_chats(model: Path, here: Path) -> None
             assert "targets" in done("data", "preview", "c.yaml")
     done("init", "c.yaml", "--model", model, "--data", "chats.jsonl", "--force")
     assert load_config("c.yaml").data.template is None
+
+
+@pytest.mark.parametrize(("chats", "goal", "extra"), [(4, "lora", 0), (300, "lora", 2000), (1500, "pretrain", 0)])
+def test_a_run_is_evaluated_and_saved_several_times(model: Path, here: Path, chats: int, goal: str, extra: int) -> None:
+    """Also a short one, and one of records that are mostly not text."""
+    rows = [{**chat(f"what is {n} and {n}?", f"it is {2 * n}"), "source": "x" * extra} for n in range(chats)]
+    if goal == "pretrain":
+        rows = [{"text": f"{n} and {n} is {2 * n}, says the book. " * 5} for n in range(chats)]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done("init", "c.yaml", "--model", model, "--data", "mine.jsonl", "--goal", goal, "--seq-len", "64")
+    config = load_config("c.yaml")
+    assert config.train.epochs is not None
+    packed = re.search(r"rows of 64 tokens: ([\d,]+)", done("data", "preview", "c.yaml", "--samples", "0"))
+    assert packed
+    a_step = config.train.batch_size * config.train.accumulation_steps
+    steps = math.ceil(int(packed[1].replace(",", "")) * config.train.epochs / a_step)
+    assert config.eval.every == config.checkpoint.every is not None
+    times = steps / config.eval.every
+    # The tokenizer of this model has twice as many tokens for a text as those that one trains with.
+    assert 3 <= times <= 60 and (steps < 10 or config.eval.every > 1), (steps, config.eval.every)
 
 
 def test_a_model_without_a_tokenizer_has_a_line(model: Path, here: Path) -> None:
