@@ -17,6 +17,9 @@ from genesis_cli.estimate import GpuMemory
 
 __all__ = ["init"]
 
+# Those of `genesis_cli.session.init`, whose import takes longer than a shell should wait for.
+GOALS = ("lora", "full", "pretrain", "scratch")
+
 Model = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", help="Model folder, name on the hub, or a size such as qwen3-0.6B."),
@@ -33,6 +36,7 @@ Goal = Annotated[
         "--goal",
         metavar="GOAL",
         help="lora, full, pretrain (go on with texts) or scratch.  [default: lora with --model, else scratch]",
+        autocompletion=lambda incomplete: [goal for goal in GOALS if goal.startswith(incomplete)],
     ),
 ]
 OutputDir = Annotated[

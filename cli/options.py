@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,11 +27,32 @@ __all__ = [
     "Reports",
     "TorchPython",
     "VsTorch",
+    "complete_config",
+    "complete_recipe",
     "settings",
     "weight_dtype",
 ]
 
-ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file, or the name of a recipe: quickstart.")]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The recipes that a shell completes `incomplete` to."""
+    from genesis_cli.recipes import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Recipes, YAML files and folders, as which a shell completes `incomplete`."""
+    paths = [path + "/" * os.path.isdir(path) for path in glob.glob(glob.escape(incomplete) + "*")]
+    return complete_recipe(incomplete) + sorted(path for path in paths if path.endswith(("/", ".yaml", ".yml")))
+
+
+ConfigName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="YAML file, or the name of a recipe: quickstart.", autocompletion=complete_config
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file."),

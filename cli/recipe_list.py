@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from genesis.errors import UsageError, nearest
+from genesis_cli.options import complete_recipe
 
 __all__ = ["recipes"]
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A recipe; without it they are listed.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A recipe; without it they are listed.", autocompletion=complete_recipe),
+    ] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Write it to NAME.yaml here, to change it.")] = False,
 ) -> None:
     """List the recipes, print one, or copy it.
