@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 import re
@@ -19,49 +20,94 @@ __all__ = ["Problem", "expected", "explain", "nearest_key", "show"]
 
 # A file with more mistakes than this is no configuration; the first ones say enough.
 MAX_EXPLAINED = 100
-# Names that other trainers use for our settings.
-KNOWN_NAMES = {
-    "adam_beta1": "optim.betas",
-    "adam_beta2": "optim.betas",
-    "adam_epsilon": "optim.eps",
-    "adapter_name_or_path": "lora.init_from",
-    "bf16": "model.dtype",
-    "block_size": "data.seq_len",
-    "chat_template": "data.template",
-    "chat_template_kwargs": "data.template_args",
-    "context_length": "data.seq_len",
-    "cutoff_len": "data.seq_len",
-    "dataset": "data.train",
-    "device_batch_size": "train.batch_size",
-    "enable_thinking": "data.template_args",
-    "eval_on_start": "eval.at_start",
-    "eval_steps": "eval.every",
-    "fp8": "train.precision",
-    "freeze_layers": "train.freeze",
-    "gradient_accumulation_steps": "train.accumulation_steps",
-    "gradient_checkpointing": "train.activation_checkpointing",
-    "learning_rate": "optim.lr",
-    "logging_steps": "log.every",
-    "lora_rank": "lora.r",
-    "lora_target": "lora.target_modules",
-    "lr_scheduler_type": "optim.schedule",
-    "max_length": "data.seq_len",
-    "max_new_tokens": "eval.sample_tokens",
-    "max_seq_length": "data.seq_len",
-    "max_steps": "train.steps",
-    "model_name_or_path": "model.path",
-    "num_iterations": "train.steps",
-    "num_train_epochs": "train.epochs",
-    "optimizer": "optim.name",
-    "per_device_eval_batch_size": "eval.batch_size",
-    "per_device_train_batch_size": "train.batch_size",
-    "rank": "lora.r",
-    "save_steps": "checkpoint.every",
-    "text_field": "data.fields.text",
-    "torch_dtype": "model.dtype",
-    "train_on_inputs": "data.loss",
-    "val_size": "data.eval_fraction",
+# The setting that is meant, or in words what to do where Genesis has none -> names that other trainers (transformers,
+# TRL, PEFT, LLaMA-Factory, Axolotl, Unsloth) use for it.
+_MEANINGS = {
+    "checkpoint.every": "save_steps save_strategy saves_per_epoch",
+    "data.cache_dir": "dataset_prepared_path tokenized_path",
+    "data.eval": "eval_dataset test_datasets validation_file",
+    "data.eval_fraction": "val_set_size val_size",
+    "data.fields.text": "dataset_text_field text_field",
+    "data.loss": "assistant_only_loss completion_only_loss mask_history roles_to_train train_on_inputs train_on_prompt",
+    "data.seq_len": "block_size context_length cutoff_len max_length max_seq_len max_seq_length sequence_len",
+    "data.template": "chat_template chat_template_path",
+    "data.template_args": "chat_template_kwargs enable_thinking",
+    "data.tokenizer": "tokenizer_name tokenizer_name_or_path",
+    "data.train": "dataset dataset_dir dataset_name dataset_path datasets train_file",
+    "eval.at_start": "eval_on_start",
+    "eval.batch_size": "eval_batch_size per_device_eval_batch_size",
+    "eval.every": "eval_steps eval_strategy evals_per_epoch evaluation_strategy",
+    "eval.sample_tokens": "max_new_tokens",
+    "log.every": "logging_steps logging_strategy",
+    "log.tensorboard": "logging_dir",
+    "log.wandb": "report_to use_wandb",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "lora.init_from": "adapter_name_or_path lora_model_dir",
+    "lora.r": "lora_r lora_rank rank",
+    "lora.target_modules": "lora_target lora_target_linear lora_target_modules",
+    "model.dtype": "bf16 mixed_precision torch_dtype",
+    "model.path": "base_model model_name model_name_or_path",
+    "optim.betas": "adam_beta1 adam_beta2",
+    "optim.eps": "adam_epsilon",
+    "optim.lr": "learning_rate",
+    "optim.lr_factors": "embedding_learning_rate loraplus_lr_ratio",
+    "optim.min_lr_ratio": "lr_scheduler_kwargs min_lr",
+    "optim.name": "optimizer",
+    "optim.schedule": "lr_scheduler lr_scheduler_type",
+    "train.accumulation_steps": "accumulate_grad_batches gradient_accumulation_steps",
+    "train.activation_checkpointing": "activation_offloading gradient_checkpointing use_gradient_checkpointing",
+    "train.batch_size": "device_batch_size micro_batch_size per_device_train_batch_size train_batch_size",
+    "train.device": "no_cuda use_cpu",
+    "train.epochs": "max_epochs num_epochs num_train_epochs",
+    "train.freeze": "freeze_layers freeze_trainable_layers unfrozen_parameters",
+    "train.max_grad_norm": "gradient_clip_val gradient_clipping max_norm",
+    "train.precision": "fp8",
+    "train.seed": "data_seed random_state",
+    "train.steps": "max_steps num_iterations",
+    "leave it out: adapters train beside bfloat16 weights, and 8-bit weights are for use (genesis generate --dtype)": (
+        "bnb_* double_quantization load_in_*bit qlora* quantization*"
+    ),
+    "leave it out: nothing is uploaded, and genesis export writes a folder for the hub": "hub_* push_to_hub*",
+    "leave it out: documents are always packed into full rows, and attention never crosses them": (
+        "*packing* group_by_length length_column_name multipack* pad_to_* padding_*"
+    ),
+    "leave it out: genesis train --nproc N trains on several GPUs, and train.zero shards what the optimizer keeps": (
+        "accelerator_config context_parallel* ddp_* deepspeed* device_map fsdp* local_rank n_gpu num_gpus"
+        " tensor_parallel* tpu_* world_size zero_stage"
+    ),
+    "leave it out: train.activation_checkpointing (none, selective, full) has no other choices": (
+        "disable_gradient_checkpointing gradient_checkpointing_* use_reentrant*"
+    ),
+    "leave it out: attention, norms and loss are fused kernels wherever Genesis has them": (
+        "*attn_implementation *flash_att* *liger* *unsloth* *xformers* cut_cross_entropy eager_attention lora_*_kernel"
+        " sdp_attention torch_compile*"
+    ),
+    "train in bfloat16 (model.dtype), whose gradients need no scaling": "fp16* half_precision_backend",
+    "leave it out: data are tokenized once, ahead of the run, and cached (data.cache_dir)": (
+        "buffer_size dataloader_* dataset_kwargs dataset_num_proc overwrite_cache preprocessing_* remove_unused_columns"
+        " skip_prepare_dataset streaming"
+    ),
+    "leave it out: the section lora trains adapters, and without it all weights are trained": (
+        "adapter finetuning_type full_finetuning peft_* task_type use_lora use_peft"
+    ),
+    "leave it out: what is learned follows from the data, texts or chats; preferences and rewards are not trained": (
+        "do_eval do_predict do_train dpo_* kto_* loss_type num_generations orpo_* ppo_* pref_* reward_model* stage"
+    ),
+    "type it on the command line: genesis train CONFIG --resume, or --resume-from checkpoint-100": (
+        "auto_resume_* ignore_data_skip overwrite_output_dir resume_from_checkpoint"
+    ),
+    "leave it out: genesis init writes a batch size that fits, and genesis estimate checks one": "auto_find_batch_size",
+    "leave it out: the loss is that of the next token alone": (
+        "label_smoothing* neftune_* noisy_embedding_alpha router_aux_loss_coef"
+    ),
+    "leave it out: the tokens are those of the tokenizer and its template": (
+        "add_tokens additional_special_tokens eos_token pad_token resize_vocab special_tokens train_on_eos"
+    ),
+    "leave it out: runs repeat bit by bit without it": "full_determinism use_deterministic_algorithms",
+    "leave it out: code in a model's folder is never run": "trust_remote_code",
 }
+OTHER_NAMES = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
 _BOOLEANS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "false", "n": "false"}
 
 
@@ -101,6 +147,8 @@ def explain(error: ValidationError) -> list[Problem]:
 def _unknown_key(path: KeyPath) -> Problem:
     name, parent = spell(path), spell(path[:-1])
     meant = nearest_key(path)
+    if meant is not None and " " in meant:
+        return Problem(path, f"{name} is a setting of other trainers, and not supported", meant, at_key=True)
     if meant is not None:
         return Problem(path, f"unknown key {name}", f"did you mean {meant}?", at_key=True)
     keys = ", ".join(_keys(path[:-1]))
@@ -157,14 +205,16 @@ def _branches(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def nearest_key(path: KeyPath) -> str | None:
-    """The setting that an unknown key most likely means: one of its section, another trainer's name, or elsewhere."""
+    """The setting that an unknown key most likely means: one of its section, another trainer's name, or elsewhere. Of
+    another trainer's name without a counterpart, what to do about it, in words.
+    """
     name = str(path[-1]).lower().replace("-", "_")
     siblings = {key: spell((*path[:-1], key)) for key in _keys(path[:-1])}
     every = {key: f"{section}.{key}" for section in _keys(()) for key in _keys((section,))}
     whole = {setting.replace(".", "_"): setting for setting in every.values()}
     return (
-        _close(name, siblings, 0.75)
-        or KNOWN_NAMES.get(name)
+        next((meaning for other, meaning in OTHER_NAMES.items() if fnmatch.fnmatchcase(name, other)), None)
+        or _close(name, siblings, 0.75)
         or every.get(name)
         or whole.get(name.replace(".", "_"))
         or _close(name, every, 0.75)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from genesis.errors import ConfigError
 from genesis.train.config import OPTIMIZERS, SCHEDULES, Config, WeightedSource, fine_tuning_defaults, json_schema
 from genesis.train.config_file import parse_config
+from genesis.train.config_help import OTHER_NAMES
 from genesis.train.strict_yaml import emit
 from tests.train.schema_mutations import (
     BASE,
@@ -124,12 +126,50 @@ def test_a_misspelled_section_is_named_with_the_right_one(section: str) -> None:
         ("train.weight_decay", "optim.weight_decay"),
         ("data.enable_thinking", "data.template_args"),
         ("lora.rank", "lora.r"),
+        ("optim.beta", "optim.betas"),
+        ("micro_batch_size", "train.batch_size"),
+        ("data.dataset_text_field", "data.fields.text"),
     ],
 )
 def test_a_key_of_another_section_or_trainer_is_found(key: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {meant}") as caught:
         parse_config(merged(), "c.yaml", [f"{key}=1"])
     assert caught.value.where == f"override: {key}=1"
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("load_in_4bit", "8-bit weights"),
+        ("bnb_4bit_quant_type", "8-bit weights"),
+        ("train.push_to_hub", "genesis export"),
+        ("packing", "packed"),
+        ("train.sample-packing", "packed"),
+        ("fsdp", "--nproc"),
+        ("train.deepspeed", "train.zero"),
+        ("gradient_checkpointing_kwargs.use_reentrant", "train.activation_checkpointing"),
+        ("group_by_length", "packed"),
+        ("optim.neftune_noise_alpha", "next token"),
+        ("data.dataloader_num_workers", "data.cache_dir"),
+        ("model.trust_remote_code", "never run"),
+        ("fp16", "model.dtype"),
+        ("flash_attention", "fused"),
+        ("resume_from_checkpoint", "--resume"),
+    ],
+)
+def test_a_key_of_another_trainer_without_a_counterpart_is_not_supported(key: str, named: str) -> None:
+    with pytest.raises(ConfigError, match="not supported") as caught:
+        parse_config(merged(), "c.yaml", [f"{key}=1"])
+    assert named in caught.value.next and caught.value.where == f"override: {key}=1"
+    assert key.partition(".")[0] in caught.value.what
+
+
+def test_names_of_other_trainers_are_none_of_ours() -> None:
+    ours = {name for setting in SETTINGS for name in setting} | {"text"}
+    for other, meaning in OTHER_NAMES.items():
+        assert not fnmatch.filter(ours, other), other
+        section, _, key = meaning.removesuffix(".text").partition(".")
+        assert " " in meaning or (section, key) in SETTINGS, meaning
 
 
 def test_a_key_like_no_other_gets_the_list() -> None:
