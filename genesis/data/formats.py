@@ -23,7 +23,7 @@ __all__ = [
 
 FileFormat = Literal["text", "jsonl", "json", "csv", "parquet"]
 
-SUPPORTED = "Genesis reads UTF-8 text, JSONL, arrays in JSON and CSV, each also as .gz, and Parquet"
+SUPPORTED = "Genesis reads UTF-8 text, JSONL, arrays in JSON, CSV and TSV, each also as .gz, and Parquet"
 HEAD_BYTES = 8192
 # Text holds hardly any; of random bytes a tenth are control characters.
 _MAX_CONTROL_SHARE = 0.05
@@ -34,12 +34,14 @@ _FORMATS: Mapping[str, FileFormat] = {
     "ndjson": "jsonl",
     "json": "json",
     "csv": "csv",
+    "tsv": "csv",
+    "tab": "csv",
     "parquet": "parquet",
     "pq": "parquet",
 }
 # What is shown -> the endings of such names.
 _BY_NAME: Mapping[str, str] = {
-    "table": "tsv psv",
+    "table": "psv",
     "json": "json5 geojson",
     "spreadsheet": "xls xlsx xlsm xlsb ods numbers",
     "arrow": "arrow feather ipc",
@@ -101,7 +103,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Names that say no more than text. Others, as .ipynb, are known to hold JSON, and are meant.
 _PLAIN = ("", "txt", "text", "dat", "data")
 _OBJECT = re.compile(rb"(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*\"[^\"\r\n]*\"\s*:")
-_HEADER = re.compile(rb"(\xef\xbb\xbf)?\s*\"?[A-Za-z_]\w*\"?(,\"?[A-Za-z_]\w*\"?)+\r?\n")
+_HEADER = re.compile(rb"(\xef\xbb\xbf)?\s*\"?[A-Za-z_]\w*\"?([,;\t]\"?[A-Za-z_]\w*\"?)+\r?\n")
 # Escape colours logs, and form feeds part pages.
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 

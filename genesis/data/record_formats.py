@@ -6,17 +6,19 @@
 | messages | messages, tools? | a conversation |
 | prompt_completion | prompt, completion, tools? | strings: a completion; lists of messages: a conversation |
 | alpaca | instruction, input?, output, system?, history? | a conversation: system, history, instruction, output |
+| dolly | instruction, response, context?, system?, history? | a conversation, as of alpaca |
+| question_answer | question, answer, context?, system?, history? | a conversation, as of alpaca |
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
 | preference | chosen, rejected; or prompt, completion, label (true or false) | nothing: it is recognised, and refused |
 
 What alpaca and ShareGPT become is as LLaMA-Factory and TRL make it: an instruction and its input are one message, with
-a line end between them.
+a line end between them. A question and its answer may have one of several names (`_QUESTION_ANSWER`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from genesis.data.messages import MessageKeys, check_plain, describe, objects, read_messages, read_tools
@@ -26,10 +28,10 @@ from genesis.io.paths import quote
 
 __all__ = ["FIELDS", "Field", "FieldNames", "Format", "RecordFormat"]
 
-Format = Literal["auto", "text", "messages", "prompt_completion", "alpaca", "sharegpt"]
+Format = Literal["auto", "text", "messages", "prompt_completion", "alpaca", "dolly", "question_answer", "sharegpt"]
 Field = Literal[
     "text", "messages", "tools", "prompt", "completion", "instruction", "input", "output", "system", "history",
-    "conversations", "role", "content",
+    "response", "question", "answer", "context", "conversations", "role", "content",
 ]  # fmt: skip
 FieldNames = Mapping[Field, str]
 FIELDS: tuple[str, ...] = get_args(Field)
@@ -40,6 +42,8 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt_completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
+    "dolly": ("instruction", "response"),
+    "question_answer": ("question", "answer"),
     "sharegpt": ("conversations",),
     "preference": ("chosen", "rejected"),
 }
@@ -48,6 +52,13 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "prompt_completion": ("tools",),
     "alpaca": ("input", "system", "history"),
     "sharegpt": ("system", "tools"),
+}
+# Fields of alpaca -> names for them in a record that is of no other format.
+_QUESTION_ANSWER: Mapping[str, tuple[str, ...]] = {
+    "instruction": ("question", "query", "instruction", "prompt", "input"),
+    "output": ("answer", "response", "output", "completion"),
+    "input": ("context", "input"),
+    "system": ("system", "system_prompt"),
 }
 # Beside a prompt and its completion: whether that is a good one (KTO).
 _LABEL = "label"
@@ -58,6 +69,8 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 _FUNCTION_CALL = "function_call"
+_LIKE_ALPACA = ("dolly", "question_answer")
+_WITH_LABEL = ("prompt_completion", *_LIKE_ALPACA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +86,9 @@ class RecordFormat:
 
     def columns(self, keys: Sequence[str], position: Position) -> list[str]:
         """Those of `keys` that a record with these fields uses. Raises: Defect."""
-        format = self._format(keys, position)
-        names = [self._name(field) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))]
-        names += [_LABEL] if format == "prompt_completion" and _LABEL not in names else []
+        format, reader = self._format(keys, position)
+        names = [reader._name(field) for field in (*_NEEDED[reader.format], *_OPTIONAL.get(reader.format, ()))]
+        names += [_LABEL] if format in _WITH_LABEL and _LABEL not in names else []
         return [name for name in names if name in keys]
 
     def read(self, value: object, position: Position) -> tuple[str, str | Completion | Conversation]:
@@ -83,18 +96,24 @@ class RecordFormat:
         if not isinstance(value, dict):
             what = f"the record is {describe(value)}, not an object with fields"
             raise position.defect("no record", what, "write one JSON object for each record")
-        format = self._format(value.keys(), position)
-        found = {field: value.get(self._name(field)) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))}
-        if self.format == "auto" and format == "prompt_completion" and isinstance(value.get(_LABEL), bool):
-            what = "the record holds a preference (prompt, completion, label), and preferences are not trained yet"
-            next = "train on the good ones: write a file of them and set data.format=prompt_completion"
+        name, reader = self._format(value.keys(), position)
+        if self.format == "auto" and name in _WITH_LABEL and isinstance(value.get(_LABEL), bool):
+            fields = ", ".join([*map(reader._name, _NEEDED[reader.format]), _LABEL])
+            what = f"the record holds a preference ({fields}), and preferences are not trained yet"
+            next = f"train on the good ones: write a file of them and set data.format={name}"
             raise position.defect("preference", what, next)
+        return name, reader._read(value, position)
+
+    def _read(self, value: Mapping[str, Any], position: Position) -> str | Completion | Conversation:
+        """What a record becomes that has this format."""
+        format = self.format
+        found = {field: value.get(self._name(field)) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))}
         if format == "text":
-            return format, self._text(found["text"], "text", position)
+            return self._text(found["text"], "text", position)
         if format == "prompt_completion":
-            return format, self._prompt_completion(found, position)
+            return self._prompt_completion(found, position)
         make = {"messages": self._messages, "alpaca": self._alpaca, "sharegpt": self._sharegpt}[format]
-        return format, make(found, position)
+        return make(found, position)
 
     @property
     def names(self) -> frozenset[str]:
@@ -105,16 +124,20 @@ class RecordFormat:
         names: Mapping[Any, str] = self.fields or {}
         return names.get(field, field)
 
-    def _format(self, keys: Any, position: Position) -> str:
-        """The format of a record with these keys. Raises: Defect."""
+    def _format(self, keys: Any, position: Position) -> tuple[str, RecordFormat]:
+        """The format of a record with these keys, and what reads it. Raises: Defect."""
         if self.format != "auto":
             missing = [self._name(field) for field in _NEEDED[self.format] if self._name(field) not in keys]
             if missing:
                 what = f"the record has no field {quote(missing[0])}; its fields: {_listed(keys)}"
                 next = f"name the field with data.fields, or choose another data.format than {self.format}"
                 raise position.defect("missing field", what, next)
-            return self.format
-        found = [name for name, needed in _NEEDED.items() if all(self._name(field) in keys for field in needed)]
+            return self.format, self._as_alpaca(keys, position) if self.format in _LIKE_ALPACA else self
+        found = [
+            name
+            for name, needed in _NEEDED.items()
+            if name not in _LIKE_ALPACA and all(self._name(field) in keys for field in needed)
+        ]
         if found == ["preference"]:
             what = "the record holds a preference (chosen, rejected), and preferences are not trained yet"
             next = "train on the chosen answers: name their field with data.fields and set data.format"
@@ -123,15 +146,37 @@ class RecordFormat:
         if len(found) > 1:
             what = f"the record can be read in several formats: {', '.join(found)}; its fields: {_listed(keys)}"
             raise position.defect("ambiguous format", what, f"choose one: data.format={' or '.join(possible)}")
-        if not found:
+        if found:
+            return found[0], replace(self, format=found[0])
+        reader = self._as_alpaca(keys, position)
+        pair = tuple(map(reader._name, _NEEDED["alpaca"]))
+        return "dolly" if pair == _NEEDED["dolly"] else "question_answer", reader
+
+    def _as_alpaca(self, keys: Any, position: Position) -> RecordFormat:
+        """Reads as alpaca a question and its answer, under the names that they have in these keys. Raises: Defect."""
+        given, named = self.fields or {}, dict[str, list[str]]()
+        for field, names in _QUESTION_ANSWER.items():
+            named[field] = [self._name(n) for n in [m for m in names if m in given] or names if self._name(n) in keys]
+        if self.format != "auto":
+            named |= zip(_NEEDED["alpaca"], ([self._name(field)] for field in _NEEDED[self.format]), strict=True)
+        # An input is the question where there is no other; else it belongs to the question.
+        unused = named["input" if named["instruction"] == [self._name("input")] else "instruction"]
+        unused[:] = [name for name in unused if name != self._name("input")]
+        if not named["instruction"] or not named["output"]:
             forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _NEEDED.items() if name in _READ)
             what = f"the record has the fields of no format; its fields: {_listed(keys)}"
-            columns = {name for field, name in (self.fields or {}).items() if field not in ("role", "content")}
+            columns = {name for field, name in given.items() if field not in ("role", "content")}
             lacks = sorted(columns - set(keys))
             what += f"; it has no {quote(lacks[0])}, which data.fields names" if lacks else ""
-            next = f"the formats are {forms}; name other fields with data.fields, as data.fields={{text: body}}"
-            raise position.defect("missing field", what, next)
-        return found[0]
+            advice = f"the formats are {forms}; name other fields with data.fields, as data.fields={{text: body}}"
+            raise position.defect("missing field", what, advice)
+        named["system"] = named["system"][:1]
+        if (several := next((names for names in named.values() if len(names) > 1), None)) is not None:
+            what = f"the record can be read in several ways: {_listed(several)} have the same meaning"
+            advice = "choose: data.format=question_answer and data.fields={question: NAME, answer: NAME}"
+            raise position.defect("ambiguous format", what, advice)
+        chosen = {field: names[0] if names else f"\0{field}" for field, names in named.items()}
+        return RecordFormat("alpaca", {**given, **chosen})
 
     def _text(self, value: object, field: str, position: Position) -> str:
         name = self._name(field)

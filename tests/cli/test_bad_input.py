@@ -64,7 +64,7 @@ def notes(folder: Path) -> None:
 
 def parquet(folder: Path) -> None:
     arrow, write = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet").write_table
-    write(arrow.table({"question": ["1"], "answer": ["one"]}), folder / "mine.parquet")
+    write(arrow.table({"asked": ["1"], "said": ["one"]}), folder / "mine.parquet")
 
 
 TRAIN = ("train", "HERE/config.yaml", "train.output_dir=HERE/new")
@@ -175,7 +175,7 @@ BAD = {
     "a Parquet file without the columns": Bad(
         (*TRAIN, "data.train=HERE/mine.parquet"),
         4,
-        "the record has the fields of no format; its fields: 'question', 'answer'",
+        "the record has the fields of no format; its fields: 'asked', 'said'",
         "HERE/mine.parquet:1",
         "the formats are text: text; messages: messages; prompt_completion: prompt, completion; ",
         parquet,

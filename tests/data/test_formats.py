@@ -128,9 +128,9 @@ def test_a_packed_or_mislabelled_jsonl_file_is_judged_by_what_is_in_it(tmp_path:
 @pytest.mark.parametrize(
     "name,kind",
     [
-        ("a.tsv", "table"),
-        ("A.TSV", "table"),
-        ("a.tsv.gz", "table"),
+        ("a.psv", "table"),
+        ("A.PSV", "table"),
+        ("a.psv.gz", "table"),
         ("a.geojson", "json"),
         ("a.json5.gz", "json"),
         ("x/a.parquet.gz", "parquet"),
@@ -169,7 +169,7 @@ def test_names_that_promise_something_else_than_text(name: str, kind: str | None
     assert kind_by_name(name) == kind
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.json5", "a.parquet.gz", "a.png"])
+@pytest.mark.parametrize("name", ["a.psv", "a.json5", "a.parquet.gz", "a.png"])
 def test_a_named_file_is_an_error_before_it_is_opened(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)  # reading it would wait for ever
     with pytest.raises(DataError, match=r"the file is no text.*by its name"):

@@ -21,7 +21,7 @@ import pytest
 
 from genesis.data.corpus import Corpus
 from genesis.data.readers import json_value, parquet
-from genesis.data.records import Completion, Defects, Document
+from genesis.data.records import Completion, Conversation, Defect, Defects, Document
 from genesis.errors import DataError
 
 MAX_LINE = 8192
@@ -197,6 +197,37 @@ def test_a_defect_is_an_error_or_counted(
     assert len(read(path, defects)) == good or good < 0
     assert defects.counts == {kind: 1}
     assert defects.examples[kind].startswith(f"{path}:{line}")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", 'question;answer;n\n"a;b, ""c""";"d\ne";1,5\n'),
+        ("a.csv", '\ufeff"question";"answer";n\r\n"a;b, ""c""";"d\ne";1,5\r\n'),
+        ("a.csv", 'sep=;\r\nquestion;answer;n\r\n"a;b, ""c""";"d\ne";1,5\r\n'),
+        ("a.csv", '\n"a;\n,b";question;answer\n1;"a;b, ""c""";"d\ne"\n'),
+        ("a.tsv", 'question\tanswer\tn\na;b, "c"\t"d\ne"\t1,5\n'),
+        ("a.TAB", '"question"\tanswer\tn, o; p\n"a;b, ""c"""\t"d\ne"\t1\n'),
+        ("a.tsv", 'question,answer\n"a;b, ""c""","d\ne"\n'),
+        ("a.csv", 'question\tanswer\n"a;b, ""c"""\t"d\ne"\n'),
+    ],
+)
+def test_tables_have_commas_semicolons_or_tabs(tmp_path: Path, name: str, data: str) -> None:
+    for packed in (False, True):
+        path = tmp_path / (name + ".gz" * packed)
+        path.write_bytes(gzip.compress(data.encode()) if packed else data.encode())
+        documents = list(Corpus([str(path)], on_error="fail", max_line_bytes=MAX_LINE).documents())
+        record = documents[0].record
+        assert isinstance(record, Conversation)
+        assert [message["content"] for message in record.messages] == ['a;b, "c"', "d\ne"]
+
+
+@pytest.mark.parametrize("header", ["question;answer,n", "question\tanswer;n", "a,b\tc"])
+def test_a_table_that_can_be_divided_in_two_ways_is_refused(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n1,2;3\n")
+    with pytest.raises(Defect, match="either may be between its columns") as caught:
+        list(Corpus([str(tmp_path / "a.csv")], on_error="fail", max_line_bytes=MAX_LINE).documents())
+    assert (caught.value.kind, caught.value.where) == ("bad CSV", f"{tmp_path / 'a.csv'}:1")
 
 
 def test_what_stands_in_a_folder_is_read_or_told(tmp_path: Path) -> None:

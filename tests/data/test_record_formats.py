@@ -99,6 +99,46 @@ def test_each_format_becomes_its_normal_form(record: object, expected: object) -
     assert read(record) == expected
 
 
+CONTEXT = {"role": "user", "content": "2+2?\nof numbers"}
+SYSTEM = {"role": "system", "content": "S"}
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "expected"),
+    [
+        ({"instruction": "2+2?", "context": "", "response": "4", "category": "qa"}, "dolly", [USER, ANSWER]),
+        ({"instruction": "2+2?", "context": "of numbers", "response": "4"}, "dolly", [CONTEXT, ANSWER]),
+        ({"instruction": "2+2?", "input": "of numbers", "response": "4"}, "dolly", [CONTEXT, ANSWER]),
+        ({"question": "2+2?", "answer": "4", "id": 1}, "question_answer", [USER, ANSWER]),
+        ({"question": "2+2?", "answer": "4", "context": "of numbers"}, "question_answer", [CONTEXT, ANSWER]),
+        ({"query": "2+2?", "response": "4", "original_question": "?"}, "question_answer", [USER, ANSWER]),
+        ({"input": "2+2?", "output": "4", "context": None}, "question_answer", [USER, ANSWER]),
+        ({"prompt": "2+2?", "response": "4", "label": 1}, "question_answer", [USER, ANSWER]),
+        ({"system_prompt": "S", "question": "2+2?", "response": "4"}, "question_answer", [SYSTEM, USER, ANSWER]),
+        ({"system": "S", "query": "2+2?", "answer": "4", "history": []}, "question_answer", [SYSTEM, USER, ANSWER]),
+        # What was read before the two formats came is read as before.
+        ({"instruction": "2+2?", "output": "4", "response": "5", "question": "6"}, "alpaca", [USER, ANSWER]),
+        ({**messages(USER, ANSWER), "question": "5", "answer": "6"}, "messages", [USER, ANSWER]),
+    ],
+)
+def test_questions_and_answers_by_their_names(record: dict[str, Any], name: str, expected: list[Any]) -> None:
+    assert RecordFormat().read(record, HERE) == (name, conversation(*expected))
+    used = RecordFormat().columns(list(record), HERE)
+    assert RecordFormat().read({key: record[key] for key in used}, HERE) == (name, conversation(*expected))
+
+
+def test_a_named_format_has_its_own_fields() -> None:
+    both = {"question": "2+2?", "answer": "4", "query": "?", "response": "no", "instruction": "?", "Q": "2+2?"}
+    assert read(both, "question_answer") == conversation(USER, ANSWER)
+    assert read(both, "dolly", instruction="question", response="answer") == conversation(USER, ANSWER)
+    assert read({"Q": "2+2?", "A": "4"}, question="Q", answer="A") == conversation(USER, ANSWER)
+    assert RecordFormat("question_answer").columns(list(both), HERE) == ["question", "answer"]
+    with pytest.raises(Defect, match="it has no 'Q'"):
+        read({"query": "2+2?", "A": "4"}, question="Q", answer="A")
+    with pytest.raises(Defect, match="no field 'response'"):
+        read({"instruction": "2+2?", "output": "4"}, "dolly")
+
+
 def test_what_a_template_may_look_at_is_kept_in_its_order() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"z": 1, "a": {"y": 2, "b": 3}}}}
     answer = {"reasoning_content": "r", "name": "n", "role": "assistant", "tool_calls": [call], "content": None}
@@ -229,6 +269,16 @@ DEFECTS: list[tuple[object, str, str, str]] = [
     (messages(USER, {**ANSWER, "weight": 0.5}), "bad weight", "messages[1].weight", "'0.5', and a turn is learned"),
     (messages(USER, {**ANSWER, "train": "no"}), "bad weight", "messages[1].train", "learned (1) or not (0)"),
     ({"prompt": "p", "completion": "c", "label": False}, "preference", "", "prompt, completion, label"),
+    ({"question": "p", "response": "c", "label": False}, "preference", "", "question, response, label"),
+    ({"question": "q", "query": "q", "answer": "a"}, "ambiguous format", "", "'question', 'query'"),
+    ({"question": "q", "answer": "a", "response": "a"}, "ambiguous format", "", "'answer', 'response'"),
+    ({"instruction": "i", "question": "q", "answer": "a"}, "ambiguous format", "", "'question', 'instruction'"),
+    ({"question": "q", "context": "c", "input": "i", "answer": "a"}, "ambiguous format", "", "'context', 'input'"),
+    ({"question": "q", "choices": ["a"]}, "missing field", "", "the fields of no format"),
+    ({"question": "q", "answer": 3}, "wrong type", "answer", "holds a number"),
+    ({"query": "q", "response": None}, "wrong type", "response", "holds null"),
+    ({"query": " ", "response": "r", "context": 3}, "wrong type", "context", "holds a number"),
+    ({"query": "", "response": "r"}, "empty document", "query", "are empty"),
     (call(), "bad tool call", "messages[1].tool_calls[0].function.name", "name is null"),
     (call(name=""), "bad tool call", "messages[1].tool_calls[0].function.name", "name is empty"),
     (call(name="f"), "bad tool call", "messages[1].tool_calls[0].function.arguments", "are null"),

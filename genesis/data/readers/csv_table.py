@@ -1,4 +1,5 @@
-"""CSV with a header row (RFC 4180): a row is a mapping from the header's names to strings.
+"""CSV with a header row (RFC 4180): a row is a mapping from the header's names to strings. The header also shows what
+is between columns: commas, semicolons or tabs.
 
 A row of another length than the header is a defect of its own. What leaves open where the next row begins (a quote
 that is never closed, text after a closing quote, a row beyond the limit) ends the file.
@@ -7,6 +8,7 @@ that is never closed, text after a closing quote, a row beyond the limit) ends t
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 
 from genesis.data.readers.stream import BOM, Stream
@@ -18,13 +20,16 @@ from genesis.io.paths import quote
 __all__ = ["csv_rows"]
 
 MAX_COLUMNS = 10_000
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_QUOTED = re.compile(r'"[^"]*("|$)')
 _REST = "; the rest of the file is not read"
 
 
 def csv_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Defect]:
     """The rows below the header, each with the line on which it begins; one may have at most `limit` bytes."""
+    delimiter = _delimiter(file, stream.head())
     source = _Lines(file, stream, limit)
-    reader = csv.reader(source, strict=True)
+    reader = csv.reader(source, strict=True, delimiter=delimiter)
     header: list[str] | None = None
     while True:
         line = source.begin_row()
@@ -38,16 +43,31 @@ def csv_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Def
             return
         if values is None:
             return
-        if not values:
+        if not values or (header is None and values == ["sep=", ""]):  # Excel names the delimiter in a line before
             continue
         if header is None:
             header = values
             _check_header(file, header, line)
         elif len(values) != len(header):
             what = f"the row has {len(values):,} columns, the header {len(header):,}"
-            yield Defect("bad CSV", what, file.name, line, "quote values that hold commas or line ends")
+            yield Defect(
+                "bad CSV", what, file.name, line, f"quote values that hold {_DELIMITERS[delimiter]} or line ends"
+            )
         else:
             yield _row(file, header, values, line)
+
+
+def _delimiter(file: SourceFile, head: bytes) -> str:
+    """What is between the names of the header; a comma where there is one column. Raises: Defect."""
+    text = _QUOTED.sub("", head.removeprefix(BOM).decode("utf-8", "replace")).lstrip("\r\n")
+    header = text.partition("\n")[0]
+    found = {mark: name for mark, name in _DELIMITERS.items() if mark in header}
+    if "\t" in found and file.name.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
+        return "\t"
+    if len(found) > 1:
+        what = f"the header has {' and '.join(found.values())}, and either may be between its columns"
+        raise Defect("bad CSV", what, file.name, 1, "quote the names that hold them")
+    return next(iter(found), ",")
 
 
 def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:
