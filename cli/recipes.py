@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,11 +15,12 @@ from genesis.io.paths import exists
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
+    from genesis.train.overrides import Overrides
 
 # Settings that name a model.
 MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
 
-__all__ = ["configured", "load", "names", "source", "text_of"]
+__all__ = ["load", "load_run", "names", "text_of"]
 
 
 def names() -> list[str]:
@@ -35,16 +38,41 @@ def text_of(name: str) -> str:
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
-    """The configuration called `name`: `configured` of its `source`. Raises: ConfigError, UsageError: as they do."""
-    return configured(*source(name), overrides)
-
-
-def source(name: str) -> tuple[str | bytes, str]:
-    """The text of the configuration called `name`, and its name in errors; a file takes precedence over a recipe.
+    """The configuration called `name`; a file of that name takes precedence. In it, names of models on the hub are
+    replaced with the folders that have what was pulled of them.
 
     Raises:
-        ConfigError: there is no such file or recipe.
+        ConfigError: there is no such file or recipe, or it is invalid.
+        UsageError: an override is malformed.
     """
+    return _configured(*_source(name), overrides)
+
+
+def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Config, Overrides]:
+    """As `load`, and the overrides for the run's record. A resumed run has those of its record, too, and its folder may
+    be named for its configuration. Raises: as `load`, and ConfigError: of `recorded_overrides`.
+    """
+    from genesis.train.config_file import RESOLVED
+    from genesis.train.overrides import combined, output_dir
+
+    typed = list(overrides)
+    if resumes and os.path.isfile(record := os.path.join(name, RESOLVED)):
+        typed.insert(0, f"train.output_dir={json.dumps(name, ensure_ascii=False)}")
+        name = record
+    text, shown = _source(name)
+    if not resumes or (output := output_dir(text, shown, typed)) is None:
+        return _configured(text, shown, typed), combined(text, shown, typed, {})
+    from genesis_cli.session.run_folder import recorded_overrides
+
+    recorded = recorded_overrides(output)
+    is_record = recorded is not None and os.path.realpath(name) == os.path.realpath(os.path.join(output, RESOLVED))
+    kept = combined(text, shown, typed, recorded or {}, is_record=is_record)
+    words = typed if is_record else [f"{key}={override.text}" for key, override in kept.items()]
+    return _configured(text, shown, words), kept
+
+
+def _source(name: str) -> tuple[str | bytes, str]:
+    """The text of the configuration called `name`, and its name in errors."""
     from genesis.io.owner import stranger
     from genesis.train.config_file import read_source
 
@@ -65,12 +93,7 @@ def source(name: str) -> tuple[str | bytes, str]:
     return read_source(name), escape(name)
 
 
-def configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Config:
-    """The configuration in a text. Names of models on the hub are replaced with the folders that have what was pulled.
-
-    Raises:
-        ConfigError: it is invalid. UsageError: an override is malformed.
-    """
+def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Config:
     from genesis.train.config_file import parse_config
 
     return _on_this_machine(parse_config(text, name, overrides))

@@ -66,20 +66,10 @@ def train(
             f"{RESUME}={resume} is not known", where="command line", next=f"write {RESUME} or {RESUME}={ALLOW}"
         )
     from genesis.train.output import Output
-    from genesis.train.overrides import combined
     from genesis_cli import recipes
 
-    typed = list(overrides or [])
-    if resume is None and resume_from is None:
-        text, name = recipes.source(config)
-        loaded, kept = recipes.configured(text, name, typed), combined(text, name, typed, {})
-    else:
-        from genesis_cli.session.run_folder import overrides_to_resume, record_of
-
-        file, typed = record_of(config, typed)
-        text, name = recipes.source(file)
-        applied, kept = overrides_to_resume(file, text, name, typed)
-        loaded = recipes.configured(text, name, applied)
+    resumes = resume is not None or resume_from is not None
+    loaded, kept = recipes.load_run(config, overrides or [], resumes=resumes)
     if nproc is not None and (count := ranks_of_run(nproc, loaded)) > 1:
         words = [] if resume is None else [f"{RESUME}={resume}"]
         words += [] if resume_from is None else [f"--resume-from={resume_from}"]

@@ -188,7 +188,7 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
     text = with_values(text, values)
     if (steps := _about_how_many_steps(_parsed(text))) is not None:
-        often = _round_number(max(1, steps // REPORTS))
+        often = int(float(f"{max(1, steps // REPORTS):.0e}"))  # a round number
         values = {"eval.every": often, "checkpoint.every": min(often, CheckpointConfig().every or often)}
         text = with_values(text, values, {"eval.every": "Steps between two looks at what is held out."})
         _parsed(text)
@@ -288,12 +288,6 @@ def _about_how_many_steps(config: Config) -> int | None:
         return None
     rows = size * (1 - (data.eval_fraction or 0)) / (TOKEN_BYTES * data.seq_len)
     return int(train.epochs * rows / (train.batch_size * train.accumulation_steps)) if size else None
-
-
-def _round_number(most: int) -> int:
-    """The largest of 1, 2, 5, 10, 20, 50, … that is at most `most`."""
-    unit = 10 ** (len(str(most)) - 1)
-    return max(digit * unit for digit in (1, 2, 5) if digit * unit <= most)
 
 
 def _on_cpu(config: Config) -> Sized:

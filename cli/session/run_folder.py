@@ -6,32 +6,30 @@ A run is refused when an error ends it before its first step, whatever the error
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Literal, Self
 
 from genesis.errors import ConfigError, DataError, DiskError, InterruptedRun, ModelError, escape
-from genesis.io.boundary import boundary
 from genesis.io.files import DEFAULT, write_file
 from genesis.io.filesystem import disk_error
 from genesis.io.hf import CHECKPOINT, INDEX_NAME, SIDE_FILES
 from genesis.io.lock import LOCK_NAME, FolderLock, is_lock_file
 from genesis.io.owner import check_owner
-from genesis.io.paths import exists, is_folder, safe_join
+from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
 from genesis.train.config import Config
-from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config, read_source
+from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
-from genesis.train.overrides import Override, Overrides, as_words, combined, output_dir, read_overrides, with_overrides
+from genesis.train.overrides import Override, Overrides, read_overrides, with_overrides
 from genesis.train.plot import PICTURE_NAME
 from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
 
-__all__ = ["Resume", "RunFolder", "check_is_ours", "check_places", "overrides_to_resume", "record_of"]
+__all__ = ["Resume", "RunFolder", "check_is_ours", "check_places", "recorded_overrides"]
 
 # Go on from the newest checkpoint: never, always, or where there is a run.
 Resume = bool | Literal["allow"]
@@ -54,8 +52,8 @@ class RunFolder:
         DiskError: it cannot be used.
     """
 
-    def __init__(self, config: Config, *, is_held: bool = True, overrides: Overrides = MappingProxyType({})) -> None:
-        self._is_held, self._overrides = is_held, overrides
+    def __init__(self, config: Config, *, is_held: bool = True, overrides: Overrides | None = None) -> None:
+        self._is_held, self._overrides = is_held, overrides or {}
         self.path = Path(os.path.abspath(config.train.output_dir))
         cache = Path(os.path.abspath(config.data.cache_dir or self.path / "cache"))
         inside = cache.is_relative_to(self.path) and cache != self.path
@@ -225,38 +223,17 @@ def _record_bytes(output: Path) -> bytes:
     return read_limited(path, MAX_BYTES)
 
 
-def record_of(config: str, typed: list[str]) -> tuple[str, list[str]]:
-    """The file and the overrides that a command line means: of a run's folder its record, for a run in that folder."""
-    with boundary(ConfigError, "looking for the configuration", config):
-        if not is_folder(config) or not exists(record := Path(config) / RESOLVED):
-            return config, typed
-    named = output_dir(read_source(record), escape(record), [])
-    if named is None or os.path.realpath(named) != os.path.realpath(config):
-        typed = [f"train.output_dir={json.dumps(config, ensure_ascii=False)}", *typed]  # it was moved
-    return str(record), typed
-
-
-def overrides_to_resume(
-    file: str, source: str | bytes, name: str, typed: list[str]
-) -> tuple[list[str], dict[str, Override]]:
-    """The overrides with which the run that a configuration names goes on: as they are applied, and for its record.
-
-    Args:
-        file: the configuration's file; it may be the run's own record.
-        source, name: its text, and its name in errors.
+def recorded_overrides(output: str) -> dict[str, Override] | None:
+    """What the command line set of the run in `output`; None where there is no run.
 
     Raises:
-        ConfigError: train.output_dir is not a run's folder, or what it records cannot be read. UsageError: of `typed`.
+        ConfigError: the folder is not that of a run, or its record cannot be read.
     """
-    named = output_dir(source, name, typed)
-    output = Path(os.path.abspath(named or ""))
-    if named is None or not os.path.lexists(output / RESOLVED):
-        return typed, combined(source, name, typed, {})
-    check_is_ours(output)
-    recorded = read_overrides(_record_bytes(output).decode(), escape(output / RESOLVED))
-    is_record = os.path.realpath(file) == os.path.realpath(output / RESOLVED)
-    overrides = combined(source, name, typed, recorded, is_record=is_record)
-    return typed if is_record else as_words(overrides), overrides
+    path = Path(os.path.abspath(output))
+    check_is_ours(path)
+    if not os.path.lexists(path / RESOLVED):
+        return None
+    return read_overrides(_record_bytes(path).decode(), escape(path / RESOLVED))
 
 
 def check_places(config: Config) -> None:

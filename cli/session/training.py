@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
@@ -79,7 +78,7 @@ def train(
     resume: Resume,
     console: Output,
     resume_from: str | None = None,
-    overrides: Overrides = MappingProxyType({}),
+    overrides: Overrides | None = None,
 ) -> Summary:
     """Train as `config` says and leave the run in `train.output_dir`.
 
@@ -100,7 +99,7 @@ def train(
         ranks.during("preparation", PREPARING_S),
     ):
         console = console if ranks.is_main else Output(None)
-        return _train(config, resume, resume_from, console, interrupts, ranks, overrides)
+        return _train(config, resume, resume_from, console, interrupts, ranks, overrides or {})
 
 
 def _train(

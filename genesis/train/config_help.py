@@ -20,7 +20,7 @@ __all__ = ["Problem", "expected", "explain", "nearest_key", "show"]
 
 # A file with more mistakes than this is no configuration; the first ones say enough.
 MAX_EXPLAINED = 100
-# The setting that is meant, or in words what to do where Genesis has none -> names that other trainers (transformers,
+# The setting that is meant, or in words why Genesis has none -> names that other trainers (transformers,
 # TRL, PEFT, LLaMA-Factory, Axolotl, Unsloth) use for it.
 _MEANINGS = {
     "checkpoint.every": "save_steps save_strategy saves_per_epoch",
@@ -65,47 +65,32 @@ _MEANINGS = {
     "train.precision": "fp8",
     "train.seed": "data_seed random_state",
     "train.steps": "max_steps num_iterations",
-    "leave it out: adapters train beside bfloat16 weights, and 8-bit weights are for use (genesis generate --dtype)": (
-        "bnb_* double_quantization load_in_*bit qlora* quantization*"
-    ),
-    "leave it out: nothing is uploaded, and genesis export writes a folder for the hub": "hub_* push_to_hub*",
-    "leave it out: documents are always packed into full rows, and attention never crosses them": (
-        "*packing* group_by_length length_column_name multipack* pad_to_* padding_*"
-    ),
-    "leave it out: genesis train --nproc N trains on several GPUs, and train.zero shards what the optimizer keeps": (
-        "accelerator_config context_parallel* ddp_* deepspeed* device_map fsdp* local_rank n_gpu num_gpus"
-        " tensor_parallel* tpu_* world_size zero_stage"
-    ),
-    "leave it out: train.activation_checkpointing (none, selective, full) has no other choices": (
-        "disable_gradient_checkpointing gradient_checkpointing_* use_reentrant*"
-    ),
-    "leave it out: attention, norms and loss are fused kernels wherever Genesis has them": (
-        "*attn_implementation *flash_att* *liger* *unsloth* *xformers* cut_cross_entropy eager_attention lora_*_kernel"
-        " sdp_attention torch_compile*"
-    ),
-    "train in bfloat16 (model.dtype), whose gradients need no scaling": "fp16* half_precision_backend",
-    "leave it out: data are tokenized once, ahead of the run, and cached (data.cache_dir)": (
-        "buffer_size dataloader_* dataset_kwargs dataset_num_proc overwrite_cache preprocessing_* remove_unused_columns"
-        " skip_prepare_dataset streaming"
-    ),
-    "leave it out: the section lora trains adapters, and without it all weights are trained": (
-        "adapter finetuning_type full_finetuning peft_* task_type use_lora use_peft"
-    ),
-    "leave it out: what is learned follows from the data, texts or chats; preferences and rewards are not trained": (
-        "do_eval do_predict do_train dpo_* kto_* loss_type num_generations orpo_* ppo_* pref_* reward_model* stage"
-    ),
-    "type it on the command line: genesis train CONFIG --resume, or --resume-from checkpoint-100": (
-        "auto_resume_* ignore_data_skip overwrite_output_dir resume_from_checkpoint"
-    ),
-    "leave it out: genesis init writes a batch size that fits, and genesis estimate checks one": "auto_find_batch_size",
-    "leave it out: the loss is that of the next token alone": (
-        "label_smoothing* neftune_* noisy_embedding_alpha router_aux_loss_coef"
-    ),
-    "leave it out: the tokens are those of the tokenizer and its template": (
-        "add_tokens additional_special_tokens eos_token pad_token resize_vocab special_tokens train_on_eos"
-    ),
-    "leave it out: runs repeat bit by bit without it": "full_determinism use_deterministic_algorithms",
-    "leave it out: code in a model's folder is never run": "trust_remote_code",
+    "adapters train beside bfloat16 weights, and 8 bits are for use (genesis generate --dtype)": "bnb_*"
+    " double_quantization load_in_*bit qlora* quantization*",
+    "nothing is uploaded, and genesis export writes a folder for the hub": "hub_* push_to_hub*",
+    "documents are always packed into full rows, and attention never crosses them": "*packing* group_by_length"
+    " length_column_name multipack* pad_to_* padding_*",
+    "--nproc N trains on several GPUs, and train.zero shards what the optimizer keeps": "accelerator_config ddp_*"
+    " context_parallel* deepspeed* device_map fsdp* local_rank n_gpu num_gpus tensor_parallel* tpu_* world_size",
+    "train.activation_checkpointing has no other choices": "disable_gradient_checkpointing"
+    " gradient_checkpointing_* use_reentrant*",
+    "attention, norms and loss are fused kernels wherever Genesis has them": "*attn_implementation *flash_att* *liger*"
+    " *unsloth* *xformers* cut_cross_entropy eager_attention lora_*_kernel sdp_attention torch_compile*",
+    "bfloat16 (model.dtype) has the range that float16 lacks": "fp16* half_precision_backend",
+    "data are tokenized once, before the run, and cached (data.cache_dir)": "buffer_size dataloader_* dataset_kwargs"
+    " dataset_num_proc overwrite_cache preprocessing_* remove_unused_columns skip_prepare_dataset streaming",
+    "the section lora trains adapters, and without it all weights are trained": "adapter finetuning_type"
+    " full_finetuning peft_* task_type use_lora use_peft",
+    "what is learned follows from the data, texts or chats; preferences and rewards are not trained": "do_eval"
+    " do_predict do_train dpo_* kto_* loss_type num_generations orpo_* ppo_* pref_* reward_model* stage",
+    "the command line says it: genesis train CONFIG --resume": "auto_resume_* ignore_data_skip overwrite_output_dir"
+    " resume_from_checkpoint",
+    "genesis init writes a batch size that fits, and genesis estimate checks one": "auto_find_batch_size",
+    "the loss is that of the next token alone": "label_smoothing* neftune_* noisy_embedding_alpha router_aux_loss_coef",
+    "the tokens are those of the tokenizer and its template": "add_tokens additional_special_tokens eos_token pad_token"
+    " resize_vocab special_tokens train_on_eos",
+    "runs repeat bit by bit without it": "full_determinism use_deterministic_algorithms",
+    "code in a model's folder is never run": "trust_remote_code",
 }
 OTHER_NAMES = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
 _BOOLEANS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "false", "n": "false"}
@@ -148,7 +133,9 @@ def _unknown_key(path: KeyPath) -> Problem:
     name, parent = spell(path), spell(path[:-1])
     meant = nearest_key(path)
     if meant is not None and " " in meant:
-        return Problem(path, f"{name} is a setting of other trainers, and not supported", meant, at_key=True)
+        return Problem(
+            path, f"{name} is a setting of other trainers, and not supported", f"leave it out: {meant}", at_key=True
+        )
     if meant is not None:
         return Problem(path, f"unknown key {name}", f"did you mean {meant}?", at_key=True)
     keys = ", ".join(_keys(path[:-1]))
@@ -206,7 +193,7 @@ def _branches(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def nearest_key(path: KeyPath) -> str | None:
     """The setting that an unknown key most likely means: one of its section, another trainer's name, or elsewhere. Of
-    another trainer's name without a counterpart, what to do about it, in words.
+    another trainer's name without a counterpart, why there is none, in words.
     """
     name = str(path[-1]).lower().replace("-", "_")
     siblings = {key: spell((*path[:-1], key)) for key in _keys(path[:-1])}

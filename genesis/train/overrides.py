@@ -13,30 +13,20 @@ from genesis.train.config_file import apply_override
 from genesis.train.config_help import show
 from genesis.train.strict_yaml import MAX_BYTES, emit, parse
 
-__all__ = [
-    "Override",
-    "Overrides",
-    "as_words",
-    "combined",
-    "output_dir",
-    "read_overrides",
-    "recorded_settings",
-    "with_overrides",
-]
+__all__ = ["Override", "Overrides", "combined", "output_dir", "read_overrides", "recorded_settings", "with_overrides"]
 
 OUTPUT_DIR = "train.output_dir"
-# Ends the record, one line for each setting: `optim.lr: [what was typed, what the file had]`.
-COMMENT = "# Set on the command line, and what the configuration file had there:\n"
+COMMENT = "# Set on the command line: what was typed, and what the configuration file had there.\n"
 
 
 @dataclass(frozen=True)
 class Override:
-    """A setting given on the command line.
+    """The value of a setting on the command line.
 
     Attributes:
-        text: its value as it was typed.
-        file: a list of the value that the configuration file has there, empty where it has none; None: not known.
-        is_recorded: it comes from the run's record, and was not typed now.
+        text: as it was typed.
+        file: a list of the value in the configuration file, empty where that has none; None: not known.
+        is_recorded: it is from the run's record, and was not typed now.
     """
 
     text: str
@@ -50,28 +40,21 @@ Overrides = Mapping[str, Override]
 def combined(
     source: str | bytes, name: str, typed: Sequence[str], recorded: Overrides, *, is_record: bool = False
 ) -> dict[str, Override]:
-    """The overrides that hold: those recorded whose value in the file has not changed since, then those typed now.
+    """The overrides that hold, by setting: those recorded where the file is as it was, then those typed now.
 
     Args:
-        is_record: the file is the run's own record, so it does not say what the configuration file has.
+        is_record: the source is the run's own record, so it does not say what the configuration file has.
     """
-    data = parse(source, name).data
-
-    def in_file(key: str, before: Override | None) -> list[Any] | None:
-        if not is_record:
-            return _value_at(data, key)
-        return None if before is None else before.file
-
-    result = {
-        key: replace(override, file=in_file(key, override), is_recorded=True)
-        for key, override in recorded.items()
-        if is_record or override.file is None or override.file == _value_at(data, key)
-    }
+    data, result = parse(source, name).data, dict[str, Override]()
+    for key, override in recorded.items():
+        file = override.file if is_record else _value_at(data, key)
+        if override.file in (None, file):
+            result[key] = replace(override, file=file, is_recorded=True)
     for word in typed:
         setting, _, text = word.partition("=")
         key = ".".join(part.strip() for part in setting.split("."))
         before = result.pop(key, None)  # so that the newest comes last
-        result[key] = Override(text, in_file(key, before))
+        result[key] = Override(text, (before and before.file) if is_record else _value_at(data, key))
     return result
 
 
@@ -82,11 +65,6 @@ def _value_at(data: Any, key: str) -> list[Any]:
             return []
         data = data[part]
     return [data]
-
-
-def as_words(overrides: Overrides) -> list[str]:
-    """The overrides as they are typed."""
-    return [f"{key}={override.text}" for key, override in overrides.items()]
 
 
 def recorded_settings(overrides: Overrides) -> str | None:
@@ -100,7 +78,7 @@ def recorded_settings(overrides: Overrides) -> str | None:
 
 
 def output_dir(source: str | bytes, name: str, typed: Sequence[str]) -> str | None:
-    """The folder that a configuration names for its run, although other settings may still be missing."""
+    """The folder that a configuration names for its run, although other settings may be missing."""
     document = parse(source, name)
     for word in typed:
         apply_override(document, word)
@@ -126,19 +104,15 @@ def read_overrides(record: str, name: str) -> dict[str, Override]:
     """The overrides in a run's record; none in that of an older version.
 
     Raises:
-        ConfigError: they were changed to something else, with the line.
+        ConfigError: they were changed to something else.
     """
     above, comment, below = record.partition(COMMENT)
-    lines = [line.removeprefix("# ") for line in below.splitlines()]
-    rows = parse("\n" * (above + comment).count("\n") + "\n".join(lines), name).data
+    lines = "\n".join(line.removeprefix("# ") for line in below.splitlines())
     result = {}
-    for key, row in rows.items():
-        match row:
-            case str(text):
-                result[key] = Override(text, None)
-            case [str(text), *file] if len(file) < 2:
-                result[key] = Override(text, file)
-            case _:
-                next = "write [what was typed, what the file had], or remove the line and type the override again"
-                raise ConfigError(f"the comment about {key} cannot be read", where=name, next=next)
+    for key, row in parse("\n" * (above + comment).count("\n") + lines, name).data.items():
+        text, *file = row if isinstance(row, list) and row else [row]
+        if not isinstance(text, str) or len(file) > 1:
+            next = "write [what was typed, what the file had], or remove the line and type the override again"
+            raise ConfigError(f"the comment about {key} cannot be read", where=name, next=next)
+        result[key] = Override(text, file if isinstance(row, list) else None)
     return result

@@ -140,8 +140,8 @@ def test_a_key_of_another_section_or_trainer_is_found(key: str, meant: str) -> N
 @pytest.mark.parametrize(
     ("key", "named"),
     [
-        ("load_in_4bit", "8-bit weights"),
-        ("bnb_4bit_quant_type", "8-bit weights"),
+        ("load_in_4bit", "8 bits"),
+        ("bnb_4bit_quant_type", "8 bits"),
         ("train.push_to_hub", "genesis export"),
         ("packing", "packed"),
         ("train.sample-packing", "packed"),
