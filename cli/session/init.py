@@ -276,11 +276,11 @@ def _parsed(text: str) -> Config:
 
 def _about_how_many_steps(config: Config) -> int | None:
     """The length of the run, rather too few steps than too many; None where nothing can be read."""
-    if config.train.epochs is None:
-        return config.train.steps
     data, train = config.data, config.train
+    if train.epochs is None:
+        return train.steps
     try:
-        corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes)  # type: ignore[arg-type]
+        corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes)
         size = sum(os.stat(file.path).st_size for file in corpus.files)
         if size <= READ_BYTES:  # what records have beside their text is no part of the run
             size = sum(len(document.text.encode()) for document in corpus.documents())

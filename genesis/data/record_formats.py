@@ -147,7 +147,7 @@ class RecordFormat:
             what = f"the record can be read in several formats: {', '.join(found)}; its fields: {_listed(keys)}"
             raise position.defect("ambiguous format", what, f"choose one: data.format={' or '.join(possible)}")
         if found:
-            return found[0], replace(self, format=found[0])
+            return found[0], replace(self, format=found[0])  # type: ignore[arg-type]
         reader = self._as_alpaca(keys, position)
         pair = tuple(map(reader._name, _NEEDED["alpaca"]))
         return "dolly" if pair == _NEEDED["dolly"] else "question_answer", reader
@@ -176,7 +176,7 @@ class RecordFormat:
             advice = "choose: data.format=question_answer and data.fields={question: NAME, answer: NAME}"
             raise position.defect("ambiguous format", what, advice)
         chosen = {field: names[0] if names else f"\0{field}" for field, names in named.items()}
-        return RecordFormat("alpaca", {**given, **chosen})
+        return RecordFormat("alpaca", {**given, **chosen})  # type: ignore[dict-item]
 
     def _text(self, value: object, field: str, position: Position) -> str:
         name = self._name(field)

@@ -54,7 +54,8 @@ def combined(
         setting, _, text = word.partition("=")
         key = ".".join(part.strip() for part in setting.split("."))
         before = result.pop(key, None)  # so that the newest comes last
-        result[key] = Override(text, (before and before.file) if is_record else _value_at(data, key))
+        known = None if before is None else before.file
+        result[key] = Override(text, known if is_record else _value_at(data, key))
     return result
 
 
