@@ -16,6 +16,7 @@ from genesis.train.strict_yaml import MAX_BYTES, emit, parse
 __all__ = ["Override", "Overrides", "combined", "output_dir", "read_overrides", "recorded_settings", "with_overrides"]
 
 OUTPUT_DIR = "train.output_dir"
+LENGTHS = ("train.steps", "train.epochs")  # of which a run has one
 COMMENT = "# Set on the command line: what was typed, and what the configuration file had there.\n"
 
 
@@ -56,6 +57,11 @@ def combined(
         before = result.pop(key, None)  # so that the newest comes last
         known = None if before is None else before.file
         result[key] = Override(text, known if is_record else _value_at(data, key))
+    for key, other in (LENGTHS, LENGTHS[::-1]):
+        now, before = result.get(key), result.get(other)
+        is_new = key in recorded and _value_at(data, key) if now is None else not now.is_recorded and now.text != "null"
+        if is_new and before is not None and before.is_recorded and before.text != "null":
+            del result[other]
     return result
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from genesis.errors import ConfigError
 from genesis.train import loop
-from genesis.train.config_file import load_config
+from genesis.train.config_file import load_config, parse_config
 from genesis.train.overrides import Override, combined, output_dir, read_overrides, with_overrides
 from genesis_cli import app
 from tests.train.runs import make, make_lora, no_waiting, signal_in_step
@@ -187,6 +187,29 @@ def test_which_overrides_hold() -> None:
         ("optim.lr", True),
         ("lora", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "file_now", "typed", "expected"),
+    [
+        ("steps: 6", "train.steps=null train.epochs=2", "steps: 6", "train.steps=9", (9, None)),
+        ("epochs: 3", "train.steps=5 train.epochs=null", "epochs: 3", "train.steps=9", (9, None)),
+        ("epochs: 3", "train.steps=5 train.epochs=null", "epochs: 3", "train.epochs=4", (None, 4)),
+        ("epochs: 3", "train.steps=5 train.epochs=null", "epochs: 4", "", (None, 4)),
+        ("steps: 6", "train.steps=null train.epochs=2", "steps: 9", "", (9, None)),
+        ("steps: 6", "train.steps=null train.epochs=2", "{}", "", (None, 2)),
+        ("steps: 6", "train.steps=null train.epochs=2", "steps: 6", "train.steps=null", (None, 2)),
+    ],
+)
+def test_a_new_length_takes_the_place_of_the_old(
+    file: str, given: str, file_now: str, typed: str, expected: tuple[int | None, float | None]
+) -> None:
+    text = "model: {preset: 0.5B}\ndata: {train: x}\ntrain:\n  output_dir: x\n  "
+    kept = combined(text + file.replace("{}", ""), "c", given.split(), {})
+    kept = combined(text + file_now.replace("{}", ""), "c", typed.split(), kept)
+    words = [f"{key}={override.text}" for key, override in kept.items()]
+    train = parse_config(text + file_now.replace("{}", ""), "c", words).train
+    assert (train.steps, train.epochs) == expected
 
 
 def test_the_record_keeps_them(tmp_path: Path) -> None:
