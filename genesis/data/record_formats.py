@@ -42,10 +42,13 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt_completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
-    "dolly": ("instruction", "response"),
-    "question_answer": ("question", "answer"),
     "sharegpt": ("conversations",),
     "preference": ("chosen", "rejected"),
+}
+# The same of formats that a record has where it has none of those; they are read as alpaca.
+_PAIRS: Mapping[str, tuple[str, ...]] = {
+    "dolly": ("instruction", "response"),
+    "question_answer": ("question", "answer"),
 }
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "messages": ("tools",),
@@ -53,7 +56,8 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "alpaca": ("input", "system", "history"),
     "sharegpt": ("system", "tools"),
 }
-# Fields of alpaca -> names for them in a record that is of no other format.
+_ALL = {**_NEEDED, **_PAIRS}
+# Fields of alpaca -> names for them there.
 _QUESTION_ANSWER: Mapping[str, tuple[str, ...]] = {
     "instruction": ("question", "query", "instruction", "prompt", "input"),
     "output": ("answer", "response", "output", "completion"),
@@ -69,8 +73,7 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 _FUNCTION_CALL = "function_call"
-_LIKE_ALPACA = ("dolly", "question_answer")
-_WITH_LABEL = ("prompt_completion", *_LIKE_ALPACA)
+_WITH_LABEL = ("prompt_completion", *_PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +130,13 @@ class RecordFormat:
     def _format(self, keys: Any, position: Position) -> tuple[str, RecordFormat]:
         """The format of a record with these keys, and what reads it. Raises: Defect."""
         if self.format != "auto":
-            missing = [self._name(field) for field in _NEEDED[self.format] if self._name(field) not in keys]
+            missing = [self._name(field) for field in _ALL[self.format] if self._name(field) not in keys]
             if missing:
                 what = f"the record has no field {quote(missing[0])}; its fields: {_listed(keys)}"
                 next = f"name the field with data.fields, or choose another data.format than {self.format}"
                 raise position.defect("missing field", what, next)
-            return self.format, self._as_alpaca(keys, position) if self.format in _LIKE_ALPACA else self
-        found = [
-            name
-            for name, needed in _NEEDED.items()
-            if name not in _LIKE_ALPACA and all(self._name(field) in keys for field in needed)
-        ]
+            return self.format, self._as_alpaca(keys, position) if self.format in _PAIRS else self
+        found = [name for name, needed in _NEEDED.items() if all(self._name(field) in keys for field in needed)]
         if found == ["preference"]:
             what = "the record holds a preference (chosen, rejected), and preferences are not trained yet"
             next = "train on the chosen answers: name their field with data.fields and set data.format"
@@ -150,7 +149,7 @@ class RecordFormat:
             return found[0], replace(self, format=found[0])  # type: ignore[arg-type]
         reader = self._as_alpaca(keys, position)
         pair = tuple(map(reader._name, _NEEDED["alpaca"]))
-        return "dolly" if pair == _NEEDED["dolly"] else "question_answer", reader
+        return "dolly" if pair == _PAIRS["dolly"] else "question_answer", reader
 
     def _as_alpaca(self, keys: Any, position: Position) -> RecordFormat:
         """Reads as alpaca a question and its answer, under the names that they have in these keys. Raises: Defect."""
@@ -158,12 +157,12 @@ class RecordFormat:
         for field, names in _QUESTION_ANSWER.items():
             named[field] = [self._name(n) for n in [m for m in names if m in given] or names if self._name(n) in keys]
         if self.format != "auto":
-            named |= zip(_NEEDED["alpaca"], ([self._name(field)] for field in _NEEDED[self.format]), strict=True)
+            named |= zip(_NEEDED["alpaca"], ([self._name(field)] for field in _PAIRS[self.format]), strict=True)
         # An input is the question where there is no other; else it belongs to the question.
         unused = named["input" if named["instruction"] == [self._name("input")] else "instruction"]
         unused[:] = [name for name in unused if name != self._name("input")]
         if not named["instruction"] or not named["output"]:
-            forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _NEEDED.items() if name in _READ)
+            forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _ALL.items() if name in _READ)
             what = f"the record has the fields of no format; its fields: {_listed(keys)}"
             columns = {name for field, name in given.items() if field not in ("role", "content")}
             lacks = sorted(columns - set(keys))
