@@ -276,7 +276,7 @@ def show(value: Any) -> str:
 
 def _plain(value: object) -> object:
     if isinstance(value, BaseModel):  # a part of a setting, as the weighted source
-        return value.model_dump()
+        return value.model_dump(exclude_none=True)
     raise TypeError
 
 
