@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from genesis.data.messages import read_messages
-from genesis.data.records import Conversation, Message, Position
+from genesis.data.records import Conversation, Message, Position, content_text
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import write_file
@@ -58,7 +58,7 @@ class Talk:
     def system(self) -> str | None:
         """The system message."""
         first = self.messages[0] if self.messages else None
-        return first["content"] if first is not None and first["role"] in SYSTEM else None
+        return content_text(first) if first is not None and first["role"] in SYSTEM else None
 
     def set_system(self, text: str) -> None:
         """Make `text` the system message of the whole conversation; an empty one takes it away. Raises: UsageError."""
@@ -102,7 +102,7 @@ class Talk:
 
     def _ids(self, messages: list[Message]) -> list[int]:
         if self._speaker.template is None:
-            return self._speaker.encode("".join(each["content"] for each in messages))
+            return self._speaker.encode("".join(map(content_text, messages)))
         return self._speaker.encode(Conversation(tuple(messages)))
 
     def size(self) -> tuple[int, int]:

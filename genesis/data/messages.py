@@ -1,8 +1,8 @@
 """Messages and tools of a conversation: what is checked, and the form that every template can take.
 
 Kept as they are: keys that a template may look at (`name`, `reasoning_content`, …), their order and that of everything
-inside them. Changed: lists of text parts are joined, keys that hold null are left out, and the arguments of a tool call
-that are a string of JSON become the object, as servers make it before they render.
+inside them, lists of text parts, and the arguments of a tool call, an object or a string of JSON. Keys that hold null
+are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis.data.readers.json_value import parse
-from genesis.data.records import Message, Position
+from genesis.data.records import REASONING, Message, Position
 from genesis.errors import nearest
 from genesis.io.paths import quote
 
@@ -145,11 +145,14 @@ def _role(value: dict[str, Any], position: Position, field: str, keys: MessageKe
     raise position.defect("unknown role", what, "change the role", f"{field}.{keys.role}")
 
 
-def _content(value: object, message: Message, position: Position, field: str) -> str | None:
-    if value is None and "tool_calls" in message:
+def _content(value: object, message: Message, position: Position, field: str) -> str | list[Any] | None:
+    is_said = any(key in message for key in ("tool_calls", *REASONING))
+    if value is None and message["role"] == "assistant" and is_said:
         return None
     if isinstance(value, list):
-        return "".join(_part(part, position, f"{field}[{number}]") for number, part in enumerate(value))
+        for number, part in enumerate(value):
+            _check_part(part, position, f"{field}[{number}]")
+        return value or ""
     if not isinstance(value, str):
         what = f"the content is {describe(value)}, not a string or a list of text parts"
         raise position.defect("wrong type", what, field=field)
@@ -157,7 +160,8 @@ def _content(value: object, message: Message, position: Position, field: str) ->
     return value
 
 
-def _part(part: object, position: Position, field: str) -> str:
+def _check_part(part: object, position: Position, field: str) -> None:
+    """Raises: Defect where it is not text."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
         what = f"the part is {describe(part) if kind is None else quote(kind)}, and only text is read"
@@ -166,12 +170,11 @@ def _part(part: object, position: Position, field: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise position.defect("wrong type", f"the text is {describe(text)}, not a string", field=f"{field}.text")
-    check_plain(text, position, f"{field}.text")
-    return text
+    check_plain(part, position, field)
 
 
 def _tool_calls(value: object, role: str, position: Position, field: str) -> list[dict[str, Any]]:
-    """The calls, each `{function: {name, arguments}}` or `{name, arguments}`, its arguments an object."""
+    """The calls, each `{function: {name, arguments}}` or `{name, arguments}`, its arguments an object or JSON text."""
     calls = [_tool_call(call, position, f"{field}[{n}]") for n, call in enumerate(objects(value, position, field))]
     if calls and role != "assistant":
         what = f"tools are called by the {role}, and only the assistant can"
@@ -195,10 +198,11 @@ def _called(function: object, position: Position, field: str) -> dict[str, Any]:
         what = f"the function's name is {describe(name) if name != '' else 'empty'}"
         raise position.defect("bad tool call", what, "write its name as a string", f"{field}.name")
     field += ".arguments"
+    value = arguments
     if isinstance(arguments, str):
-        arguments = parse(arguments, position, "string", field) if arguments.strip() else {}
-        check_plain(arguments, position, field)
-    if not isinstance(arguments, dict):
-        what = f"the arguments are {describe(arguments)}, not an object"
+        value = parse(arguments, position, "string", field) if arguments.strip() else {}
+        check_plain(value, position, field)
+    if not isinstance(value, dict):
+        what = f"the arguments are {describe(value)}, not an object"
         raise position.defect("bad tool call", what, "write an object, {} where there are none", field)
-    return {**function, "arguments": arguments}
+    return function

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from genesis.errors import DataError, escape
 
 __all__ = [
+    "REASONING",
     "Completion",
     "Conversation",
     "Defect",
@@ -20,12 +21,15 @@ __all__ = [
     "Document",
     "Message",
     "Position",
+    "Remark",
     "Row",
+    "content_text",
     "is_learned",
     "record_text",
 ]
 
 Message = dict[str, Any]
+REASONING = ("reasoning_content", "thinking", "reasoning")  # its names in a message; the first one is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,12 @@ class Conversation:
 def is_learned(message: Message) -> bool:
     """Whether a record says that a turn is to be learned: its `weight` is not 0, nor its `train` false."""
     return all(message.get(key, True) for key in ("weight", "train"))
+
+
+def content_text(message: Message) -> str:
+    """The text of a message, its parts joined; "" where it has none."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def record_text(record: Completion | Conversation) -> str:
@@ -106,6 +116,13 @@ class Defect(DataError):
         skip = "or leave such documents out with data.on_error=skip"
         where = escape(file) + f":{line}" * bool(line) + f": {escape(field)}" * bool(field)
         super().__init__(what, where=where, next=f"{next or 'repair the file'}, {skip}")
+
+
+class Remark(NamedTuple):
+    """What the user should know of a turn or a message that is used: words that follow a count, and an example."""
+
+    kind: str
+    what: str
 
 
 class Position(NamedTuple):

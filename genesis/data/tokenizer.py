@@ -30,6 +30,7 @@ from genesis.data.affixes import post_processor_affixes, start_template
 from genesis.data.pieces import CutRule, cut_rule, puts_prefix, without_prefix
 from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
+    MAPPING_NAME,
     MAX_VOCAB,
     ROLES,
     TOKENIZER_NAME,
@@ -251,6 +252,22 @@ class Tokenizer:
         return self._parts.get("added_tokens") or []
 
     @cached_property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Name -> text of the special tokens that the files name (`bos_token`, `image_token`, …), as transformers reads
+        them: a map beside a config without `added_tokens_decoder` goes before that.
+        """
+        named: dict[str, str] = {f"{role}_token": text for role, text in self._source.checked.specials.items() if text}
+        configs = [self._config(), self._config(MAPPING_NAME)]
+        for config in configs[: 1 if "added_tokens_decoder" in configs[0] else 2]:
+            extra = config.get("extra_special_tokens")
+            tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+            for key, value in (tokens | (extra if isinstance(extra, dict) else {})).items():
+                text = value.get("content") if isinstance(value, dict) else value
+                if isinstance(text, str):
+                    named[key] = text
+        return named
+
+    @cached_property
     def _continuing(self) -> Any:
         """The library's tokenizer for pieces that follow another."""
         with _guard(self._source.where):
@@ -323,9 +340,9 @@ class Tokenizer:
             for name, data in self.files().items():
                 update.write(name, data)
 
-    def _config(self) -> dict[str, Any]:
-        data = self._source.files.get(TOKENIZER_CONFIG)
-        return {} if data is None else parse_object(data, where=TOKENIZER_CONFIG)
+    def _config(self, name: str = TOKENIZER_CONFIG) -> dict[str, Any]:
+        data = self._source.files.get(name)
+        return {} if data is None else parse_object(data, where=name)
 
 
 _FRESH_CONFIG: Mapping[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 
 from genesis.data.messages import MAX_DEPTH
 from genesis.data.record_formats import RecordFormat
-from genesis.data.records import Completion, Conversation, Defect, Position, record_text
+from genesis.data.records import Completion, Conversation, Defect, Position, content_text, record_text
 from genesis.errors import DataError
 
 HERE = Position("chats.jsonl", 7)
@@ -149,14 +149,18 @@ def test_what_a_template_may_look_at_is_kept_in_its_order() -> None:
     assert found.messages[2] == {"role": "tool", "content": "4", "tool_call_id": "1", "weight": 1}
     assert list(found.messages[1]["tool_calls"][0]["function"]["arguments"]["a"]) == ["y", "b"]
     as_text = {**call, "function": {"name": "add", "arguments": json.dumps(call["function"]["arguments"])}}  # type: ignore[index]
-    assert read(messages(USER, {**answer, "tool_calls": [as_text]}, tool, ANSWER)) == found
+    text = read(messages(USER, {**answer, "tool_calls": [as_text]}, tool, ANSWER))
+    assert isinstance(text, Conversation) and text.messages[1]["tool_calls"] == [as_text]
     assert read(messages(USER, {**ANSWER, "tool_calls": None}, ANSWER)) == conversation(USER, ANSWER, ANSWER)
     assert read(messages(USER, {**ANSWER, "tool_calls": []}, ANSWER)) == conversation(USER, ANSWER, ANSWER)
 
 
-def test_text_parts_are_joined() -> None:
+def test_text_parts_stay_as_they_are() -> None:
     parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
-    assert read(messages({"role": "user", "content": parts}, ANSWER)) == conversation(USER, ANSWER)
+    found = read(messages({"role": "user", "content": parts}, ANSWER))
+    assert isinstance(found, Conversation) and found.messages[0]["content"] == parts
+    assert content_text(found.messages[0]) == "2+2?"
+    assert read(messages({"role": "user", "content": []}, ANSWER)) == read(messages({**USER, "content": ""}, ANSWER))
 
 
 def test_the_text_of_a_record_tells_records_apart_that_a_template_tells_apart() -> None:

@@ -14,7 +14,7 @@ import datetime
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -76,13 +76,20 @@ def environment() -> ImmutableSandboxedEnvironment:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` gives what it holds: targets come from the renders."""
+        """`{% generation %}…{% endgeneration %}` gives what it holds: targets come from the renders.
+
+        Its body is a scope of its own, as in transformers: what is set inside is not set outside.
+        """
 
         tags = {"generation"}  # noqa: RUF012 - so jinja2 declares it
 
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("body"), [], [], body).set_lineno(line)
+
+        def body(self, caller: Callable[[], str]) -> str:
+            return caller()
 
     class PlainNamespace(Namespace):
         """A namespace whose attributes are no internals of Python."""
@@ -148,6 +155,42 @@ def common_start(first: str, second: str) -> int:
     return same
 
 
+def forms(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """The messages; then forms that templates ask for: parts of text joined, arguments as objects or as JSON strings,
+    and null or no text as the content beside calls.
+    """
+    yield messages
+    joined = [
+        {**each, "content": "".join(part["text"] for part in each["content"])}
+        if isinstance(each.get("content"), list)
+        else each
+        for each in messages
+    ]
+    if joined != messages:
+        yield joined
+    if any("tool_calls" in each for each in messages):
+        for kind in (dict, str):
+            changed = [_with_arguments(each, kind) for each in joined]
+            yield changed
+            for content in (None, ""):
+                yield [{"content": content, **each} if "tool_calls" in each else each for each in changed]
+
+
+def _with_arguments(message: Any, kind: type) -> Any:
+    """The message with the arguments of its calls as objects, or as strings of JSON."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and kind is dict:
+            arguments = json.loads(arguments.strip() or "{}")
+        elif isinstance(arguments, dict) and kind is str:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {**function, "arguments": arguments}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls} if calls else message
+
+
 class Child:
     """The compiled templates, and what every render of them is given.
 
@@ -169,27 +212,64 @@ class Child:
         """The renders that a job asks for: of all `messages`, and for each of `turns` of its prompt and itself.
 
         Returns:
-            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and with it, in short. Or
-            `error`, where `whole` fails.
+            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and with it, in short. Where
+            not all messages can be rendered, `whole` ends with the last turn up to which they can, and later turns are
+            pairs of errors. `error`, where no turn can be rendered.
         """
-        messages, tools = job["messages"], job["tools"]
+        messages, tools, turns = job["messages"], job["tools"], job["turns"]
+        failed: list[list[dict[str, str]]] = []
         try:
-            whole = self._last = self._render(messages, tools, False)
+            whole: str | None = None
+            while whole is None:
+                try:
+                    messages, whole = self._readable(messages, tools)
+                except (TooLong, MemoryError):
+                    raise
+                except Exception as error:
+                    failed = [[{"error": error_text(error)}] * 2, *failed]
+                    if len(turns) < 2:
+                        return failed[-1][0]
+                    turns = turns[:-1]
+                    messages = messages[: turns[-1] + 1]
+            self._last = whole
             self._left = self._output_chars - len(whole)
-            turns = [
+            pairs = [
                 [
                     self._part(whole, messages[:turn], tools, True),
                     len(whole) if turn + 1 == len(messages) else self._part(whole, messages[: turn + 1], tools, False),
                 ]
-                for turn in job["turns"]
+                for turn in turns
             ]
         except TooLong:
             return {"error": f"its renders have more than {self._output_chars:,} characters"}
         except MemoryError:
             return {"error": "it needs more memory than it may take"}
-        except Exception as error:
-            return {"error": error_text(error)}
-        return {"whole": whole, "turns": turns}
+        return {"whole": whole, "turns": [*pairs, *failed]}
+
+    def _readable(self, messages: Sequence[Any], tools: Any) -> tuple[Sequence[Any], str]:
+        """The messages in the first form that the template can read, and their render. Raises: the first form's error.
+
+        The first form is the record's own, as transformers hands it over; the others are tried where that raises, or
+        where lists of text parts come out as Python writes them or not at all.
+        """
+        first: Exception | None = None
+        lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+        texts = [part["text"].strip() for parts in lists for part in parts]
+        for form in forms(messages):
+            try:
+                whole = self._render(form, tools, False)
+            except (TooLong, MemoryError):
+                raise
+            except Exception as error:
+                first = first or error
+                continue
+            is_read = all(text in whole for text in texts) and not any(
+                str(part) in whole for parts in lists for part in parts
+            )
+            if is_read or form is not messages:
+                return form, whole
+        assert first is not None
+        raise first
 
     def _part(
         self, whole: str, messages: Sequence[Any], tools: Any, prompt: bool

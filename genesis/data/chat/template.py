@@ -132,10 +132,8 @@ class ChatTemplate:
 
 
 def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """What templates see of a tokenizer: the texts of its special tokens."""
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    texts = {name: tokenizer.token(number) for name, number in ids.items() if number is not None}
-    return {name: text for name, text in texts.items() if text is not None}
+    """What templates see of a tokenizer: its special tokens by the names that it gives them, as in transformers."""
+    return {name: text for name, text in tokenizer.named_tokens.items() if name not in _RENDER_SETS}
 
 
 def _default(name: str, value: Any) -> str:

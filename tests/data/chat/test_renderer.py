@@ -85,6 +85,14 @@ class TestEnvironment:
         )
         assert answer(text, bos="^")["whole"] == 'Hi;Yes;{"a": ["<é>", null]} {\n "b": 1\n}^'
 
+    def test_a_generation_is_a_scope(self) -> None:
+        """What is set inside is not set outside, and what is outside is seen inside, as in transformers."""
+        text = (
+            "{% set x = 1 %}{% for m in messages %}{% set y = loop.index %}{% generation %}{% set x = 2 %}"
+            "{{ x }}{{ y }}{{ loop.index }}{{ m.content }}{% endgeneration %}{{ x }};{% endfor %}{{ x }}"
+        )
+        assert answer(text)["whole"] == "211Hi1;222Yes1;1"
+
     def test_nothing_depends_on_clock_or_chance(self) -> None:
         assert answer("{{ strftime_now('%d %b %Y') }}")["whole"] == "26 Jul 2024"
         assert "'lipsum' is undefined" in answer("{{ lipsum() }}")["error"]
