@@ -267,6 +267,9 @@ def _samples(
             on_error=on_error,
         )
     notes = [_left_out_note(kind, count, done.left_out) for kind, count in done.left_out.counts.items()]
+    notes += [
+        Note(count, kind, done.notes.examples[kind], "data.template") for kind, count in done.notes.counts.items()
+    ]
     notes += _several(done.tokens)
     turns, first = corpus.not_learned
     if turns and encoder is not None and not encoder.learns_all:

@@ -8,7 +8,8 @@ little-endian.
 
 Records become samples: with them `offsets.bin` runs over samples, and in the place of `unpredicted.bin` are
 `documents.bin`, S uint64: the document of each sample; `mask.bin`, a byte for each token: 1 where it is a target;
-`target_bytes.bin`, S uint64: the bytes of text that the targets stand for; `left_out.json`: records without a sample.
+`target_bytes.bin`, S uint64: the bytes of text that the targets stand for; `left_out.json`: records without a sample;
+`notes.json`: turns and messages of which something is to be said.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from genesis.cache import Cache, Entry, EntryWriter, State
 from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
-from genesis.data.records import Defect, Defects, Document
+from genesis.data.records import Defect, Defects, Document, Remark
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
 from genesis.io.strict_json import parse_object
@@ -40,6 +41,7 @@ DOCUMENTS_NAME = "documents.bin"
 MASK_NAME = "mask.bin"
 TARGET_BYTES_NAME = "target_bytes.bin"
 LEFT_OUT_NAME = "left_out.json"
+NOTES_NAME = "notes.json"
 
 NO_TARGET = "no target"  # the kind of defect that is always left out: nothing is wrong with such a record
 
@@ -53,7 +55,9 @@ MAX_PIECE_CHARS = 1 << 23
 
 
 class EncodedSample(Protocol):
-    """What an encoder makes: ids and which of them are targets, `[n]`, and the bytes of text that those stand for."""
+    """What an encoder makes: ids and which of them are targets, `[n]`, and the bytes of text that those stand for; and
+    notes on its document, at one of its samples.
+    """
 
     @property
     def ids(self) -> npt.NDArray[np.int64]: ...
@@ -61,6 +65,8 @@ class EncodedSample(Protocol):
     def is_target(self) -> npt.NDArray[np.bool_]: ...
     @property
     def target_bytes(self) -> int: ...
+    @property
+    def notes(self) -> Sequence[Defect | Remark]: ...
 
 
 class Encoder(Protocol):
@@ -89,14 +95,15 @@ class SpecialText:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The documents as tokens, whether they came from the cache, what special tokens their texts hold, and records
-    of which there is no sample.
+    """The documents as tokens, whether they came from the cache, what special tokens their texts hold, records of which
+    there is no sample, and what is to be said of turns and messages.
     """
 
     tokens: TokenSet
     state: State
     special: SpecialText
     left_out: Defects
+    notes: Defects
 
 
 def tokenize(
@@ -115,8 +122,8 @@ def tokenize(
     Args:
         parse_special: special tokens written out in a text become their ids.
         encoder: makes samples of the records, if there are any.
-        on_error: `fail` raises at the first record that cannot be encoded, `skip` counts it. A record that has only no
-            target is counted in any case.
+        on_error: `fail` raises at the first record or turn that cannot be encoded, `skip` counts it. A record that has
+            only no target is counted in any case.
         progress: called with the bytes of text done and their total, if anything is to do.
 
     Raises:
@@ -145,11 +152,11 @@ def tokenize(
     cached = cache.get("tokens", key, make)
     stream, offsets = _read(cached.entry, dtype)
     assert offsets[-1] == len(stream)
-    left_out, mask = Defects(), None
+    left_out, notes, mask = Defects(), Defects(), None
     if has_records:
         number, target_bytes = _integers(cached.entry, DOCUMENTS_NAME), _integers(cached.entry, TARGET_BYTES_NAME)
         mask = np.frombuffer(cached.entry.part(MASK_NAME), np.uint8)
-        left_out = _left_out(cached.entry, index)
+        left_out, notes = (_counted(cached.entry, name, index) for name in (LEFT_OUT_NAME, NOTES_NAME))
     else:
         number, target_bytes = np.arange(len(index)), index.text_bytes - _integers(cached.entry, UNPREDICTED_NAME)
     assert len(offsets) == len(number) + 1
@@ -166,7 +173,7 @@ def tokenize(
         target_bytes,
     )
     special = parse_object(bytes(cached.entry.part(SPECIAL_NAME)), where=SPECIAL_NAME)
-    return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]), left_out)
+    return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]), left_out, notes)
 
 
 def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
@@ -200,9 +207,9 @@ def _integers(entry: Entry, name: str) -> npt.NDArray[np.int64]:
     return np.frombuffer(entry.part(name), "<u8").astype(np.int64)
 
 
-def _left_out(entry: Entry, index: DocumentIndex) -> Defects:
+def _counted(entry: Entry, name: str, index: DocumentIndex) -> Defects:
     # An entry knows documents by number: the same texts may be in files of other names.
-    found = parse_object(bytes(entry.part(LEFT_OUT_NAME)), where=LEFT_OUT_NAME)
+    found = parse_object(bytes(entry.part(name)), where=name)
     examples = {kind: f"{escape(index.name(number))}: {what}" for kind, (_, number, what) in found.items()}
     return Defects({kind: count for kind, (count, _, _) in found.items()}, examples)
 
@@ -324,6 +331,7 @@ class _Records:
         self._encoder, self._index, self._fails = encoder, index, on_error == "fail"
         self._documents, self._target_bytes, self._mask = list[int](), list[int](), bytearray()
         self._left_out: dict[str, list[Any]] = {}  # kind -> count, and number and defect of the first
+        self._notes: dict[str, list[Any]] = {}
 
     def add_text(self, document: int, length: int, unpredicted: int) -> None:
         """A text of `length` tokens is a sample."""
@@ -336,11 +344,16 @@ class _Records:
             if isinstance(samples, Defect):
                 if self._fails and samples.kind != NO_TARGET:
                     raise samples
-                self._leave_out(samples.kind, item.document, samples.what)
+                self._count(self._left_out, samples.kind, item.document, samples.what)
                 continue
+            for note in (note for sample in samples for note in sample.notes):
+                if self._fails and isinstance(note, Defect):
+                    raise note
+                self._count(self._notes, note.kind, item.document, note.what)
             kept = [sample for sample in samples if sample.is_target[1:].any()]
             if not samples or len(kept) < len(samples):
-                self._leave_out(NO_TARGET, item.document, "nothing in it is a target", max(len(samples) - len(kept), 1))
+                count = max(len(samples) - len(kept), 1)
+                self._count(self._left_out, NO_TARGET, item.document, "nothing in it is a target", count)
             for sample in kept:
                 self._add(item.document, sample.target_bytes, sample.is_target)
                 yield sample.ids
@@ -350,8 +363,8 @@ class _Records:
         self._target_bytes.append(target_bytes)
         self._mask += is_target.astype(np.uint8).tobytes()
 
-    def _leave_out(self, kind: str, document: int, what: str, count: int = 1) -> None:
-        self._left_out.setdefault(kind, [0, document, what])[0] += count
+    def _count(self, counts: dict[str, list[Any]], kind: str, document: int, what: str, count: int = 1) -> None:
+        counts.setdefault(kind, [0, document, what])[0] += count
 
     def write(self, folder: EntryWriter) -> None:
         """Write the parts of the entry."""
@@ -359,3 +372,4 @@ class _Records:
         folder.write(MASK_NAME, bytes(self._mask))
         folder.write(TARGET_BYTES_NAME, np.array(self._target_bytes, "<u8").tobytes())
         folder.write(LEFT_OUT_NAME, json.dumps(self._left_out).encode("utf-8"))
+        folder.write(NOTES_NAME, json.dumps(self._notes).encode("utf-8"))

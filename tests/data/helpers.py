@@ -77,6 +77,7 @@ class Encoded:
     ids: np.ndarray
     is_target: np.ndarray
     target_bytes: int
+    notes: Sequence[Defect] = ()
 
 
 class CompletionEncoder:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,17 @@ from genesis.data.chat.marks import Marked, MarksError, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
 from genesis.data.chat.template import CHATML, ChatTemplate, template_variables
 from genesis.data.chat.text_ids import Part, TextIds, TextParts
-from genesis.data.chat.turns import Loss, NoPromptError, TurnError, TurnReader, wanted_turns
-from genesis.data.records import Completion, Conversation, Defect, Document, Message
+from genesis.data.chat.turns import (
+    Loss,
+    NoPromptError,
+    Turn,
+    TurnError,
+    TurnNote,
+    TurnReader,
+    remarks,
+    wanted_turns,
+)
+from genesis.data.records import Completion, Conversation, Defect, Document, Message, Remark
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
 from genesis.io.strict_json import canonical_bytes
@@ -37,7 +47,7 @@ Ids = npt.NDArray[np.int64]
 
 _BATCH_DOCUMENTS = 128
 _BATCH_CHARS = 1 << 20
-_FORMAT = 2  # of the rules by which a record becomes ids and targets
+_FORMAT = 3  # of the rules by which a record becomes ids and targets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,11 +58,13 @@ class Sample:
         ids: int64 `[n]`.
         is_target: bool `[n]`; never the first.
         target_bytes: UTF-8 bytes of the text that the targets stand for; special tokens stand for none.
+        notes: of a conversation's first sample: its turns that cannot be learned, and what the template did to others.
     """
 
     ids: Ids
     is_target: npt.NDArray[np.bool_]
     target_bytes: int
+    notes: tuple[Defect | Remark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +81,17 @@ class _Plan:
 
     turns: Sequence[tuple[_Piece, _Piece]]
     is_all_target: bool = False
+    notes: tuple[Defect | Remark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A conversation to render, the messages that are its turns, and the characters that mark its special tokens."""
+    """A conversation to render: its job, what it renders, and the characters that mark special tokens."""
 
+    document: Document
     job: Job
-    turns: Mapping[int, Message]
+    messages: Sequence[Message]
+    tools: Sequence[Any] | None
     marks: str
 
 
@@ -127,7 +142,9 @@ class ChatEncoder:
             self._renderer = Renderer(texts, template_variables(tokenizer), where=template.where, limits=self._limits)
             ends = self._probed(template.where)
             self.end_of_turn_ids = tuple(map(self._parts.special_id, ends.tokens))
-            self._reader = TurnReader(self._parts.marker, ends.closing)
+            switch = "enable_thinking" * ("enable_thinking" in template.texts["default"])
+            how = (ends.closing, ends.opening, ends.following, switch)
+            self._reader = TurnReader(self._parts.marker, template.where, *how)
 
     def __enter__(self) -> ChatEncoder:
         return self
@@ -168,7 +185,7 @@ class ChatEncoder:
         try:
             document.text.encode("utf-8")
             if isinstance(document.record, Conversation):
-                return self._asked(document.record)
+                return self._asked(document, document.record)
             return self._plain_plan(document)
         except (TurnError, MarksError) as error:
             return _defect(document, error)
@@ -221,7 +238,7 @@ class ChatEncoder:
         known.fetch()
         return (plan if isinstance(plan, Defect) else self._samples(plan, known) for plan in plans)
 
-    def _asked(self, conversation: Conversation) -> _Asked:
+    def _asked(self, document: Document, conversation: Conversation) -> _Asked:
         """Raises: TurnError, MarksError."""
         turns = wanted_turns(conversation, self._loss)
         messages = conversation.messages
@@ -233,22 +250,32 @@ class ChatEncoder:
         job, marks = marked_job(
             messages, conversation.tools, turns, marker=self._parts.marker, avoid=avoid, limits=self._limits
         )
-        return _Asked(job, {turn: conversation.messages[turn] for turn in turns}, marks)
+        return _Asked(document, job, messages, conversation.tools, marks)
 
     def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         """Raises: TurnError, MarksError."""
         if isinstance(rendered, RenderError):
             raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
-        if self._loss != "all":
-            turns = self._reader.read(rendered, asked.turns, asked.marks)
-            return _Plan([self._pair(turn.prompt, turn.target) for turn in turns])
-        whole, turns = unmarked(rendered.whole, asked.marks), []
-        with suppress(NoPromptError):  # all of it is learned, whatever led to what
-            turns = self._reader.read(rendered, asked.turns, asked.marks)
-        if turns and whole.text.startswith(turns[-1].prompt.text + turns[-1].target.text):
-            cut = len(turns[-1].prompt.text)
-            return _Plan([self._pair(whole[:cut], whole[cut:])], is_all_target=True)
-        return _Plan([self._pair(whole, Marked(""))], is_all_target=True)
+        turns: list[Turn] = []
+        notes: list[TurnNote] = []
+        with suppress(*[NoPromptError] * (self._loss == "all")):  # all of it is learned, whatever led to what
+            turns, notes = self._reader.read(rendered, asked.messages, asked.job.turns, asked.marks)
+        shown = [turn.prompt.text + turn.target.text for turn in reversed(turns)]
+        pairs = [self._pair(turn.prompt, turn.target) for turn in turns]
+        if self._loss == "all":
+            whole = unmarked(rendered.whole, asked.marks)
+            if not turns or not shown[0].startswith(whole.text):  # else the whole lacks the end
+                cut = len(turns[-1].prompt.text) if turns and whole.text.startswith(shown[0]) else len(whole.text)
+                pairs, shown = [self._pair(whole[:cut], whole[cut:])], [whole.text]
+            notes = []
+        ends = [turn for turn, (_, end) in zip(asked.job.turns, rendered.turns, strict=True) if isinstance(end, str)]
+        messages = asked.messages if self._loss == "all" else asked.messages[: ends[-1] + 1]
+        notes += remarks(messages, asked.tools, [*shown, rendered.whole])
+        return _Plan(
+            pairs,
+            self._loss == "all",
+            tuple(note if isinstance(note, Remark) else _defect(asked.document, note, _TURNS) for note in notes),
+        )
 
     def _pair(self, prompt: Marked, target: Marked) -> tuple[_Piece, _Piece]:
         bytes_of = self._parts.text_bytes
@@ -291,6 +318,8 @@ class ChatEncoder:
                 total -= self._first_bytes(int(ids[0]))
             if is_target.any():
                 samples.append(Sample(ids, is_target, max(total, 0)))
+        if samples:
+            samples[-1] = replace(samples[-1], notes=plan.notes)
         return samples[::-1]
 
     def _first_bytes(self, token_id: int) -> int:
@@ -307,6 +336,7 @@ class ChatEncoder:
         return ends
 
 
+_TURNS = "turns are read and not learned: "
 _NO_TARGET = TurnError("no target", "no message of it is a target", "see data.loss")
 
 
@@ -328,9 +358,9 @@ def _begins(ids: Ids, prompt: Ids, target: Ids) -> bool:
     return bool(len(ids) >= stop and np.array_equal(ids[middle:stop], target) and np.array_equal(ids[:middle], prompt))
 
 
-def _defect(document: Document, error: TurnError | MarksError) -> Defect:
+def _defect(document: Document, error: TurnError | MarksError, which: str = "") -> Defect:
+    """The defect of a document, or of one of its turns."""
+    kind, next = "special token", "take the special token out of the text"
     if isinstance(error, TurnError):
-        return Defect(error.kind, escape(error.what), document.file, document.line, error.next)
-    return Defect(
-        "special token", escape(error), document.file, document.line, "take the special token out of the text"
-    )
+        kind, next = error.kind, error.next
+    return Defect(which + kind, escape(error), document.file, document.line, next)

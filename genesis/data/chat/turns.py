@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genesis.data.chat.marks import Marked, Marker, unmarked
+from genesis.data.chat.child import common_start
+from genesis.data.chat.marks import Marked, Marker, MarksError, unmarked
 from genesis.data.chat.renderer import Rendered, RenderError
-from genesis.data.records import Conversation, is_learned
+from genesis.data.records import REASONING, Conversation, Message, Remark, content_text, is_learned
+from genesis.io.paths import quote
 
-__all__ = ["Loss", "NoPromptError", "Turn", "TurnError", "TurnReader", "template_messages", "wanted_turns"]
+__all__ = ["Loss", "NoPromptError", "Turn", "TurnError", "TurnReader", "remarks", "template_messages", "wanted_turns"]
 
 Loss = Literal["all_assistant", "last", "completion", "all"]
 
-# The names of a message's reasoning; templates read the first one.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 _SHOWN_CHARS = 40
+_NO_LETTERS = re.compile(r"[\W_]+")
 
 
 class TurnError(ValueError):
@@ -32,6 +35,10 @@ class NoPromptError(TurnError):
 
     def __init__(self, what: str, next: str) -> None:
         super().__init__("template", what, next)
+
+
+class _UnaskedError(NoPromptError):
+    """A turn that is read and not learned, since nothing asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +75,20 @@ def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages as transformers hands them to a template: their reasoning has the names that templates read."""
+    """The messages as transformers hands them to a template: what is null is absent, and their reasoning has the names
+    that templates read.
+    """
     result: list[Mapping[str, Any]] = []
-    for message in messages:
-        reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    for original in messages:
+        message = {key: value for key, value in original.items() if value is not None}
+        reasoning = next((message[key] for key in REASONING if key in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         result.append(message)
     return result
+
+
+TurnNote = TurnError | MarksError | Remark
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,69 +96,168 @@ class TurnReader:
     """Reads turns from the renders of one template.
 
     Attributes:
+        where: how errors name the template.
         closing: what the template adds at the end of a whole render, after the turn's own end.
+        opening: what the template's prompts end with and its renders of answers lack (DeepSeek-R1's `<think>`).
+        following: what ends an answer, and a call, that the template ends with no special token.
+        switch: the argument by which the template's prompts ask for reasoning or not, or "".
     """
 
     marker: Marker
-    closing: str
+    where: str
+    closing: str = ""
+    opening: str = ""
+    following: Sequence[str] = ("", "")
+    switch: str = ""
 
-    def read(self, rendered: Rendered, messages: Mapping[int, Mapping[str, Any]], marks: str) -> list[Turn]:
-        """The turns that a model could have been asked for: those for which the template gives a prompt.
-
-        Args:
-            messages: each turn's message by its index, as found.
+    def read(
+        self, rendered: Rendered, messages: Sequence[Message], turns: Sequence[int], marks: str
+    ) -> tuple[list[Turn], list[TurnNote]]:
+        """The turns whose targets are defined, what is wrong with others, and what is to be said of them.
 
         Raises:
-            NoPromptError: there is none, or the render of one does not begin with its prompt.
-            TurnError: the render of one lacks what it says.
-            MarksError: special tokens in messages can no longer be told from the template's.
+            TurnError, MarksError: the first error, where no turn can be learned.
         """
-        turns: list[Turn] = []
-        refused: RenderError | None = None
-        for (number, message), (prompt, end) in zip(messages.items(), rendered.turns, strict=True):
-            failed = next((part for part in (prompt, end) if isinstance(part, RenderError)), None)
-            if failed is not None:
-                refused = refused or failed
-                continue
-            assert isinstance(prompt, str) and isinstance(end, str)
-            if not end.startswith(prompt):
-                raise _no_prefix(number, prompt, end, marks)
-            said = end[len(prompt) :].removesuffix(self.closing)
-            turn = self._turn(unmarked(prompt, marks), unmarked(said, marks))
-            _check_said(turn, message, number)
-            turns.append(turn)
-        if not turns and refused is not None:
-            raise NoPromptError(f"the template gives no prompt for it: {refused.what}", "see what it asks for")
-        return turns
+        found: list[Turn] = []
+        notes: list[TurnNote] = []
+        unasked: TurnError | None = None
+        for number, (prompt, end) in zip(turns, rendered.turns, strict=True):
+            try:
+                turn, remark = self._read(number, messages, prompt, end, marks)
+            except _UnaskedError as error:
+                kind = "turns are read and not learned: there is no prompt for them"
+                notes.append(Remark(kind, error.what))
+                unasked = error
+            except (TurnError, MarksError) as error:
+                notes.append(error)
+            else:
+                found.append(turn)
+                notes += [remark] if remark else []
+        if not found and turns:
+            raise next(note for note in (*notes, unasked) if isinstance(note, TurnError | MarksError))
+        return found, notes
 
-    def _turn(self, prompt: Marked, rest: Marked) -> Turn:
-        """The turn whose render adds `rest` to `prompt`: after its last special token there is only white space."""
-        specials = self.marker.specials(rest)
-        if specials and not rest.text[specials[-1][1] :].strip():
-            start, stop = specials[-1]
-            return Turn(prompt, rest[:stop], rest.text[start:stop])
-        return Turn(prompt, rest, "")
+    def _read(
+        self, number: int, messages: Sequence[Message], prompt: str | RenderError, end: str | RenderError, marks: str
+    ) -> tuple[Turn, Remark | None]:
+        """A turn, and how its prompt differs from its render. Raises: TurnError, MarksError."""
+        if number == 0:
+            raise _UnaskedError("no message comes before it, so there is no prompt", "begin with a message of the user")
+        if isinstance(end, RenderError):
+            raise TurnError("template", f"the template cannot render it: {end.what}", "see what it asks for")
+        if isinstance(prompt, RenderError):
+            raise _UnaskedError(f"the template gives no prompt for it: {prompt.what}", "see what it asks for")
+        prompt, said, remark = self._apart(number, messages, prompt, end, marks)
+        more = self.following[bool(messages[number].get("tool_calls"))]
+        turn = self._turn(unmarked(prompt, marks), unmarked(said.removesuffix(self.closing), marks), more)
+        _check_said(turn, messages[number], number)
+        if not turn.end and messages[number].get("tool_calls"):
+            what = f"the template ends the calls of messages[{number}] with no special token, so a model would not stop"
+            raise TurnError("template", what, "take a template that ends them")
+        return turn, remark
+
+    def _apart(
+        self, number: int, messages: Sequence[Message], prompt: str, end: str, marks: str
+    ) -> tuple[str, str, Remark | None]:
+        """The prompt, and what the render adds to it, where one does not begin with the other, too.
+
+        Raises: NoPromptError.
+        """
+        if end.startswith(prompt):
+            return prompt, end[len(prompt) :], None
+        plain = prompt.removesuffix(self.opening)
+        if end.startswith(plain):
+            kind = f"turns are learned without {quote(self.opening)}, which the template adds to prompts alone"
+            return plain, end[len(plain) :], Remark(kind, f"messages[{number}]")
+        same = common_start(prompt, end)
+        before, asked, said = (
+            quote(text[:_SHOWN_CHARS].translate(str.maketrans("", "", marks)), 4 * _SHOWN_CHARS)
+            for text in (prompt[:same][-_SHOWN_CHARS:], prompt[same:], end[same:])
+        )
+        differ = f"after {before} the prompt has {asked} and the render {said}"
+        # The last message and what follows it in both: what comes before may differ, since a server sends the prompt.
+        start = prompt.rfind(content_text(messages[number - 1]).strip())
+        tail = prompt[start:] if start >= 0 else ""
+        begin = end.find(tail, max(0, same - len(tail) + 1))
+        if tail and begin >= 0 and end.find(tail, begin + 1) < 0:
+            kind = "turns are learned after prompts in which the template renders earlier messages otherwise"
+            return prompt, end[begin + len(tail) :], Remark(kind, f"messages[{number}]: {differ}")
+        raise self._no_prefix(number, messages, f"at character {same:,}, {differ}")
+
+    def _no_prefix(self, number: int, messages: Sequence[Message], differ: str) -> NoPromptError:
+        next = "take another template: data.template=FILE"
+        if messages[number - 1]["role"] == "assistant":
+            next = "join messages of the assistant that follow one another"
+        elif reasoning(messages[number]):
+            on = f" to {{{self.switch}: true}}" * bool(self.switch)
+            next = f"take the reasoning out of the data, or change data.template_args{on}"
+        elif self.switch:
+            next = f"for data without reasoning, set data.template_args={{{self.switch}: false}}"
+        what = f"the render of messages[{number}] does not begin with its prompt by the template {self.where}: {differ}"
+        return NoPromptError(what, next)
+
+    def _turn(self, prompt: Marked, rest: Marked, more: str) -> Turn:
+        """The turn whose render adds `rest` to `prompt`, up to its end; if it has none, it ends with `more`."""
+        end, stop = end_token(self.marker, rest)
+        rest = rest[:stop] if end else Marked(rest.text + more, rest.plain)
+        return Turn(prompt, rest, end or more.strip())
 
 
-def _check_said(turn: Turn, message: Mapping[str, Any], number: int) -> None:
+def end_token(marker: Marker, text: Marked) -> tuple[str, int]:
+    """The special token after which `text` has only white space, and where that stops; "" where there is none."""
+    specials = marker.specials(text)
+    if specials and not text.text[specials[-1][1] :].strip():
+        start, stop = specials[-1]
+        return text.text[start:stop], stop
+    return "", len(text.text)
+
+
+def reasoning(message: Message) -> str:
+    """The reasoning of a message, in a field of its own or before `</think>` in its content; "" where it has none."""
+    named = next((str(message[key]) for key in REASONING if message.get(key) is not None), "")
+    before, end, _ = content_text(message).rpartition("</think>")
+    return (named or before.replace("<think>", "") * bool(end)).strip()
+
+
+def remarks(messages: Sequence[Message], tools: Sequence[Any] | None, shown: Sequence[str]) -> Iterator[Remark]:
+    """What a conversation holds and none of `shown`, its renders, has: reasoning, messages, tools. And arguments of
+    calls that are a string of JSON, and that the template writes as a string in quotes.
+    """
+    held = [("tools are", f"tools[{n}]", str(t.get("function", t).get("name", ""))) for n, t in enumerate(tools or ())]
+    for number, message in enumerate(messages):
+        place, text, calls = f"messages[{number}]", content_text(message), message.get("tool_calls") or ()
+        if message["role"] != "assistant":
+            held.append((f"{message['role']} messages are", place, text))
+            continue
+        held.append(("turns have reasoning that is", place, reasoning(message)))
+        held += [("texts beside calls are", place, text)] * bool(calls)
+        for call in calls:
+            arguments = call.get("function", call).get("arguments")
+            if isinstance(arguments, str) and any(json.dumps(arguments, ensure_ascii=False) in each for each in shown):
+                kind = "calls have a string as arguments, which the template writes in quotes: make it an object"
+                yield Remark(kind, f"{place}: {quote(arguments, _SHOWN_CHARS)}")
+    letters: list[str] | None = None
+    for kind, place, text in held:
+        if any(text.strip() in each for each in shown):
+            continue
+        # Templates may trim lines, escape quotes, or write JSON anew.
+        letters = letters or [_NO_LETTERS.sub("", each) for each in shown]
+        forms = (_NO_LETTERS.sub("", form) for form in (text, json.dumps(text, ensure_ascii=False)))
+        if not any(form in each for form in forms for each in letters):
+            yield Remark(f"{kind} left out by the template", f"{place}: {quote(text, _SHOWN_CHARS)}")
+
+
+def _check_said(turn: Turn, message: Message, number: int) -> None:
     """See that the render has the message's calls or else its content, which some templates drop. Raises: TurnError."""
     for call in message.get("tool_calls") or ():
         name = call.get("function", call).get("name")
         if isinstance(name, str) and name not in turn.target.text:
             what = f"the template leaves out the call of {name!r} in messages[{number}]"
             raise TurnError("template", what, "take a template that knows tools")
-    content = message.get("content")
-    if isinstance(content, str) and not message.get("tool_calls"):
-        answer = content.rpartition("</think>")[2].strip()  # many templates write the reasoning before it anew
-        if answer not in turn.target.text:
+    if not message.get("tool_calls"):
+        content = message.get("content")
+        texts = [part["text"] for part in content] if isinstance(content, list) else [content_text(message)]
+        # Many templates write the reasoning anew.
+        if not all(text.rpartition("</think>")[2].strip() in turn.target.text for text in texts):
             what = f"the template leaves out or changes the content of messages[{number}]"
             raise TurnError("template", what, "take a template that writes a message's text as it is")
-
-
-def _no_prefix(number: int, prompt: str, end: str, marks: str) -> NoPromptError:
-    same = next((i for i, (a, b) in enumerate(zip(prompt, end, strict=False)) if a != b), min(len(prompt), len(end)))
-    unmark = str.maketrans("", "", marks)
-    asked, said = (text[same : same + _SHOWN_CHARS].translate(unmark) for text in (prompt, end))
-    what = f"the render of messages[{number}] does not begin with its prompt: it has {said!r}, the prompt {asked!r}"
-    way_out = "join messages of the assistant that follow one another, or change data.template_args or the reasoning"
-    return NoPromptError(what, way_out)
