@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
 .PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed ranks-faults generations serving gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
-	kernels-lowest format peers peers-test stubs clean
+	kernels-lowest format peers peers-test templates stubs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -178,6 +178,9 @@ peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, and i
 	$(PEERS_VENV)/bin/python -m tests.peers.eval_tasks
 	$(PEERS_VENV)/bin/python -m tests.peers.openai_client
 	$(PEERS_VENV)/bin/python -m tests.peers.lm_eval_tasks
+
+templates: peers ## public chat templates in FOLDER (*.jinja): renders, ids and targets against transformers and a rule, in minutes
+	$(PEERS_VENV)/bin/python -m tests.peers.templates $(FOLDER)
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
 	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
