@@ -20,6 +20,7 @@ from genesis.io.lock import LOCK_NAME, FolderLock, is_lock_file
 from genesis.io.owner import check_owner
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
+from genesis.train.checkpoint import TRAINER
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
@@ -36,7 +37,7 @@ Resume = bool | Literal["allow"]
 
 _WEIGHTS = re.compile(r"(adapter_)?model.*\.safetensors")
 # What only the end of a run writes.
-_AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, ADAPTER_CONFIG, BASE_NAME, *SIDE_FILES}
+_AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, ADAPTER_CONFIG, BASE_NAME, TRAINER, *SIDE_FILES}
 _MAX_NAMES = 5
 
 

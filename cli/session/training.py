@@ -21,7 +21,8 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, InterruptedRun, escape
 from genesis.io.files import FolderUpdate, sweep
 from genesis.io.owner import check_owner
-from genesis.train.checkpoint import Checkpoints
+from genesis.io.strict_json import indented_bytes
+from genesis.train.checkpoint import TRAINER, Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_reads_back
 from genesis.train.loop import Summary, Training, total_steps
@@ -397,6 +398,7 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
     if config.checkpoint.save_final:
         with FolderUpdate(output) as folder:
             training.checkpoints.write_model(folder, Snapshot.of(training.state))
+            folder.write(TRAINER, indented_bytes({**training.state.counters(), "state_hash": summary.state_hash}))
     _draw(output, console)
     for line in _summary_lines(summary, held_out, output, "model" if config.lora is None else "adapter"):
         console.line(line)

@@ -208,10 +208,12 @@ class Checkpoints:
         files = {name: part.file for part in parts for name in part.tensors if part.file is not None}
         if len(set(files.values())) > 1:
             write_index(folder, "optimizer", files, sum(source.nbytes for source in kept.values()))
-        folder.metadata.update(step=snapshot.step, state_hash=digest, threads=snapshot.threads)
+        counters = dict(snapshot.counters)
+        about = {"step": snapshot.step, "state_hash": digest, "threads": snapshot.threads, "data": counters.pop("data")}
+        folder.metadata.update(about)
         folder.write(RNG, indented_bytes(snapshot.rng))
         folder.write(DATA, indented_bytes(snapshot.data))
-        trainer = {**snapshot.counters, "evaluated_at": snapshot.evaluated_at, "state_hash": digest}
+        trainer = {**counters, "evaluated_at": snapshot.evaluated_at, "state_hash": digest}
         folder.write(TRAINER, indented_bytes(trainer))
         return digest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from genesis.array import Array
@@ -90,13 +91,20 @@ class TrainState:
         return ((name, p) for name, p in self.model.named_parameters() if name not in of_base)
 
     def counters(self) -> dict[str, Any]:
-        """Step, tokens, running sums and how often each parameter was updated, as JSON values."""
+        """Step, tokens, running sums, how often each parameter was updated, as JSON values; "data" is its size."""
         return {
             "step": self.step,
             "num_tokens": self.num_tokens,
             "interval": {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets},
             "optimizer": optimizer_counts(self.optimizer),
+            "data": self._data,
         }
+
+    @cached_property
+    def _data(self) -> dict[str, int]:
+        """Documents, tokens and targets of an epoch."""
+        tokens = self.loader.tokens
+        return {"documents": tokens.num_documents, "tokens": tokens.num_tokens, "targets": tokens.num_targets}
 
     def persistent(self) -> dict[str, list[Array]]:
         """The arrays that stay from step to step: "weights", "gradients", and "optimizer" with masters and averages."""

@@ -15,6 +15,7 @@ import pytest
 
 import genesis_models
 from genesis.errors import ConfigError, GenesisError, ModelError, NumericError, UsageError
+from genesis.io.cards import read_head
 from genesis.io.files import AtomicFolder, verify_manifest
 from genesis.io.safetensors import load_file, save_file
 from genesis.nn import LoRALinear
@@ -78,6 +79,38 @@ def test_an_adapter_is_written_as_one(adapter: Path, base: Path) -> None:
     assert said[4].startswith("check: what was learned moves the base model by KL ")
     verify_manifest(target)
     exported(target)  # and it is one that can be exported
+
+
+def test_a_card_names_base_license_and_command(adapter: Path, base: Path) -> None:
+    (base / "README.md").write_text("---\nlicense: other\nlicense_name: terms\ntags: [x]\n---\nabout the base")
+    target, _ = exported(adapter)
+    head = read_head(target)
+    assert (head["library_name"], head["license"], head["license_name"]) == ("peft", "other", "terms")
+    assert head["tags"] == ["genesis", "lora"] and "base_model" not in head, "a path is not a name on the hub"
+    assert str(base.parent) not in (target / "README.md").read_text()
+    raw = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    (adapter / ADAPTER_CONFIG).write_text(json.dumps(raw | {"base_model_name_or_path": "org/base"}))
+    merged, _ = exported(adapter, base=str(base), merge=True, dtype="bfloat16")
+    head = read_head(merged)
+    assert (head["library_name"], head["base_model"]) == ("transformers", "org/base")
+    assert "genesis export adapter --merge --dtype bfloat16" in (merged / "README.md").read_text()
+    verify_manifest(merged)
+
+
+def test_a_readme_of_somebody_stays(adapter: Path, base: Path) -> None:
+    (adapter / "README.md").write_text("theirs")
+    target, _ = exported(adapter)
+    assert (target / "README.md").read_text() == "theirs"
+    merged, _ = exported(adapter, merge=True)
+    assert "theirs" not in (merged / "README.md").read_text(), "it is about the adapter"
+    (merged / "README.md").write_text("changed by hand")
+    for _ in range(2):
+        _, said = exported(adapter, merge=True)
+        assert (merged / "README.md").read_text() == "changed by hand"
+    assert any("README.md was changed" in line for line in said)
+    (adapter / "README.md").unlink()
+    (adapter / "README.md").symlink_to(base / "LICENSE")
+    refused(ModelError, adapter, "is a symbolic link")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

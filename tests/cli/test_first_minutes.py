@@ -16,6 +16,7 @@ import yaml
 import genesis_models
 from docs.generate import is_current
 from genesis.data.sources import CHATS, expand
+from genesis.io.cards import read_head
 from genesis.io.hub_cache import local_path
 from genesis.train.config import Config
 from genesis.train.config_file import load_config, parse_config
@@ -62,7 +63,8 @@ def test_four_commands_from_nothing_to_a_model(model: Path, here: Path, monkeypa
     done("train", "chats.yaml", *QUICK)
     out = done("export", "runs/chats", "--merge", "--out", "exported", "--check")
     assert "check:" in out
-    assert sorted(os.listdir("exported"))[:2] == ["chat_template.jinja", "config.json"]
+    assert sorted(os.listdir("exported"))[:3] == ["README.md", "chat_template.jinja", "config.json"]
+    assert read_head(Path("exported"))["base_model"] == "org/tiny"
     found, base = genesis_models.load("exported"), genesis_models.load("org/tiny")
     assert found.state_dict().keys() == base.state_dict().keys()
     adapter = json.loads(Path("runs/chats/adapter_config.json").read_text())

@@ -74,7 +74,9 @@ class TestSaving:
         folder = run.checkpoints.folder(2)
         manifest = verify_manifest(folder)
         assert set(manifest.files) >= FILES
-        assert manifest.metadata == {"step": 2, "state_hash": digest, "threads": threads()}
+        tokens = run.state.loader.tokens
+        data = {"documents": tokens.num_documents, "tokens": tokens.num_tokens, "targets": tokens.num_targets}
+        assert manifest.metadata == {"step": 2, "state_hash": digest, "threads": threads(), "data": data}
         assert digest == run.state.hash()
 
     def test_the_order_of_calls_survives_a_power_loss(self, run: Training) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.train.runs import Ended, Forks, make
+from genesis.io.cards import read_head
+from genesis.train.config_file import parse_config
+from genesis.train.output import Output
+from genesis_cli.session import export
+from tests.train.runs import Ended, Forks, checkpoints, load, make, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 
@@ -45,6 +51,37 @@ class TestLostStdout:
         forks.run("train", recipe, f"train.output_dir={tmp_path / 'run'}", fault=("nan_at", 4))
         with pytest.raises((AssertionError, FileNotFoundError)):
             check_complete(tmp_path / "run", "")
+
+
+def test_the_card_of_an_export_says_what_the_run_was(recipe: Path, tmp_path: Path) -> None:
+    """Of a final model and of a checkpoint; without a place on this machine, and from files of any kind."""
+    run = tmp_path / "run"
+    config = load(recipe, str(run), "data.template_args={slash: /no_think}", "eval.prompts=[/a b]")
+    hash = train(config).state_hash
+    state = json.loads((run / "trainer_state.json").read_text())
+    assert (state["step"], state["state_hash"]) == (6, hash)
+    console = Output(io.StringIO())
+    options: dict[str, Any] = {"merge": False, "dtype": None, "check": False, "base": None, "console": console}
+    for folder, steps, digest in ((run, 6, hash), (run / "checkpoint-4", 4, checkpoints(run)[4])):
+        target = export(str(folder), out=str(tmp_path / f"out{steps}"), **options)
+        text = (target / "README.md").read_text()
+        data = state["data"]
+        counts = f"{data['documents']} documents, {data['tokens']:,} tokens, {data['targets']:,} of them learned"
+        assert digest in text and f"{steps} steps" in text and counts in text
+        assert not files_with(target, str(tmp_path)) and str(recipe.parent) not in text
+        head = read_head(target)
+        assert (head["library_name"], head["tags"]) == ("transformers", ["genesis"])
+        begin = text.index("    model:\n")
+        lines = [line[4:] for line in text[begin:].splitlines()]
+        again = parse_config("\n".join(lines), "card")
+        assert again.optim == config.optim and again.eval.prompts == ["/a b"]
+        assert again.data.template_args == {"slash": "/no_think"} and again.data.train == ["doc*.txt"]
+    for broken in ('{"step": "x", "data": 5}', "{}", '{"data": {"tokens": []}, "state_hash": [1]}'):
+        (run / "trainer_state.json").write_text(broken)
+        export(str(run), out=str(tmp_path / "out6"), **options)
+    (run / "config.resolved.yaml").write_text("settings: of another version\n")
+    export(str(run), out=str(tmp_path / "out6"), **options)
+    assert "config.yaml" not in (tmp_path / "out6" / "README.md").read_text()
 
 
 CANARY = "canary-5f2b91d07e"
