@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,7 +13,7 @@ from genesis.errors import ConfigError, ModelError, escape
 from genesis.io.cards import README, read_head, with_head
 from genesis.io.files import MANIFEST_NAME, read_manifest
 from genesis.io.hf import CHECKPOINT, read_json
-from genesis.io.hub_cache import DATA_SOURCE, local_path, name_of
+from genesis.io.hub_cache import DATA_SOURCE, hub_name, local_path, name_of
 from genesis.io.owner import run_file
 from genesis.io.paths import exists, safe_join
 from genesis.io.strict_json import read_limited
@@ -22,7 +23,7 @@ from genesis.train.config_file import RESOLVED, parse_config
 from genesis.train.strict_yaml import MAX_BYTES, emit
 from genesis_models.source import ModelSource
 
-__all__ = ["LARGEST", "card_of", "public"]
+__all__ = ["card_of", "public"]
 
 LARGEST = 1 << 20  # of a README, in bytes
 TEXTS = {("data", "template_args"), ("data", "fields"), ("eval", "prompts")}  # settings that hold no paths
@@ -42,30 +43,25 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
     if record is None and not merged and exists(saved / README):
         return read_limited(safe_join(saved, README), LARGEST)
     config = None if record is None else _config(read_limited(record, MAX_BYTES))
-    is_adapter = source.adapter is not None and not merged
-    folder = source.folder if base is not None else None
-    if config is not None and config.lora is None and config.model.path is not None:
+    is_adapter, folder = source.adapter is not None and not merged, source.folder
+    if base is None and config is not None and config.model.path is not None:
         base, folder = config.model.path, Path(local_path(config.model.path))
-    head = _base_head(base, folder) | {
+    kind, name = "adapter" if is_adapter else "model", escape(run.name)
+    head = ({} if base is None else _head_of_base(base, folder)) | {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
         "datasets": [] if config is None else _datasets(config),
         "tags": ["genesis", *(["lora"] if source.adapter is not None else [])],
     }
-    name = escape(run.name)
-    rows = {"Genesis": __version__, "base model": base and public(base), **_state(saved)}
-    table = "".join(f"| {key} | {escape(value).replace('|', '/')} |\n" for key, value in rows.items() if value)
-    text = f"# {name}\n\n{'An adapter' if is_adapter else 'A model'}, written by Genesis.\n\n| | |\n|---|---|\n{table}"
+    rows = {"Genesis": __version__, "base model": base and public(base), **({} if record is None else _state(saved))}
+    text = f"# {name}\n\nThis {kind} was written by Genesis.\n\n| | |\n|---|---|\n"
+    text += "".join(f"| {key} | {escape(value).replace('|', '/')} |\n" for key, value in rows.items() if value)
     flags = " --merge" * merged + (f" --dtype {dtype}" if dtype else "")
-    commands = [f"genesis export {name}{f'/{saved.name}' * is_checkpoint}{flags}"]
+    commands = f"    genesis export {name}{f'/{saved.name}' * is_checkpoint}{flags}\n"
     if config is not None:
-        commands.insert(0, "genesis train config.yaml")
-    text += "\n## How it was made\n\n" + "".join(f"    {line}\n" for line in commands)
-    if config is not None:
-        lines = emit(_without_places(config.model_dump())).splitlines()
-        text += "\nThis is `config.yaml`; of absolute paths it has the last parts.\n\n"
-        text += "".join(f"    {line}\n" for line in lines)
-    return with_head(head, text)
+        commands = f"    genesis train config.yaml\n{commands}\nIn `config.yaml`, absolute paths are cut:\n\n"
+        commands += textwrap.indent(emit(_without_places(config.model_dump())), "    ")
+    return with_head(head, f"{text}\n## How it was made\n\n{commands}")
 
 
 def _config(record: bytes) -> Config | None:
@@ -81,15 +77,13 @@ def _state(saved: Path) -> dict[str, str]:
     if (path := run_file(saved, TRAINER)) is None:
         return {}
     state = read_json(path)
-    about = read_manifest(saved).metadata if exists(saved / MANIFEST_NAME) else state
-    data = about["data"] if isinstance(about.get("data"), dict) else {}
-    documents, tokens, targets, step, seen = (
-        f"{value:,}" if type(value) is int else "?"
-        for value in (*map(data.get, ("documents", "tokens", "targets")), state.get("step"), state.get("num_tokens"))
-    )
+    about = (read_manifest(saved).metadata if exists(saved / MANIFEST_NAME) else state).get("data")
+    data = about if isinstance(about, dict) else {}
+    values = (*map(data.get, ("documents", "tokens", "targets")), state.get("step"), state.get("num_tokens"))
+    counts = [f"{value:,}" if type(value) is int else "?" for value in values]
     return {
-        "data": f"{documents} documents, {tokens} tokens, {targets} of them learned" if data else "",
-        "trained": f"{step} steps, {seen} tokens",
+        "data": "{} documents, {} tokens, {} of them learned".format(*counts) if data else "",
+        "trained": "{3} steps, {4} tokens".format(*counts),
         "state hash": str(state.get("state_hash", "")),
     }
 
@@ -99,33 +93,28 @@ def _datasets(config: Config) -> list[str]:
     return sorted({found[1] for path in paths if (found := DATA_SOURCE.fullmatch(path))})
 
 
-def _base_head(base: str | None, folder: Path | None) -> dict[str, Any]:
-    """What the head says of the base: its name on the hub, and the license that its own card names."""
-    if base is None or folder is None:
-        return {}
+def _head_of_base(base: str, folder: Path) -> dict[str, Any]:
+    """The base's name on the hub, where it has one, and the license that its own card names."""
     pulled = name_of(folder)
-    named = pulled.id if pulled is not None else None if os.path.isabs(base) else base
     try:
         card = read_head(folder)
     except ModelError:
         card = {}
+    named = pulled.id if pulled is not None else None if exists(Path(base)) or hub_name(base) is None else base
     return {"base_model": named} | {key: card[key] for key in LICENSE if isinstance(card.get(key), str)}
 
 
 def public(text: str) -> str:
     """A path without what it says of the machine: the name on the hub of what was pulled, else its last part."""
-    if not os.path.isabs(text):
-        return PurePath(text).name if ".." in PurePath(text).parts else text
-    pulled = name_of(text)
-    return PurePath(text).name if pulled is None else pulled.id
+    pulled = name_of(text) if os.path.isabs(text) else None
+    says = os.path.isabs(text) or ".." in PurePath(text).parts
+    return pulled.id if pulled is not None else PurePath(text).name if says else text
 
 
 def _without_places(value: Any, path: tuple[str, ...] = ()) -> Any:
     """Settings with `public` paths."""
-    if path in TEXTS:
-        return value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and path not in TEXTS:
         return {key: _without_places(each, (*path, key)) for key, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list) and path not in TEXTS:
         return [_without_places(each, path) for each in value]
     return public(value) if isinstance(value, str) else value

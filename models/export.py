@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ from genesis.errors import ConfigError, ModelError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.cards import README
 from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
+from genesis.io.hashing import sha256_file
 from genesis.io.hub_cache import hub_name, name_of
 from genesis.io.paths import exists, is_folder, list_folder, safe_join
-from genesis.io.strict_json import read_limited
 from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
-from genesis_models.card import LARGEST, card_of, public
+from genesis_models.card import card_of, public
 from genesis_models.folder import side_bytes, write_model
 from genesis_models.source import ModelSource
 
@@ -26,10 +25,8 @@ __all__ = ["EXPORT", "check_target", "write_export"]
 EXPORT = "export"  # in the metadata of an export's manifest; what has it may be written over
 
 
-def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: bool, dtype: str | None) -> bool:
-    """Write the folder `target`, which appears whole; an export there is replaced, but for a README that was changed.
-
-    Returns whether such a README stayed.
+def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: bool, dtype: str | None) -> None:
+    """Write the folder `target`, which appears whole; an export there is replaced.
 
     Args:
         model: of the source, loaded as float32 or in the type that it has there.
@@ -51,10 +48,8 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
     with boundary(ConfigError, "looking at the folder", target):
         if is_folder(target) and not list_folder(target):
             os.rmdir(target)
-    changed = _changed_card(target)
     card = card_of(source, None if source.adapter is None else _base_name(source), merged=merge, dtype=dtype)
     about: dict[str, Any] = {"merged": merge, "dtype": dtype, "from": public(str(source.adapter or source.folder))}
-    about["card"] = sha256(card).hexdigest()
     with AtomicFolder(target, replace=True, metadata={EXPORT: about}) as writer:
         own = {} if source.adapter is None else side_bytes(source.adapter)
         if is_whole:
@@ -65,17 +60,7 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
             writer.write(BASE_NAME, base_of(source.folder, source.base).to_json())
             for name, data in own.items():
                 writer.write(name, data)
-        writer.write(README, card if changed is None else changed)
-    return changed is not None
-
-
-def _changed_card(target: Path) -> bytes | None:
-    """The README of an earlier export, where somebody has changed it."""
-    if not exists(target / MANIFEST_NAME) or not exists(target / README):
-        return None
-    data, about = read_limited(safe_join(target, README), LARGEST), read_manifest(target).metadata[EXPORT]
-    written = about.get("card") if isinstance(about, dict) else None
-    return None if sha256(data).hexdigest() == written else data
+        writer.write(README, card)
 
 
 def _base_name(source: ModelSource) -> str:
@@ -112,12 +97,14 @@ def check_target(target: Path, source: ModelSource) -> None:
 
 
 def _is_export(folder: Path, names: set[str]) -> bool:
-    """Whether an export wrote the folder, and all that is in it."""
+    """Whether an export wrote the folder, and all that is in it; the card is one's own once it was changed."""
     if not exists(folder / MANIFEST_NAME):
         return False
     try:
         manifest = read_manifest(folder)
-    except ModelError:
+        if README in names and sha256_file(safe_join(folder, README)) != manifest.files[README].sha256:
+            return False
+    except (ModelError, KeyError):
         return False
     return EXPORT in manifest.metadata and names == {name.partition("/")[0] for name in manifest.files} | {
         MANIFEST_NAME

@@ -76,10 +76,8 @@ def export(
         if dtype == "float32" and source.adapter is None and (line := take_masters(model, saved)) is not None:
             console.line(line)
         check_finite(model, where=escape(saved))
-        keeps_card = write_export(model, source, target, merge=merge, dtype=dtype)
+        write_export(model, source, target, merge=merge, dtype=dtype)
         console.line(_written(target))
-        if keeps_card:
-            console.line("README.md was changed since the last export, and stays as it is")
         if check:
             for line in _checked(model, source, target):
                 console.line(line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from genesis.data.formats import format_by_name, kind_by_name
 from genesis.errors import DataError
 from genesis.io.boundary import boundary
-from genesis.io.cards import README, read_head
+from genesis.io.cards import read_head
 from genesis.io.hub_cache import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
 from genesis.io.paths import quote, safe_join
 
@@ -63,9 +63,12 @@ def hub_files(source: str, config: str | None = None, split: str | None = None) 
         what = f"the data set {name} is not on this machine, and nothing is downloaded unasked"
         raise DataError(what, where=quote(source), next=pull_advice(name))
     names = [each for each in pulled_data(folder) if is_data_file(each)]
-    configs = _configs(read_head(folder, README).get("configs"))
-    config = config or _usual(configs)
-    if config is None or config not in configs:
+    declared = read_head(folder).get("configs")
+    entries = [each for each in declared if isinstance(each, dict)] if isinstance(declared, list) else []
+    configs = {str(each.get("config_name", "default")): each for each in entries} or {"default": {}}
+    usual = [each for each, entry in configs.items() if entry.get("default") is True or each == "default"]
+    config = config or (usual or list(configs))[0] if usual or len(configs) == 1 else config
+    if config not in configs:
         has = "several configs" if config is None else f"no config {quote(config)}"
         what = f"the data set {name} has {has}; its configs: {', '.join(map(quote, configs))}"
         raise DataError(what, where=f"config of {quote(source)}", next="name one of them, as hf:ORG/NAME/CONFIG")
@@ -74,18 +77,6 @@ def hub_files(source: str, config: str | None = None, split: str | None = None) 
         what = f"{name} has no split {quote(split)}; its splits: {', '.join(map(quote, splits)) or 'none'}"
         raise DataError(what, where=f"split of {quote(source)}", next="name one of them, as hf:ORG/NAME:SPLIT")
     return [(f"{HUB}{name.id}/{each}", safe_join(folder, each)) for each in sorted(splits[split])]
-
-
-def _configs(declared: Any) -> Mapping[str, Mapping[str, Any]]:
-    """The configurations of a README by name; without one there is `default`, which declares nothing."""
-    entries = [each for each in declared if isinstance(each, dict)] if isinstance(declared, list) else []
-    return {str(each.get("config_name", "default")): each for each in entries} or {"default": {}}
-
-
-def _usual(configs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The configuration that is meant where none is named; None where that is open."""
-    marked = [name for name, entry in configs.items() if entry.get("default") is True or name == "default"]
-    return next(iter(marked or configs)) if marked or len(configs) == 1 else None
 
 
 def _splits(entry: Mapping[str, Any], names: Sequence[str]) -> Splits:
@@ -118,24 +109,21 @@ def _fits(name: list[str], pattern: list[str]) -> bool:
 
 
 def _by_names(names: Sequence[str]) -> Splits:
-    """The files by the splits that their names say, of each split those of its most frequent format."""
-    for split_of in (lambda name: (match := _SHARD.fullmatch(name)) and match[1], _split_word, lambda name: TRAIN):
-        splits: dict[str, list[str]] = {}
-        for name in names:
-            if split := split_of(name):
-                splits.setdefault(split, []).append(name)
-        if splits:
-            return {split: list(_of_one_format(files)) for split, files in splits.items()}
-    return {}
+    """The files by the splits that their names say; of each split those of its most frequent format, as data are often
+    there both as JSONL and as Parquet.
+    """
+    shards = {name: found[1] for name in names if (found := _SHARD.fullmatch(name))}
+    worded = {name: split for name in names if (split := _split_word(name))}
+    splits: dict[str, list[str]] = {}
+    for name, split in (shards or worded or dict.fromkeys(names, TRAIN)).items():
+        splits.setdefault(split, []).append(name)
+    for split, files in splits.items():
+        [(usual, _)] = Counter(map(format_by_name, files)).most_common(1)
+        splits[split] = [name for name in files if format_by_name(name) == usual]
+    return splits
 
 
 def _split_word(name: str) -> str | None:
     """The split that a word of a file's name means, or one of the folders that it is in, the innermost first."""
     words = (word for part in reversed(name.lower().split("/")) for word in re.split(r"[-._ 0-9]+", part))
     return next((_WORDS[word] for word in words if word in _WORDS), None)
-
-
-def _of_one_format(names: Sequence[str]) -> Iterator[str]:
-    """Data are often there twice, as JSONL and as Parquet."""
-    formats = Counter(map(format_by_name, names))
-    return (name for name in names if format_by_name(name) == formats.most_common(1)[0][0])

@@ -42,23 +42,18 @@ _NOT_STDLIB = ("site-packages", "dist-packages", "idlelib")
 
 
 class WeightedSource(Protocol):
-    """A source with a weight above 0; one that is a string weighs 1."""
+    """A source with settings of its own; one that is a string weighs 1.
 
-    @property
-    def path(self) -> str:
-        """A file, a folder, a glob, `stdlib:` or `example:chats`."""
+    Attributes:
+        path: a file, a folder, a glob, `stdlib:`, `example:chats` or `hf:ORG/NAME`.
+        weight: above 0: how often its documents are seen in an epoch.
+        config, split: of a data set of the hub.
+    """
 
-    @property
-    def weight(self) -> float:
-        """How often its documents are seen in an epoch."""
-
-    @property
-    def config(self) -> str | None:
-        """Of a data set of the hub: its configuration."""
-
-    @property
-    def split(self) -> str | None:
-        """Of a data set of the hub: its split."""
+    path: str
+    weight: float
+    config: str | None
+    split: str | None
 
     @property
     def fields(self) -> FieldNames | None:
