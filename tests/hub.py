@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class Hub:
         changed: names of files of which one byte comes wrong.
         elsewhere: the address of the host that large files are on, as on the real hub; they are at this one.
         ranges: whether the hub honours Range.
+        drips: seconds between parts of a file's body, where it is above 0.
         odd: makes status, headers and body of a file's answers from its bytes and the first byte asked for, by file
             name; a body shorter than its Content-Length ends the connection.
         asked: (path, Range, Authorization) of each request.
@@ -41,6 +43,7 @@ class Hub:
     changed: set[str] = field(default_factory=set)
     elsewhere: str = ""
     ranges: bool = True
+    drips: float = 0.0
     odd: dict[str, Callable[[bytes, int], tuple[int, dict[str, str], bytes]]] = field(default_factory=dict)
     asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     endpoint: str = ""
@@ -118,7 +121,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._head(206 if asked else 200, len(data) - start)
         cuts = self.hub.cuts.get(file)
         end = start + cuts.pop(0) if cuts else len(data)
-        self.wfile.write(data[start:end])
+        for at in range(start, end, 64 if self.hub.drips else max(end - start, 1)):
+            self.wfile.write(data[at : min(at + 64, end)] if self.hub.drips else data[start:end])
+            time.sleep(self.hub.drips)
         if end < len(data):
             self.close_connection = True
 
@@ -142,6 +147,7 @@ def served(models: dict[str, Path]) -> Iterator[Hub]:
     hub = Hub(models)
     handler = type("Handler", (_Handler,), {"hub": hub})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign] # a client that has gone
         hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -37,6 +37,7 @@ MAX_FILES = 10_000
 TRIES, FIRST_TRIES = 5, 2  # in a row without a byte further, of a file and of the list of files
 PAUSE_S = 1.0  # before the second one; it doubles
 LONGEST_PAUSE_S = 120  # that a hub may ask for
+SLOWEST, WINDOW_S = 1024, 60.0  # fewer bytes in so many seconds are a transfer that stands still
 LISTING_S = 120.0  # for the whole list of files, which a slow answer would make endless
 TIMEOUT_S = 30.0  # without a byte
 PIECE = 1 << 20
@@ -232,7 +233,12 @@ class _Fetch:
                 if start == file.size:
                     break
                 with self.hub.get(self.hub.url(self.commit, file.name), start, file) as (response, at):
+                    begun, window = time.monotonic(), at
                     for piece in response.iter_raw():
+                        if time.monotonic() - begun > WINDOW_S:
+                            if at - window < SLOWEST:
+                                raise _Slow(f"only {at - window:,} bytes came in {WINDOW_S:g} s")
+                            begun, window = time.monotonic(), at
                         # A hub without ranges sends again what is here: only a byte further than ever is progress.
                         new, at = piece[max(0, start - at) :], at + len(piece)
                         if start + len(new) > file.size:
@@ -308,16 +314,21 @@ class _Cut(Exception):
     """A transfer that ended early, or that went on too long."""
 
 
+class _Slow(_Cut):
+    """A transfer that stands still, though a byte comes now and then."""
+
+
 class _Tries:
     """Attempts at one transfer: what passes is tried again after a pause, as long as each gets further.
 
     Attributes:
         failed: attempts in a row that got no byte further; whoever transfers sets it back.
+        slow: attempts that stood still.
         here: bytes of the file that came by now.
     """
 
     def __init__(self, hub: _Hub, count: int, file: HubFile | None = None) -> None:
-        self.hub, self.count, self.file, self.failed, self.here = hub, count, file, 0, 0
+        self.hub, self.count, self.file, self.failed, self.slow, self.here = hub, count, file, 0, 0, 0
         self.errors: list[Exception] = []  # of the attempt in progress
 
     def __iter__(self) -> Iterator[_Tries]:
@@ -329,7 +340,7 @@ class _Tries:
             (error,), pause = self.errors, PAUSE_S * 2 ** (self.failed - 1)
             if isinstance(error, _BusyHub):
                 pause = max(pause, error.pause)
-            if self.failed >= self.count or pause > LONGEST_PAUSE_S:
+            if max(self.failed, self.slow) >= self.count or pause > LONGEST_PAUSE_S:
                 raise self.hub.unreachable(error, self.file, self.here) from None
             tried = f"in {pause:g} s, try {self.failed + 1} of {self.count}"
             self.hub.note(f"{_named(self.file)}: {_reason(error)}; trying again {tried}")
@@ -344,6 +355,7 @@ class _Tries:
             raise
         except (*self.hub.transport_errors, _Cut, _BusyHub) as error:
             self.errors.append(error)
+            self.slow += isinstance(error, _Slow)
             self.failed += 1
 
 

@@ -338,6 +338,15 @@ def test_a_busy_hub_is_waited_for_as_long_as_it_asks(hub: Hub, monkeypatch: pyte
     assert f"'{WEIGHTS}'" in pulled() and pauses == [17]
 
 
+def test_a_body_that_dribbles_ends_the_pull(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genesis.io.hub, "WINDOW_S", 0.002)
+    monkeypatch.setattr(genesis.io.hub, "SLOWEST", 1 << 40)
+    hub.drips = 0.01
+    code, out, told = printed("pull", NAME)
+    assert code == 6 and "bytes came in 0.002 s" in told
+    assert out.count("trying again") == TRIES - 1, "each gets further, and stands still"
+
+
 def test_a_list_that_is_encoded_or_dribbles(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(genesis.io.hub, "LISTING_S", -1.0)
     assert "too slowly" in refused(6)
