@@ -46,6 +46,7 @@ WANDB_ID = "genesis-run-id"  # in the folder `wandb` of a run
 STEP = "train/global_step"
 MAX_ROW_BYTES = 64 * 1024
 MAX_INT_CHARS = 20
+DRAWABLE = 1e100  # the largest number that is drawn; sums and differences of such numbers are finite
 _PIECE_BYTES = 1 << 20
 # Every name a row may have, and its unit.
 NAMES = {

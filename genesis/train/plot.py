@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import stat
 import sys
@@ -19,7 +18,7 @@ from genesis.cache.trust import Refused, open_folder
 from genesis.errors import DataError
 from genesis.io.boundary import close_read
 from genesis.io.files import write_file
-from genesis.train.metrics import STEP, read_metrics
+from genesis.train.metrics import DRAWABLE, STEP, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,9 +134,9 @@ def _style(axes: Axes) -> None:
 
 
 def _series(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    """(step, value) of every row that has a finite number under `name`."""
+    """(step, value) of every row that has a number under `name` that can be drawn."""
     found = ((row[STEP], row.get(name)) for row in rows)
-    return [(step, value) for step, value in found if isinstance(value, int | float) and math.isfinite(value)]
+    return [(step, value) for step, value in found if isinstance(value, int | float) and abs(value) <= DRAWABLE]
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

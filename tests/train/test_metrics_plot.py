@@ -72,8 +72,9 @@ def test_each_series_is_drawn(tmp_path: Path) -> None:
         [(1, {"train/learning_rate": 0.0}), (2, {"train/learning_rate": 0.0})],
         [(1, {"train/loss": math.nan}), (2, {"train/loss": math.inf}), (3, {"train/loss": 2.0})],
         [(1, {"train/loss": 1e30}), (2, {"train/loss": 1e-30})],
+        [(1, {"train/loss": 1e308}), (2, {"train/loss": -1e308})],
     ],
-    ids=["empty", "one", "eval only", "no rate", "not finite", "extreme"],
+    ids=["empty", "one", "eval only", "no rate", "not finite", "extreme", "too large"],
 )
 def test_odd_runs_have_a_picture(tmp_path: Path, rows: list[tuple[int, dict[str, float]]]) -> None:
     loss_picture(write(tmp_path, rows), tmp_path / "loss.png")

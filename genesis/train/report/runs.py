@@ -20,7 +20,7 @@ from genesis.io.owner import run_file
 from genesis.io.paths import exists, is_folder, list_folder
 from genesis.io.strict_json import read_limited
 from genesis.train.config_file import RESOLVED
-from genesis.train.metrics import FILE_NAME, STEP, Place, read_metrics
+from genesis.train.metrics import DRAWABLE, FILE_NAME, STEP, Place, read_metrics
 from genesis.train.samples import SAMPLES_NAME, Sample, read_samples
 
 __all__ = ["FILES", "Points", "Run", "RunReader", "columns", "named", "read_run"]
@@ -30,7 +30,6 @@ MOST_CONFIG = 1 << 20  # bytes
 MOST_SAMPLES = 8 << 20  # bytes at the end of their file
 MOST_NAMED = 8  # runs in an error
 AT_ONCE = 4096  # rows of metrics
-LARGEST = 1e100  # sums and differences of such numbers are finite
 
 Points = Sequence[tuple[float, float]]
 Floats = npt.NDArray[np.float64]
@@ -79,11 +78,11 @@ class Run:
 
     Attributes:
         folder: of the run.
-        series: name of a metric -> its values by step, of those that are finite and at most `LARGEST`.
+        series: name of a metric -> its values by step, of those that are finite and at most `DRAWABLE`.
         config: the settings as they were resolved; empty where there are none.
         samples: in the order of their steps; of very many the last ones.
         last_step: of the metrics; 0 where there are none.
-        bad_rows: rows with a number that is not finite, or beyond `LARGEST`.
+        bad_rows: rows with a number that is not finite, or beyond `DRAWABLE`.
     """
 
     folder: Path
@@ -160,8 +159,8 @@ class RunReader:
             if name != STEP:
                 numbers = [value if type(value) in (int, float) else None for value in column]
                 values = np.array(numbers, np.float64)  # None becomes NaN
-                good = np.abs(values) <= LARGEST
-                bad |= np.abs(values) > LARGEST
+                good = np.abs(values) <= DRAWABLE
+                bad |= np.abs(values) > DRAWABLE
                 if good.any():
                     self._series[name].extend(steps[good], values[good])
         self._step, self._bad_rows = table[names.index(STEP)][-1], self._bad_rows + int(bad.sum())
