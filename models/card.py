@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,7 +19,6 @@ from genesis.io.owner import run_file
 from genesis.io.paths import exists, safe_join
 from genesis.io.strict_json import read_limited
 from genesis.train.checkpoint import TRAINER
-from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, parse_config
 from genesis.train.strict_yaml import MAX_BYTES, emit
 from genesis_models.source import ModelSource
@@ -42,7 +42,13 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
     record = run_file(run, RESOLVED)
     if record is None and not merged and exists(saved / README):
         return read_limited(safe_join(saved, README), LARGEST)
-    config = None if record is None else _config(read_limited(record, MAX_BYTES))
+    config, sources = None, list[Any]()
+    if record is not None:
+        with suppress(ConfigError):  # a record of another version of Genesis
+            config = parse_config(read_limited(record, MAX_BYTES), RESOLVED)
+            sources = [
+                DATA_SOURCE.fullmatch(each if isinstance(each, str) else each.path) for each in config.data.train
+            ]
     is_adapter, folder = source.adapter is not None and not merged, source.folder
     if base is None and config is not None and config.model.path is not None:
         base, folder = config.model.path, Path(local_path(config.model.path))
@@ -50,7 +56,7 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
     head = ({} if base is None else _head_of_base(base, folder)) | {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "datasets": [] if config is None else _datasets(config),
+        "datasets": sorted({found[1] for found in sources if found}),
         "tags": ["genesis", *(["lora"] if source.adapter is not None else [])],
     }
     rows = {"Genesis": __version__, "base model": base and public(base), **({} if record is None else _state(saved))}
@@ -62,14 +68,6 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
         commands = f"    genesis train config.yaml\n{commands}\nIn `config.yaml`, absolute paths are cut:\n\n"
         commands += textwrap.indent(emit(_without_places(config.model_dump())), "    ")
     return with_head(head, f"{text}\n## How it was made\n\n{commands}")
-
-
-def _config(record: bytes) -> Config | None:
-    """A run's configuration; None for one of another version of Genesis."""
-    try:
-        return parse_config(record, RESOLVED)
-    except ConfigError:
-        return None
 
 
 def _state(saved: Path) -> dict[str, str]:
@@ -86,11 +84,6 @@ def _state(saved: Path) -> dict[str, str]:
         "trained": "{3} steps, {4} tokens".format(*counts),
         "state hash": str(state.get("state_hash", "")),
     }
-
-
-def _datasets(config: Config) -> list[str]:
-    paths = [each if isinstance(each, str) else each.path for each in config.data.train]
-    return sorted({found[1] for path in paths if (found := DATA_SOURCE.fullmatch(path))})
 
 
 def _head_of_base(base: str, folder: Path) -> dict[str, Any]:

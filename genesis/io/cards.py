@@ -15,15 +15,16 @@ README = "README.md"
 MAX_BYTES = 8 << 20
 
 
-def read_head(folder: Path, name: str = README) -> Mapping[str, Any]:
-    """The values in the head of a README; none where it has no head, or one that cannot be read.
+def read_head(folder: Path) -> Mapping[str, Any]:
+    """The values in the head of a folder's README; none where it has no head, or one that cannot be read.
 
     Raises:
         ModelError: it is no regular file, a link or too large.
     """
     import yaml
 
-    text = read_limited(safe_join(folder, name), MAX_BYTES).decode("utf-8", "replace") if exists(folder / name) else ""
+    data = read_limited(safe_join(folder, README), MAX_BYTES) if exists(folder / README) else b""
+    text = data.decode("utf-8", "replace")
     begin, _, rest = text.removeprefix("\ufeff").replace("\r\n", "\n").partition("---\n")
     head, end, _ = rest.partition("\n---\n")
     if begin or not end:

@@ -104,7 +104,7 @@ def pull(
         DiskError: there is no room. BusyError: another process pulls the same.
     """
     hub = _Hub(name, note)
-    commit, listed = hub.listing()
+    commit, listed = hub.listing(lambda file: not name.is_data or is_data(file) or file == README)
     lock = FolderLock(cache_folder() / ".locks" / name.folder.name)
     try:
         lock.acquire()
@@ -151,12 +151,11 @@ class _Fetch:
 
     def _data(self, is_data: Callable[[str], bool]) -> list[HubFile]:
         """The files of data, and the README that says which splits they are. Raises: DataError: there are none."""
-        files = [file for name, file in self.listed.items() if is_data(name)]
-        if not files:
-            what = f"{self.hub.name} has no file of data that Genesis reads, among its {len(self.listed):,} files"
+        if not any(map(is_data, self.listed)):
+            what = f"{self.hub.name} has no file of data that Genesis reads"
             next = "look for a version of it as Parquet: many have one at the revision refs/convert/parquet"
             raise DataError(what, where=self.hub.where, next=next)
-        return files + [file for name, file in self.listed.items() if name == README]
+        return list(self.listed.values())
 
     def _wanted(self, check: Callable[[dict[str, Any]], object]) -> tuple[list[HubFile], list[HubFile]]:
         """Side files and weights. The config is fetched and checked on the way, and the index of weights."""
@@ -389,8 +388,8 @@ class _Hub:
         self.transport_errors = (failed, invalid)
         self._offline = errors.OfflineModeIsEnabled
 
-    def listing(self) -> tuple[str, dict[str, HubFile]]:
-        """The commit that the revision is at, and the files of that commit."""
+    def listing(self, is_wanted: Callable[[str], bool]) -> tuple[str, dict[str, HubFile]]:
+        """The commit that the revision is at, and those files of it whose names are wanted."""
         revision = percent(self.name.revision or MAIN, safe="")
         kind = "datasets" if self.name.is_data else "models"
         url = f"{self.endpoint}/api/{kind}/{self.name.id}/revision/{revision}?blobs=true"
@@ -403,17 +402,18 @@ class _Hub:
                     if len(data) > MAX_JSON_BYTES or time.monotonic() > ends:
                         raise self.no_hub("the list of files is too long, or comes too slowly")
         try:
-            return self._parsed(parse_object(data, where=self.where))
+            return self._parsed(parse_object(data, where=self.where), is_wanted)
         except (ModelError, KeyError, TypeError, AttributeError) as error:
             raise self.no_hub(f"its list of files cannot be read: {getattr(error, 'what', error)}") from error
 
-    def _parsed(self, found: dict[str, Any]) -> tuple[str, dict[str, HubFile]]:
+    def _parsed(self, found: dict[str, Any], is_wanted: Callable[[str], bool]) -> tuple[str, dict[str, HubFile]]:
         commit, files = found["sha"], {}
         if not COMMIT.fullmatch(commit):
             raise KeyError("no commit")
-        if len(found["siblings"]) > MAX_FILES:
-            raise KeyError(f"it lists {len(found['siblings']):,} files, more than {MAX_FILES:,}")
-        for entry in found["siblings"]:
+        entries = [entry for entry in found["siblings"] if is_wanted(entry["rfilename"])]
+        if len(entries) > MAX_FILES:
+            raise KeyError(f"it lists {len(entries):,} files, more than {MAX_FILES:,}")
+        for entry in entries:
             name = check_name(entry["rfilename"])
             lfs = entry.get("lfs") or {}
             size, digest = entry.get("size", lfs.get("size")), lfs.get("sha256") or entry.get("blobId")

@@ -350,7 +350,7 @@ def test_a_body_that_dribbles_ends_the_pull(hub: Hub, monkeypatch: pytest.Monkey
 def test_a_list_that_is_encoded_or_dribbles(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(genesis.io.hub, "LISTING_S", -1.0)
     assert "too slowly" in refused(6)
-    monkeypatch.setattr(Hub, "listing", lambda *_: {"sha": COMMIT, "siblings": [{}] * 10_001})
+    monkeypatch.setattr(Hub, "listing", lambda *_: {"sha": COMMIT, "siblings": [{"rfilename": "x"}] * 10_001})
     monkeypatch.setattr(genesis.io.hub, "LISTING_S", 60.0)
     assert "10,001 files" in refused(6)
 

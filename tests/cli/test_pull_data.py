@@ -211,6 +211,18 @@ def test_a_pull_that_ended_early_and_links_out_of_the_cache_are_no_data(
         expand(["hf:org/set"])
 
 
+def test_other_files_of_any_name_and_number_do_not_matter(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = Hub.listing
+
+    def longer(self: Hub, name: str) -> dict[str, Any]:
+        found = listing(self, name)
+        return {**found, "siblings": [*found["siblings"], *[{"rfilename": f"../{n}: .png"} for n in range(10_001)]]}
+
+    monkeypatch.setattr(Hub, "listing", longer)
+    pulled()
+    assert texts("hf:org/set") == ["one", "two"]
+
+
 def test_a_data_set_without_data(hub: Hub, tmp_path: Path) -> None:
     hub.models["datasets/org/empty"] = filled(tmp_path / "empty", {"README.md": "x", "a.png": "x", "load.py": "x"})
     code, _, told = printed("pull", "--data", "org/empty")

@@ -58,18 +58,14 @@ class Series(Sequence[tuple[float, float]]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
-    def columns(self) -> tuple[Floats, Floats]:
-        """Copies of the steps and of the values."""
-        return np.array(self._steps), np.array(self._values)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return np.column_stack([self._steps, self._values])
 
 
 def columns(points: Points) -> tuple[Floats, Floats]:
     """Steps and values of some points."""
-    if isinstance(points, Series):
-        return points.columns
-    both = np.array(points, np.float64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+    steps, values = np.array(points, np.float64).reshape(-1, 2).T.copy()
+    return steps, values
 
 
 @dataclass(frozen=True, slots=True)
