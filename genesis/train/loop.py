@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "Training", "total_steps"]
 
 Row = dict[str, float | None]
+# A process's first step on a device whose loss is asked for early, and how many steps later it is known to be there:
+# the host is never so far ahead.
+PREVIEWED, AHEAD = 3, 5
 
 
 def total_steps(config: Config, loader: PackedLoader) -> int:
@@ -97,7 +100,9 @@ class Training:
     saves: Saves = field(init=False)
     resumed_at: int | None = None
     _grad_norm: float = math.nan  # of the last step that was counted
-    _rows: deque[tuple[int, Row, Reading]] = field(default_factory=deque)  # that wait for a device's figures
+    _step_seconds: float | None = None
+    _has_row: bool = False  # of this process
+    _rows: deque[tuple[int, Row | None, Reading]] = field(default_factory=deque)  # that wait for a device's figures
     _on_device: DeviceSteps | None = None
 
     def __post_init__(self) -> None:
@@ -185,7 +190,7 @@ class Training:
             self.throughput.add(result.tokens, result.seconds)
         self.state.interval.loss_sum += result.loss_sum
         self.state.interval.targets += result.targets
-        self._grad_norm = result.grad_norm
+        self._grad_norm, self._step_seconds = result.grad_norm, result.seconds
 
     def _settle(self) -> None:
         """What is due between two steps: evaluate, save, and stop if a signal came."""
@@ -216,6 +221,8 @@ class Training:
         state = self.state
         if state.step % self.config.log.every and state.step != self.steps:
             self.progress.update(state.step)
+            if not self._has_row:
+                self._preview()
             return
         row: Row = {
             "train/learning_rate": self.lr_at(state.step - 1),
@@ -228,13 +235,31 @@ class Training:
         self._rows.append((state.step, row, self._on_device.reading()))
         self._read_rows(keep=1)
 
+    def _preview(self) -> None:
+        """Show loss and speed of the first steps, before there is a row; of a device's steps when they have come."""
+        done = self.state.step - (self.resumed_at or 0)
+        if self._on_device is None:
+            if done > 1:  # the first step of a process says little about its speed
+                self._show_first(self.state.step)
+        elif self.config.log.every > PREVIEWED + AHEAD and done == PREVIEWED:
+            self._rows.append((self.state.step, None, self._on_device.reading()))
+        elif done == PREVIEWED + AHEAD:
+            self._read_rows(keep=0)
+
+    def _show_first(self, step: int) -> None:
+        seconds = {} if self._step_seconds is None else {"perf/step_ms": 1e3 * self._step_seconds}
+        self.progress.preview(step, {"train/loss": self.state.interval.loss, **seconds})
+
     def _read_rows(self, keep: int) -> None:
         """Write the rows whose figures were asked for, but for the last `keep`."""
         while len(self._rows) > keep:
             step, row, reading = self._rows.popleft()
             for result in reading.results():
                 self._count(result)
-            self._write(step, row)
+            if row is None:
+                self._show_first(step)
+            else:
+                self._write(step, row)
 
     def _catch_up(self) -> None:
         """Wait for the figures of all steps: what is evaluated or saved is known to be sound."""
@@ -244,7 +269,7 @@ class Training:
                 self._count(result)
 
     def _write(self, step: int, row: Row) -> None:
-        self.last_loss = self.state.interval.loss
+        self.last_loss, self._has_row = self.state.interval.loss, True
         allocated, reserved = peak_memory(self.device)
         full: Row = {
             "train/loss": self.state.interval.loss,

@@ -75,6 +75,13 @@ class Progress:
         elif known or time.monotonic() - self._drawn_at >= REDRAW_SECONDS:
             self._draw()
 
+    def preview(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows what is known before the first row: on a terminal from the next `update` on, elsewhere in one line."""
+        is_first = "train/loss" not in self._shown
+        self._shown.update(metrics)
+        if self._bar is None and is_first:
+            self._output.line(f"step {step}/{self.total_steps}  {self._numbers()}")
+
     def note(self, text: str) -> None:
         """Prints `text` (of one or more lines) above the bar."""
         if self._bar is None:

@@ -39,6 +39,20 @@ def test_a_pipe_gets_one_plain_line_an_interval() -> None:
     assert "warm-up, evaluation and saving are left out" in SPEED_NOTE
 
 
+def test_a_pipe_gets_one_line_before_the_first_interval() -> None:
+    stream = io.StringIO()
+    with Progress(250, 0, stream) as progress:
+        progress.update(0, {"eval/loss": 2.5})  # of the model that came in
+        for step in range(1, 11):
+            progress.update(step, METRICS if step == 10 else None)
+            if 2 <= step < 10:
+                progress.preview(step, {"train/loss": 5.0 - step, "perf/step_ms": 1000.0})
+    assert [line for line in stream.getvalue().splitlines() if line.startswith("step")] == [
+        "step 2/250  loss 3.0000  ETA 4:08",
+        "step 10/250  loss 3.2500  lr 3.00e-03  grad 0.80  12,346 tok/s  ETA 2:00",
+    ]
+
+
 def test_an_evaluation_is_a_line_of_its_own() -> None:
     stream = io.StringIO()
     with Progress(10, 0, stream) as progress:

@@ -7,9 +7,10 @@ import io
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,10 +25,12 @@ from genesis.errors import InterruptedRun
 from genesis.ops import fp8
 from genesis.train import loop
 from genesis.train.config import Config
+from genesis.train.metrics import read_metrics
 from genesis.train.output import Output
+from genesis.train.step import StepResult
 from genesis_cli import session
 from genesis_models.engine import Piece
-from tests.train.runs import checkpoints, command, load, make, rows, signal_in_step, train
+from tests.train.runs import assembled, checkpoints, command, load, make, rows, signal_in_step, train
 
 STEPS = 6
 OPTIMIZERS = {
@@ -326,3 +329,60 @@ def test_the_last_lines_say_what_this_process_did_and_where_the_run_stands(recip
         session.train(config, resume=True, console=Output(told))
         [line] = [line for line in told.getvalue().splitlines() if line.startswith("done: ")]
         assert wanted in line and line.endswith("complete at step 6") and absent not in line
+
+
+def test_a_run_shows_loss_and_time_before_the_first_row(recipe: Path, tmp_path: Path) -> None:
+    config = load(recipe, tmp_path / "run", "eval.prompts=[]", "eval.every=null", "log.every=6")
+    for resume in (False, True):
+        told = io.StringIO()
+        with suppress(InterruptedRun), signal_in_step(3) if not resume else nullcontext():
+            session.train(config, resume=resume, console=Output(told))
+        first = 5 if resume else 2
+        lines = [line for line in told.getvalue().splitlines() if line.startswith("step ")]
+        assert lines[0].startswith(f"step {first}/6  loss ") and "ETA 0:0" in lines[0], lines
+        assert len(lines) == 1 + resume  # the row of step 6
+    assert [row["train/global_step"] for row in rows(tmp_path / "run") if "train/loss" in row] == [6]
+
+
+class FakeDevice:
+    """Steps whose loss is their number, and a record of when their figures are asked for and read."""
+
+    def __init__(self, state: Any) -> None:
+        self.state, self.made, self.read = state, list[StepResult](), list[tuple[int, int]]()
+
+    def take(self, batches: Any, lr: float) -> None:
+        self.state.step += 1
+        self.made.append(StepResult(float(self.state.step), 1, 1, 1.0, 0.5))
+
+    def reading(self) -> Any:
+        made, self.made, asked = self.made, [], self.state.step
+
+        def results() -> list[StepResult]:
+            self.read.append((asked, self.state.step))
+            return made
+
+        return SimpleNamespace(results=results)
+
+
+@pytest.mark.parametrize("every, read", [(9, (3, 8)), (6, (6, 8)), (3, (3, 6))])
+def test_first_figures_of_a_device_are_read_when_they_are_there(
+    recipe: Path, tmp_path: Path, every: int, read: tuple[int, int]
+) -> None:
+    """Asked for after step 3 and read when the host, which is a few steps ahead, need not wait; no row changes."""
+    config = load(recipe, tmp_path / "run", f"log.every={every}", "train.steps=18")
+    training = assembled(config)
+    with training.open():
+        device: Any = FakeDevice(training.state)
+        training._on_device, told = device, io.StringIO()
+        training.progress._output = Output(told)
+        while training.state.step < 18:
+            training._step([])
+            training._report()
+        training._catch_up()
+        assert device.read[0] == read
+        found = {row["train/global_step"]: row["train/loss"] for row in read_metrics(training.metrics.path)}
+        assert found == {step: step - (every - 1) / 2 for step in range(every, 19, every)} | (
+            {18: 17.0} if 18 % every else {}
+        )
+        first = next(line for line in told.getvalue().splitlines() if line.startswith("step "))
+        assert first.startswith("step 3/18  loss 2.0000") if every > 8 else "lr" in first
