@@ -11,10 +11,10 @@ import pytest
 
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
 from genesis.train.config_file import parse_config
-from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, estimate_lines
+from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate
 from genesis_cli.session.host_plan import _counted as counted
 from genesis_cli.session.host_plan import host_plan
-from genesis_cli.session.memory import run_plan, with_batch
+from genesis_cli.session.memory import advice, run_plan, with_batch
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.step_times import measured_step
 from genesis_cli.session.training import cpu_threads
@@ -133,24 +133,24 @@ def test_advice_names_only_what_would_make_it_fit() -> None:
     """Where a batch has one row, or one row does not fit either, it is no advice to lower it."""
     longer = {**TINY, "max_position_embeddings": 4096}
     config = config_of(model={"config": longer, "dtype": "bfloat16"}, data={"seq_len": 4096})
+    shape, device = model_config(config), simulated().device
+    need = {size: run_plan(with_batch(config, *size), shape, device).reserved for size in ((1, 4096), (1, 16))}
 
-    def need(rows: int, length: int) -> int:
-        changed = with_batch(config, rows, length)
-        return run_plan(changed, model_config(changed), simulated().device).reserved
+    def advised(rows: int, room: int) -> str:
+        changed = with_batch(config, rows)
+        return advice(changed, shape, device, run_plan(changed, shape, device), room).partition(", or set")[0]
 
-    def advised(rows: int, room: int) -> tuple[str, list[str]]:
-        found = estimate(with_batch(config, rows), "c", simulated(room))
-        assert found.fits is False and found.advice is not None
-        return found.advice, [line for line in estimate_lines(found) if line.startswith("largest")]
+    assert advised(4, need[1, 4096]).endswith("lower train.batch_size, or lower data.seq_len")
+    assert advised(1, need[1, 4096] - 1).endswith(": lower data.seq_len")
+    assert advised(512, need[1, 16]).endswith(": lower train.batch_size and data.seq_len")
+    assert advised(4, need[1, 16] // 2).endswith(": take a smaller model")
 
-    several, [line] = advised(4, need(1, 4096))
-    assert "lower train.batch_size" in several and line == "largest train.batch_size: 1"
-    one, [line] = advised(1, need(1, 4096) - 1)
-    assert "lower data.seq_len" in one and "batch_size" not in one and "does not fit either" in line
-    both, _ = advised(512, need(1, 16))
-    assert "lower train.batch_size and data.seq_len" in both
-    neither, _ = advised(4, need(1, 16) // 2)
-    assert "lower" not in neither and "take a smaller model" in neither
+
+def test_no_batch_that_fits_is_said_so(folder: Path) -> None:
+    (folder / "c.yaml").write_text(json.dumps(raw_config()))
+    code, out, told = printed("estimate", "c.yaml", "train.batch_size=1", "--gpu-memory", "0.626")
+    assert code == 0, told
+    assert "one row does not fit either" in out and "batch_size" not in out.partition("to make it fit: ")[2]
 
 
 def test_mistakes(folder: Path) -> None:
