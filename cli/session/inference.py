@@ -73,6 +73,7 @@ def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, T
     return quantize(model, dtype) if dtype in QUANTIZED else model, tokenizer
 
 
+@phrased_for(EVAL, memory=EVAL_MEMORY)
 def evaluate(
     folder: str,
     sources: Sequence[str],
@@ -89,20 +90,7 @@ def evaluate(
     Conversations are samples by `template` (`chatml`, a file or a folder), by default the folder's own; what the
     assistant says is measured.
     """
-    with phrased_for(EVAL, memory=EVAL_MEMORY):
-        source, where = found_source(folder, base), resolve_device(device)
-        return _evaluate(source, sources, seq_len, batch_size, where, dtype, template)
-
-
-def _evaluate(
-    source: ModelSource,
-    sources: Sequence[str],
-    seq_len: int | None,
-    batch_size: int,
-    where: Device,
-    dtype: str,
-    template: str | None,
-) -> dict[str, float | int]:
+    source, where = found_source(folder, base), resolve_device(device)
     model, tokenizer = opened(source, where, dtype)
     longest = model.config.packed_length
     length = min(LONGEST_EVAL, longest) if seq_len is None else seq_len

@@ -69,8 +69,8 @@ class Speaker:
     ) -> None:
         self._stack.close()
 
-    def encode(self, asked: str | Conversation) -> list[int]:
-        """The ids of a text, or those before the answer to a conversation.
+    def encode(self, asked: str | Conversation, where: str = "") -> list[int]:
+        """The ids of a text, or those before the answer to a conversation; `where` it is, for an error.
 
         Raises:
             DataError: the template cannot render the conversation.
@@ -78,7 +78,7 @@ class Speaker:
         if isinstance(asked, str):
             return self.tokenizer.prompt(asked)
         assert self.template is not None
-        return self.template.encode(asked)
+        return self.template.encode(asked, where=where)
 
     def answer(self, request: Request) -> Iterator[Piece]:
         """What continues a prompt, a piece for each token.

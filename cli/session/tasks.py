@@ -164,12 +164,10 @@ def evaluate_task(
                 cut += dropped > 0
             if cut:
                 console.line(f"warning: {cut:,} of {len(items):,} questions do not fit; their beginnings are cut off")
-            sequences = [each for each, _ in asked]
-            rows: dict[int, dict[str, Any]] = {}
+            sequences, rows = [each for each, _ in asked], dict[int, dict[str, Any]]()
+            answered = _generated(speaker, items, sequences, how, max_tokens, stop)
             with tokenizing("items", console) as report:
-                for number, row in itertools.chain(
-                    _chosen(speaker, items, sequences), _generated(speaker, items, sequences, how, max_tokens, stop)
-                ):
+                for number, row in itertools.chain(_chosen(speaker, items, sequences), answered):
                     rows[number] = row
                     report(len(rows), len(items))
     ordered = [rows[number] for number in sorted(rows)]
@@ -195,7 +193,7 @@ def _asked(speaker: Speaker, item: Item, max_tokens: int) -> tuple[list[Scored],
     """
     longest = speaker.model.config.context_length
     if item.choices is None:
-        sequences = [(ids := speaker.encode(item.asked), len(ids))]
+        sequences = [(ids := speaker.encode(item.asked, item.where), len(ids))]
         room = longest - min(max_tokens, longest // 2)
     else:
         sequences, room = [_pair(speaker, item, choice) for choice in item.choices], longest + 1
@@ -216,7 +214,7 @@ def _pair(speaker: Speaker, item: Item, choice: str) -> Scored:
     """
     added: list[int] = []
     if isinstance(item.asked, Conversation):
-        before, rest = speaker.encode(item.asked), choice
+        before, rest = speaker.encode(item.asked, item.where), choice
     else:
         text = item.asked.rstrip()
         before, rest = speaker.encode(text), item.asked[len(text) :] + choice

@@ -120,13 +120,8 @@ class FullContext(UsageError):
 
 
 def check_prompt(model: CausalLM, ids: Sequence[int], room: int = 1) -> None:
-    """Refuse a prompt that the model cannot take.
-
-    Args:
-        room: tokens that must still fit behind it.
-
-    Raises:
-        UsageError: an empty prompt or a full context. ModelError: an id beyond the vocabulary.
+    """Raises: UsageError for an empty prompt, or a context without `room` behind it; ModelError for ids beyond the
+    vocabulary.
     """
     longest = model.config.context_length
     if not len(ids):
