@@ -24,6 +24,7 @@ __all__ = ["chat_files", "check_ids", "drawing_line", "end_ids", "file_drawing",
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How transformers draws tokens where a generation_config.json says that they are drawn, and not how.
 _DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": 0.0}
+_SILENT = {("top_k", None), ("top_p", None), ("min_p", 0.0), ("repetition_penalty", 1.0)}
 # What changes a text and is not applied here, with the values that change nothing.
 _UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty"), (1,)),
@@ -89,14 +90,16 @@ def file_drawing(folders: Iterable[Path]) -> dict[str, Any]:
     return {**named, "temperature": 0.0} if content.get("do_sample") is False else named
 
 
-def drawing_line(folders: Iterable[Path], given: Iterable[str] = ()) -> str | None:
+def drawing_line(folders: Iterable[Path], given: Mapping[str, Any] | None = None) -> str | None:
     """A line about what `file_drawing` found and was not `given` otherwise, and what is not applied, if anything is."""
-    listed = [*folders]
+    listed, known = [*folders], given or {}
     found, (content, where) = file_drawing(listed), _generation_config(listed)
+    # Beside temperature 0 no other setting but the penalty counts.
+    idle = ("top_k", "top_p", "min_p") if {**found, **known}.get("temperature") == 0 else ()
     said = [
         f"{name} {value:g}"
         for name, value in found.items()
-        if name not in given and value is not None and (name, value) not in (("min_p", 0), ("repetition_penalty", 1))
+        if name not in (*known, *idle) and (name, value) not in _SILENT
     ]
     vain = [name for name, neutral in _UNAPPLIED.items() if content.get(name) not in (None, *neutral)]
     parts = [", ".join(said)] * bool(said) + [f"not applied: {', '.join(vain)}"] * bool(vain)
