@@ -25,14 +25,13 @@ _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How transformers draws tokens where a generation_config.json says that they are drawn, and not how.
 _DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": 0.0}
 _SILENT = {("top_k", None), ("top_p", None), ("min_p", 0.0), ("repetition_penalty", 1.0)}
-# What changes a text and is not applied here, with the values that change nothing.
-_UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty"), (1,)),
-    **dict.fromkeys(("no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), (0,)),
-    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([],)),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
-    **dict.fromkeys(("guidance_scale", "penalty_alpha", "stop_strings", "top_h"), ()),
-}
+# What changes a text and is not applied here, unless it is 0, 1 or empty.
+_UNAPPLIED = (
+    *("num_beams", "num_beam_groups", "no_repeat_ngram_size", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"),
+    *("encoder_repetition_penalty", "exponential_decay_length_penalty", "penalty_alpha", "guidance_scale"),
+    *("min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+    *("stop_strings", "forced_bos_token_id", "forced_eos_token_id"),
+)
 
 
 def end_ids(raw: Mapping[str, Any], where: str) -> list[int]:
@@ -101,7 +100,7 @@ def drawing_line(folders: Iterable[Path], given: Mapping[str, Any] | None = None
         for name, value in found.items()
         if name not in (*known, *idle) and (name, value) not in _SILENT
     ]
-    vain = [name for name, neutral in _UNAPPLIED.items() if content.get(name) not in (None, *neutral)]
+    vain = [name for name in _UNAPPLIED if content.get(name) not in (None, 0, 1, [], {})]
     parts = [", ".join(said)] * bool(said) + [f"not applied: {', '.join(vain)}"] * bool(vain)
     return f"sampling: {'; '.join(parts)} ({where})" if parts else None
 

@@ -26,17 +26,17 @@ SAVING = ("none", "selective", "full")
 SIZED = ("batch", "activations", "workspace")  # parts that grow with the tokens of a step
 SHORTEST = 16  # tokens of a sequence that a run may be asked to have
 
-ADVICE = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing to full"
-
 
 @contextmanager
-def advised() -> Iterator[None]:
-    """Names a run's own settings where what ran out of memory could not know them; a decorator, too."""
+def advised(config: Config) -> Iterator[None]:
+    """Names a run's own settings where what ran out of memory could not know them."""
     try:
         yield
     except OutOfMemoryError as error:
         if error.next == OutOfMemoryError.ADVICE:
-            error.next = ADVICE
+            rows = "train.batch_size or " * (config.train.batch_size > 1)
+            more = ", or set train.activation_checkpointing to full"
+            error.next = f"lower {rows}data.seq_len{more * (config.train.activation_checkpointing != 'full')}"
         raise
 
 

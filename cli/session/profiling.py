@@ -74,7 +74,6 @@ class Profile:
     generation: GenerationRow | None = None
 
 
-@advised()
 def profile(
     config: Config, *, steps: int, console: Output, ranges: Ranges | None = None, generates: bool = False
 ) -> Profile | None:
@@ -91,6 +90,7 @@ def profile(
         GenesisError: as `train` does.
     """
     with (
+        advised(config),
         given_up_on_error(),
         Interrupts(saves=False) as interrupts,
         joined(config, console, interrupts) as ranks,

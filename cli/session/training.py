@@ -72,7 +72,6 @@ from genesis_models.registry import build
 __all__ = ["announce", "arithmetic", "assemble", "cpu_threads", "make_model", "train"]
 
 
-@advised()
 def train(
     config: Config,
     *,
@@ -94,6 +93,7 @@ def train(
     check_reads_back(config)
     check_places(config)
     with (
+        advised(config),
         given_up_on_error(),
         Interrupts() as interrupts,
         joined(config, console, interrupts) as ranks,

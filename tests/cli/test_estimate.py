@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
+from genesis.errors import OutOfMemoryError
 from genesis.train.config_file import parse_config
 from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate
 from genesis_cli.session.host_plan import _counted as counted
 from genesis_cli.session.host_plan import host_plan
-from genesis_cli.session.memory import advice, run_plan, with_batch
+from genesis_cli.session.memory import advice, advised, run_plan, with_batch
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.step_times import measured_step
 from genesis_cli.session.training import cpu_threads
@@ -136,14 +137,24 @@ def test_advice_names_only_what_would_make_it_fit() -> None:
     shape, device = model_config(config), simulated().device
     need = {size: run_plan(with_batch(config, *size), shape, device).reserved for size in ((1, 4096), (1, 16))}
 
-    def advised(rows: int, room: int) -> str:
+    def advice_for(rows: int, room: int) -> str:
         changed = with_batch(config, rows)
         return advice(changed, shape, device, run_plan(changed, shape, device), room).partition(", or set")[0]
 
-    assert advised(4, need[1, 4096]).endswith("lower train.batch_size, or lower data.seq_len")
-    assert advised(1, need[1, 4096] - 1).endswith(": lower data.seq_len")
-    assert advised(512, need[1, 16]).endswith(": lower train.batch_size and data.seq_len")
-    assert advised(4, need[1, 16] // 2).endswith(": take a smaller model")
+    assert advice_for(4, need[1, 4096]).endswith("lower train.batch_size, or lower data.seq_len")
+    assert advice_for(1, need[1, 4096] - 1).endswith(": lower data.seq_len")
+    assert advice_for(512, need[1, 16]).endswith(": lower train.batch_size and data.seq_len")
+    assert advice_for(4, need[1, 16] // 2).endswith(": take a smaller model")
+
+
+@pytest.mark.parametrize("rows, how", [(4, "none"), (1, "selective"), (1, "full")])
+def test_a_run_without_memory_is_advised_what_it_has_left_to_lower(rows: int, how: str) -> None:
+    config = config_of(train={"batch_size": rows, "activation_checkpointing": how})
+    with pytest.raises(OutOfMemoryError) as caught, advised(config):
+        raise OutOfMemoryError("none is left", next=OutOfMemoryError.ADVICE)
+    assert "data.seq_len" in caught.value.next
+    assert ("train.batch_size" in caught.value.next) is (rows > 1)
+    assert ("activation_checkpointing" in caught.value.next) is (how != "full")
 
 
 def test_no_batch_that_fits_is_said_so(folder: Path) -> None:
