@@ -16,14 +16,14 @@ from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_cli.session.trained_parameters import filled_lora
 from genesis_models.blocks import widest_matmul
-from genesis_models.chat_files import file_drawing
+from genesis_models.chat_files import drawing_line, file_drawing
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Sampling
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import AUTO, WeightType, weight_type
 from genesis_models.registry import fuses
 
-__all__ = ["sample_drawing", "settled", "usable_precision"]
+__all__ = ["sample_drawing", "sample_drawing_line", "settled", "usable_precision"]
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
@@ -69,6 +69,16 @@ def sample_drawing(config: Config) -> Sampling:
     drawn = {} if path is None else file_drawing([Path(path)])
     more = {name: drawn[name] for name in ("min_p", "repetition_penalty") if name in drawn}
     return Sampling(settings.temperature, settings.top_k, settings.top_p, config.train.seed, **more)
+
+
+def sample_drawing_line(config: Config) -> str | None:
+    """What the model's generation_config.json decides of `sample_drawing`; None where it decides nothing."""
+    if config.model.path is None or not config.eval.prompts:
+        return None
+    folders = [Path(config.model.path)]
+    found = file_drawing(folders)
+    given = {name: value for name in found if (value := getattr(config.eval, name, found[name])) != found[name]}
+    return drawing_line(folders, given)
 
 
 def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:

@@ -59,7 +59,7 @@ from genesis_cli.session.preparation import (
 )
 from genesis_cli.session.ranks import check_same_data, joined, same_settings
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.settings import sample_drawing, settled, usable_precision
+from genesis_cli.session.settings import sample_drawing, sample_drawing_line, settled, usable_precision
 from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
 from genesis_models.adapters import Base, adapter_parameters, load_adapter
 from genesis_models.blocks import CausalLM
@@ -231,6 +231,8 @@ def announce(
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
+    if (drawn := sample_drawing_line(config)) is not None:
+        console.line(drawn)
     for line in trained_lines(config, model):
         console.line(line)
     if memory is not None:

@@ -223,6 +223,7 @@ def test_prompts_of_a_chat_run_are_messages(
     assert wanted[1].count(im_end(recipe)) == 1  # that of the turn; in the message it is text
     assert all(im_end(recipe) in request.stop for request in asked)
     assert "sample at step 1:\none\n" in told
+    assert "sampling: temperature 0.6, top_k 50" in told
 
 
 def test_prompts_of_a_run_on_completions_stay_texts(
