@@ -12,7 +12,7 @@ from genesis.io.boundary import boundary
 from genesis.io.cards import README
 from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
 from genesis.io.hashing import sha256_file
-from genesis.io.hub_cache import hub_name, name_of
+from genesis.io.hub_cache import hub_name
 from genesis.io.paths import exists, is_folder, list_folder, safe_join
 from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
@@ -64,12 +64,10 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
 
 
 def _base_name(source: ModelSource) -> str:
-    """What an adapter calls its base: the name on the hub where it has that, else the folder's whole path."""
+    """The base's name on the hub where the adapter has that, else the base's folder."""
     named = None if source.config is None else source.config.base
-    if named and hub_name(named) is not None and not os.path.lexists(named):
-        return named
-    pulled = name_of(source.folder)
-    return pulled.id if pulled is not None else os.path.abspath(source.folder)
+    is_hub = named and hub_name(named) is not None and not os.path.lexists(named)
+    return named if named and is_hub else os.fspath(source.folder)
 
 
 def check_target(target: Path, source: ModelSource) -> None:

@@ -114,13 +114,20 @@ def _named_base(adapter: Path, config: AdapterConfig) -> Path:
     where = escape(adapter / ADAPTER_CONFIG)
     if not config.base:
         raise ModelError(f"the adapter in {escape(adapter)} names no base model", where=where, next=_NEXT)
-    named = Path(config.base)
+    named, shown = Path(config.base), config.base
+    # A run that goes another way moves its later checkpoints one folder down.
+    moved = [adapter.parent] if adapter.parent.name.startswith("abandoned-") else []
     with boundary(ModelError, "looking for the base model", named):
-        for folder in (adapter / named, named, Path(local_path(config.base))):
+        for start in (adapter, *moved):
+            if is_folder(start / named):
+                return Path(os.path.realpath(start / named))
+        for folder in (named, Path(local_path(config.base))):
             if is_folder(folder):
                 return folder
     advice = hub_advice(config.base)
-    what = f"the adapter in {escape(adapter)} is of the base model {quote(config.base, 300)}, which is not there"
+    if config.base.startswith(os.pardir):
+        shown = os.path.realpath(adapter / named)
+    what = f"the adapter in {escape(adapter)} is of the base model {quote(shown, 300)}, which is not there"
     raise ModelError(what, where=where, next=_NEXT if advice is None else f"{_NEXT}; {advice}")
 
 

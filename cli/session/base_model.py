@@ -42,7 +42,7 @@ def checked_base(config: Config, checkpoint: Path | None) -> Base | None:
         if known is None:
             raise
         where = f"in {escape(config.model.path)}"
-        if os.path.abspath(config.model.path) != known.path:
+        if os.path.realpath(config.model.path) != known.path:
             where += f", and the run began with it in {escape(known.path)}"
         what = f"the base model of the run is not {where}: {error.what}"
         raise ModelError(

@@ -4,7 +4,7 @@
 model adapters, `folder` reads and writes them, `base` remembers which model they were trained on.
 """
 
-from genesis_models.adapters.base import BASE_NAME, Base, base_of, check_same_base, read_base
+from genesis_models.adapters.base import BASE_NAME, Base, base_name, base_of, check_same_base, read_base
 from genesis_models.adapters.config import AdapterConfig
 from genesis_models.adapters.folder import (
     ADAPTER_CONFIG,
@@ -30,6 +30,7 @@ __all__ = [
     "adapter_values",
     "apply_adapters",
     "apply_adapters_of",
+    "base_name",
     "base_of",
     "check_same_base",
     "is_adapter",

@@ -1,29 +1,34 @@
-"""The base model of an adapter: where it is and what it holds, so that nothing goes on from another one unnoticed.
+"""The base model of an adapter: what it is called and what it holds, so that nothing goes on from another one.
 
-`base.json` lies next to an adapter that a run saved. Its sha256 is that of the base's config and weight files. To read
-gigabytes again whenever a run is resumed would be slow, so the file also records what the system says of each: device,
-inode, size and both times. Where all of these are as before, the contents are, too: nobody sets a file's time of change
-(ctime), which every write moves. A base that was copied or touched is read again.
+An adapter is shared, so its files say nothing about the machine. `adapter_config.json` has the base's name on the hub,
+or its path from the adapter's folder. `base.json`, next to an adapter that a run saved, has the sha256 of the base's
+config and weight files. To read gigabytes again whenever a run is resumed would be slow, so the user's cache keeps what
+the system says of each file: device, inode, size and both times. Where all of these are as before, the contents are,
+too: nobody sets a file's time of change (ctime), which every write moves.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from genesis.cache import USER, Cache, user_folder
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hashing import sha256_file
 from genesis.io.hf import WeightFolder, read_json
+from genesis.io.hub_cache import ADAPTER_CONFIG, hub_name, name_of
 from genesis.io.paths import exists, safe_join
 from genesis.io.strict_json import canonical_bytes, indented_bytes
 
-__all__ = ["BASE_NAME", "Base", "base_of", "check_same_base", "read_base"]
+__all__ = ["BASE_NAME", "Base", "base_name", "base_of", "check_same_base", "read_base"]
 
 BASE_NAME = "base.json"
+MAX_ENTRY = 1 << 20  # bytes of a cache entry
 
 
 @dataclass(frozen=True)
@@ -31,18 +36,22 @@ class Base:
     """A base model as an adapter was trained on it.
 
     Attributes:
-        path: its folder, absolute.
+        path: its folder, absolute, or its name on the hub; for errors.
         sha256: of the names and contents of its config and weight files.
-        files: device, inode, size, and times of change of content and of anything, in ns, of each file by name.
     """
 
     path: str
     sha256: str
-    files: Mapping[str, tuple[int, ...]]
 
     def to_json(self) -> bytes:
         """What `base.json` holds."""
-        return indented_bytes(asdict(self))
+        return indented_bytes({"sha256": self.sha256})
+
+
+@cache
+def _hashed_bases() -> Cache:
+    """What the system said of the files of bases when the user's processes hashed them."""
+    return Cache(user_folder("bases"), **USER)
 
 
 @boundary(ModelError, "reading the base model")
@@ -50,26 +59,35 @@ def base_of(folder: str | os.PathLike[str], known: Base | None = None) -> Base:
     """The base model in `folder`.
 
     Args:
-        known: one whose sha256 is taken if its files are those of `folder`, unchanged.
+        known: one whose sha256 is taken if its files, as the user's cache has them, are those of `folder`, unchanged.
 
     Raises:
-        ModelError: it is no model folder, or cannot be read.
+        ModelError: it is not a model folder, or cannot be read.
     """
     with WeightFolder(folder) as weights:
         names = sorted(["config.json", *weights.files])
     paths = {name: safe_join(folder, name, where=escape(folder)) for name in names}
-    files = {name: _identity(path) for name, path in paths.items()}
-    if known is not None and known.files == files:
-        digest = known.sha256
-    else:
-        hashes = {name: sha256_file(path) for name, path in paths.items()}
-        digest = hashlib.sha256(canonical_bytes(hashes)).hexdigest()
-    return Base(os.path.abspath(folder), digest, files)
+    files = canonical_bytes({name: _identity(path) for name, path in paths.items()})
+    entry = None if known is None else _hashed_bases().find(f"{known.sha256}.base", limit=MAX_ENTRY)
+    if known is not None and entry is not None and bytes(entry.part("files")) == files:
+        return Base(os.path.realpath(folder), known.sha256)
+    digest = hashlib.sha256(canonical_bytes({name: sha256_file(path) for name, path in paths.items()})).hexdigest()
+    _hashed_bases().put(f"{digest}.base", {"files": files})
+    return Base(os.path.realpath(folder), digest)
 
 
-def _identity(path: Path) -> tuple[int, ...]:
+def _identity(path: Path) -> list[int]:
     found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def base_name(base: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> str:
+    """What the adapter in the folder `adapter` calls the base in another folder: as in the module's docstring.
+
+    The path is that of real folders, because the system follows links before it goes up.
+    """
+    pulled = name_of(base)
+    return pulled.id if pulled is not None else os.path.relpath(os.path.realpath(base), os.path.realpath(adapter))
 
 
 def read_base(folder: str | os.PathLike[str]) -> Base | None:
@@ -83,11 +101,13 @@ def read_base(folder: str | os.PathLike[str]) -> Base | None:
         if not exists(Path(folder) / BASE_NAME):
             return None
     raw = read_json(safe_join(folder, BASE_NAME, where=where))
-    path, digest, files = raw.get("path"), raw.get("sha256"), raw.get("files")
-    if isinstance(path, str) and isinstance(digest, str) and len(digest) == 64 and isinstance(files, dict):
-        lists = [each for each in files.values() if isinstance(each, list) and all(type(x) is int for x in each)]
-        if len(lists) == len(files):
-            return Base(path, digest, {name: tuple(each) for name, each in files.items()})
+    path, digest = raw.get("path"), raw.get("sha256")  # older versions wrote the whole path
+    if path is None:
+        named = read_json(safe_join(folder, ADAPTER_CONFIG)).get("base_model_name_or_path")
+        is_hub = isinstance(named, str) and hub_name(named) is not None
+        path = named if is_hub else os.path.realpath(Path(folder) / str(named))
+    if isinstance(path, str) and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest):
+        return Base(path, digest)
     raise ModelError(f"{BASE_NAME} names no base model", where=where, next="save the adapter again")
 
 

@@ -20,6 +20,7 @@ from genesis.io.hf import list_names, read_json
 from genesis.io.paths import exists, is_folder, safe_join
 from genesis.io.safetensors import SafeTensors, TensorSource, write_tensors
 from genesis.random import Generator
+from genesis_models.adapters.base import base_name
 from genesis_models.adapters.config import AdapterConfig, adapter_json, read_adapter_config
 from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters, adapter_parts
 from genesis_models.adapters.targets import Target, targets
@@ -219,12 +220,14 @@ def write_adapter(
     """Write the adapters of a model as PEFT does: `adapter_config.json` and, in float32, `adapter_model.safetensors`.
 
     Args:
-        base: the folder of the base model, or its name on the hub.
+        base: the folder of the base model, which is named by its path from the adapter's; or its name on the hub.
         values: of the adapters' parameters, by name; None: those that the model has.
 
     Raises:
         UsageError: as in `adapter_of`. DiskError: writing failed.
     """
+    if base is not None and is_folder(base):
+        base = base_name(base, writer.target)
     config = adapter_of(model, base=None if base is None else os.fspath(base))
     tensors = {
         f"{_PREFIX}{name}.{_SAVED[part]}": _float32(None if values is None else values[f"{name}.{part}"], parameter)

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 import genesis_models
+from genesis.cache import Cache
 from genesis.data.tokenizer import train_bpe
+from genesis_models.adapters import base as base_model
 from tests.models.golden import FIXTURES
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known about hashed bases stays in the test."""
+    hashed = Cache(tmp_path_factory.mktemp("cache") / "bases")
+    monkeypatch.setattr(base_model, "_hashed_bases", lambda: hashed)
 
 
 @pytest.fixture(scope="session")

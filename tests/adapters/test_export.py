@@ -16,13 +16,15 @@ import pytest
 import genesis_models
 from genesis.errors import ConfigError, GenesisError, ModelError, NumericError, UsageError
 from genesis.io.cards import read_head
-from genesis.io.files import AtomicFolder, verify_manifest
+from genesis.io.files import AtomicFolder, read_manifest, verify_manifest
 from genesis.io.safetensors import load_file, save_file
 from genesis.nn import LoRALinear
 from genesis.train.output import Output
 from genesis_cli.main import main
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapted_layers
+from genesis_models.adapters import base as base_model
+from genesis_models.export import EXPORT
 from genesis_models.export_check import Difference, check_answers, check_weights_of, difference
 from tests.adapters.golden import FIXTURES, base_of, loaded, logits, reference
 from tests.models.golden import FIXTURES as MODELS
@@ -70,8 +72,9 @@ def test_an_adapter_is_written_as_one(adapter: Path, base: Path) -> None:
     target, said = exported(adapter, check=True)
     assert target == adapter.parent / "adapter-export"
     assert (target / ADAPTER_WEIGHTS).read_bytes() == (adapter / ADAPTER_WEIGHTS).read_bytes()
-    assert json.loads((target / ADAPTER_CONFIG).read_text())["base_model_name_or_path"] == str(base)
-    assert json.loads((target / "base.json").read_text())["path"] == str(base)
+    assert json.loads((target / ADAPTER_CONFIG).read_text())["base_model_name_or_path"] == "../base"
+    assert json.loads((target / "base.json").read_text()) == {"sha256": base_model.base_of(base).sha256}
+    assert read_manifest(target).metadata[EXPORT]["from"] == "adapter"
     assert (target / "generation_config.json").read_bytes() == (adapter / "generation_config.json").read_bytes()
     assert said[0].startswith(f"adapter {adapter} (DoRA, r 2) on ")
     assert said[2].startswith("check: 24 tensors are those that were trained")

@@ -15,6 +15,7 @@ import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
+from genesis.io.hashing import sha256_file
 from genesis.io.safetensors import load_file, save_file
 from genesis_cli.session import evaluate, generate
 from genesis_models.adapters import (
@@ -22,10 +23,12 @@ from genesis_models.adapters import (
     BASE_NAME,
     AdapterConfig,
     apply_adapters,
+    base_name,
     base_of,
     load_adapter,
     write_adapter,
 )
+from genesis_models.adapters import base as base_model
 from genesis_models.folder import read_config
 from genesis_models.quantize import quantize
 from genesis_models.source import find_source, newest_checkpoint
@@ -74,6 +77,53 @@ def test_from_the_current_folder_or_named(adapter: Path, base: Path, monkeypatch
     assert find_source(adapter, base).folder == base
     monkeypatch.chdir(base.parent)
     assert find_source(adapter).folder == Path("base")
+
+
+def test_the_files_say_nothing_about_the_machine(adapter: Path, base: Path) -> None:
+    assert json.loads((adapter / BASE_NAME).read_text()) == {"sha256": base_of(base).sha256}
+    assert json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"] == "../base"
+    for path in adapter.iterdir():
+        assert str(base.parent).encode() not in path.read_bytes()
+
+
+def test_the_base_is_found_from_anywhere_and_where_both_were_moved(
+    adapter: Path, base: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert find_source(adapter).folder == base
+    Path("link").symlink_to(adapter)
+    assert find_source("link").folder == base
+    moved = shutil.move(base.parent, "moved")
+    assert os.path.samefile(find_source(f"{moved}/adapter").folder, f"{moved}/base")
+    aside = Path(moved) / "abandoned-1" / "adapter"  # as the checkpoints of a run that went another way
+    shutil.move(f"{moved}/adapter", aside)
+    assert os.path.samefile(find_source(aside).folder, f"{moved}/base")
+
+
+def test_a_base_in_the_cache_of_the_hub_has_its_name(base: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / ("a" * 40)
+    shutil.copytree(base, snapshot)
+    assert base_name(snapshot, tmp_path / "adapter") == "org/name"
+
+
+def test_an_unchanged_base_is_hashed_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, hashed = base_of(base), list[str]()
+    monkeypatch.setattr(base_model, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
+    assert base_of(base, known) == known and not hashed
+    os.utime(base / "model.safetensors")
+    assert base_of(base, known) == known and len(hashed) == 2
+
+
+def test_an_older_base_json(adapter: Path, base: Path) -> None:
+    older = {"path": str(base), "sha256": base_of(base).sha256, "files": {"config.json": [1, 2, 3, 4, 5]}}
+    (adapter / BASE_NAME).write_text(json.dumps(older))
+    changed(adapter, base_model_name_or_path=str(base))
+    assert find_source(adapter).folder == base
+    (adapter / BASE_NAME).write_text(json.dumps(older | {"sha256": "0" * 64}))
+    refused(adapter, f"the base model in {base} has changed")
+    for bad in ("0" * 63, "../" + "0" * 61, 5):
+        (adapter / BASE_NAME).write_text(json.dumps(older | {"sha256": bad}))
+        refused(adapter, "base.json")
 
 
 def test_a_base_that_moved(adapter: Path, base: Path) -> None:

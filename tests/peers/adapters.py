@@ -111,7 +111,8 @@ def compared(name: str, settings: dict[str, Any], folder: Path) -> Iterator[tupl
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     assert np.abs(theirs(plain, ids) - expected).max() > 1e-2, "the adapter does nothing"
     yield "PeftModel", largest(theirs(PeftModel.from_pretrained(plain, folder / "adapter"), ids), expected), ADAPTER
-    automatic = AutoPeftModelForCausalLM.from_pretrained(folder / "adapter", dtype=torch.float32)
+    with contextlib.chdir(folder / "adapter"):  # PEFT reads the base's path from the current folder
+        automatic = AutoPeftModelForCausalLM.from_pretrained(".", dtype=torch.float32)
     yield "AutoPeftModel", largest(theirs(automatic, ids), expected), ADAPTER
     for what, dtype in (("merged", "float32"), ("merged bf16", "bfloat16")):
         out = folder / what.replace(" ", "-")
@@ -165,8 +166,10 @@ def trained(lora: dict[str, Any] | None) -> Iterator[tuple[str, float, float]]:
     ids = np.random.default_rng(0).integers(0, 270, (2, 16))
     expected = ours(genesis_models.load("run"), ids)
     kind = AutoModelForCausalLM if lora is None else AutoPeftModelForCausalLM
-    yield "run", largest(theirs(kind.from_pretrained("run", dtype=torch.float32), ids), expected), ADAPTER
-    early = kind.from_pretrained("run/checkpoint-2", dtype=torch.float32)
+    with contextlib.chdir("run"):
+        yield "run", largest(theirs(kind.from_pretrained(".", dtype=torch.float32), ids), expected), ADAPTER
+    with contextlib.chdir("run/checkpoint-2"):
+        early = kind.from_pretrained(".", dtype=torch.float32)
     yield "checkpoint", largest(theirs(early, ids), ours(genesis_models.load("run/checkpoint-2"), ids)), ADAPTER
     command("export", "run", "--check", *(["--merge"] if lora is not None else []), "--out", "out")
     model = AutoModelForCausalLM.from_pretrained("out", dtype=torch.float32)

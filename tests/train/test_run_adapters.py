@@ -24,6 +24,7 @@ from genesis.train.output import Output, printable
 from genesis.train.state import TrainState
 from genesis_cli import session
 from genesis_models.adapters import adapter_parameters
+from genesis_models.source import find_source
 from tests.train.runs import assembled, checkpoints, load, make_lora, rows, signal_in_step, steps, train
 
 PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors"}
@@ -152,7 +153,13 @@ class TestCheckpoint:
         names = {path.name for path in (tmp_path / "run").iterdir() if path.is_file()}
         assert names >= PEFT_FILES | TOKENIZER_FILES and "model.safetensors" not in names
         adapter = json.loads((tmp_path / "run/adapter_config.json").read_text())
-        assert adapter["base_model_name_or_path"] == str(recipe.parent / "base")
+        named = adapter["base_model_name_or_path"]
+        assert named.startswith("..") and os.path.samefile(tmp_path / "run" / named, recipe.parent / "base")
+        checkpoint = tmp_path / "run/checkpoint-2"
+        for folder in (tmp_path / "run", checkpoint):
+            assert os.path.samefile(find_source(folder).folder, recipe.parent / "base")
+        for path in checkpoint.iterdir():
+            assert str(recipe.parent).encode() not in path.read_bytes(), path
         assert (adapter["r"], adapter["lora_alpha"], adapter["peft_type"]) == (4, 32, "LORA")
         shutil.rmtree(tmp_path / "run/checkpoint-2")
         with pytest.raises(ConfigError, match="holds a run"):
@@ -201,7 +208,7 @@ class TestBase:
         shutil.rmtree(own.parent / "base")
         assert train(load(own, "run", f"model.path={own.parent}/moved"), resume=True).state_hash == expected
         adapter = json.loads((own.parent / "run/adapter_config.json").read_text())
-        assert adapter["base_model_name_or_path"] == f"{own.parent}/moved"
+        assert adapter["base_model_name_or_path"] == "../moved"
 
     def test_one_that_has_changed(self, own: Path) -> None:
         weights = own.parent / "base/model.safetensors"
