@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperGroup
 
 from genesis.errors import DistributedError, InterruptedRun
-from genesis.train.signals import raise_interrupt
 from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
@@ -20,14 +19,7 @@ from genesis_cli.chat import chat
 from genesis_cli.data import data
 from genesis_cli.demo import demo
 from genesis_cli.env import env
-from genesis_cli.errors import (
-    check_open_files,
-    exit_code,
-    flush_stdout,
-    hold_standard_streams,
-    make_printable,
-    settle_stdout,
-)
+from genesis_cli.errors import exit_code, flush_stdout, make_printable, prepare_descriptors, settle_stdout
 from genesis_cli.estimate import estimate
 from genesis_cli.eval import evaluate
 from genesis_cli.export import export
@@ -42,7 +34,7 @@ from genesis_cli.serve import serve
 from genesis_cli.train import TrainCommand, train
 from genesis_cli.validate import validate
 
-__all__ = ["app", "raise_interrupt", "run"]
+__all__ = ["app", "run"]
 
 DEBUG = "--debug"
 EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
@@ -129,14 +121,13 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     Args:
         ends_process: a command that fails may end the process at once.
     """
-    hold_standard_streams()
     make_printable()
     words = list(arguments) or ["--help"]
     options = words[: words.index("--")] if "--" in words else words
     debug = DEBUG in options
     words = [word for word in options if word != DEBUG] + words[len(options) :]
     try:
-        check_open_files()
+        prepare_descriptors()
         # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
         command = typer.main.get_command(app)
         if ends_process and COMPLETE in os.environ:
@@ -149,8 +140,8 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = exit_code(error, debug=debug)
         if ends_process:
-            # All is closed. Taking the interpreter down aborts it where a thread is still inside a library that is
-            # written in Rust, and would wait for threads that compile or for a GPU that waits for a lost rank.
+            # All is closed. Taking the interpreter down aborts it where a thread is inside a library written in Rust,
+            # and would wait for threads that compile, and for a GPU that waits for a rank which is gone.
             if not isinstance(error, (InterruptedRun, DistributedError, KeyboardInterrupt)):
                 atexit._run_exitfuncs()
             settle_stdout()

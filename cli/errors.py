@@ -22,11 +22,10 @@ __all__ = [
     "EXIT_BUG",
     "EXIT_INTERRUPTED",
     "block",
-    "check_open_files",
     "exit_code",
     "flush_stdout",
-    "hold_standard_streams",
     "make_printable",
+    "prepare_descriptors",
     "settle_stdout",
 ]
 
@@ -165,30 +164,23 @@ def settle_stdout() -> None:
             os.close(null)
 
 
-def hold_standard_streams() -> None:
-    """Opens closed descriptors 0 to 2 on nothing: else the next file opened, a checkpoint say, would become stdout."""
+def prepare_descriptors() -> None:
+    """Opens closed descriptors 0 to 2 on nothing: else the next file opened, a checkpoint say, would become stdout.
+
+    Raises a low limit on open files, which libraries take for damaged files.
+
+    Raises:
+        DeviceError: the system does not allow that.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-def check_open_files() -> None:
-    """Raise a limit on open files that is too low for any command.
-
-    Libraries take such a limit for a damaged file or end the process, so it is looked at before they are imported.
-
-    Raises:
-        DeviceError: the system does not allow it.
-    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if not 0 <= soft < OPEN_FILES:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
-    except (OSError, ValueError):
-        what = f"this process may open {soft} files, and a command needs up to {OPEN_FILES}"
-        raise DeviceError(
-            what, where="ulimit -n", next="raise the limit, then start it again: ulimit -n 1024"
-        ) from None
+    if 0 <= soft < OPEN_FILES:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+        except (OSError, ValueError):
+            what = f"this process may open {soft} files, and a command needs up to {OPEN_FILES}"
+            raise DeviceError(what, where="ulimit -n", next="raise the limit: ulimit -n 1024") from None

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_rank = LAUNCHER in os.environ
     if is_rank:  # the launcher has blocked them, so that none comes earlier
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    from genesis_cli.app import raise_interrupt, run
+    from genesis.train.signals import raise_interrupt
+    from genesis_cli.app import run
 
     if listens and not is_rank:
         sys.unraisablehook = _stop_unraisable

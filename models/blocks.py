@@ -275,6 +275,7 @@ class CausalLM(nn.Module):
         stored_types: parameter -> the type of its tensor in the folder, where loading chose the model's type by itself;
             `save` writes these.
         folders: that it was loaded from: an adapter's, then the model's; none for a model that was built.
+        modules_to_save: names of modules that an adapter trains and saves whole.
         tokenizer: of its folder, read when a text is first generated; may be set.
     """
 
@@ -288,6 +289,7 @@ class CausalLM(nn.Module):
         self.config = config
         self.stored_types: Mapping[str, str] = {}
         self.folders: Sequence[Path] = ()
+        self.modules_to_save: tuple[str, ...] = ()
         self.tokenizer: Tokenizer | None = None
         self._checkpointing = "none"
         self._precision: str | None = None

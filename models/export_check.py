@@ -20,6 +20,7 @@ from genesis.io.hf import WeightFolder, list_names
 from genesis.io.safetensors import load_file
 from genesis.nn import LoRALinear
 from genesis_models.adapters import ADAPTER_WEIGHTS, adapted_layers, is_adapter
+from genesis_models.adapters.targets import HEAD
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 
@@ -116,7 +117,11 @@ def _compared_adapter(model: CausalLM, folder: Path) -> Iterator[tuple[str, str,
     layers = adapted_layers(model)
     for name, values in load_file(folder / ADAPTER_WEIGHTS).items():
         owner, _, part = name.removeprefix("base_model.model.").partition(".lora_")
-        parameter = layers[owner].get_parameter(f"lora_{part.removesuffix('.weight')}.weight")
+        parameter: genesis.Tensor
+        if part:
+            parameter = layers[owner].get_parameter(f"lora_{part.removesuffix('.weight')}.weight")
+        else:
+            parameter = model.head_weight if owner == f"{HEAD}.weight" else model.get_parameter(owner)
         yield name, "float32", np.array_equal(values, parameter.detach().numpy().astype(np.float32))
 
 

@@ -232,7 +232,7 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
     raw.update(dtype=dtype, torch_dtype=dtype, **model.config.rope_json())
     raw.setdefault("head_dim", model.config.head_dim)
     raw.setdefault("num_key_value_heads", model.config.num_key_value_heads)
-    raw["tie_word_embeddings"] = model.config.tie_word_embeddings
+    raw["tie_word_embeddings"] = model.lm_head is None  # an adapter may give it a head of its own
     return raw
 
 

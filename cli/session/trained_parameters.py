@@ -67,9 +67,8 @@ def _read_first(folder: str) -> AdapterConfig:
 
 
 def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
-    modules = adapter.target_modules
-    listed = {"target_modules": list(modules) if isinstance(modules, tuple) else modules}
-    return {key: getattr(adapter, key) for key in LORA if key != "target_modules"} | listed
+    settings = {key: getattr(adapter, key) for key in LORA}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -93,15 +92,14 @@ def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[s
         try:
             apply_adapters(model, _adapter_config(lora))
         except ConfigError as error:
-            raise ConfigError(error.what, where="lora.target_modules", next=error.next) from error
+            raise ConfigError(error.what, where=f"lora.{error.where}", next=error.next) from error
     freeze(model.named_parameters(), config.train.freeze)
 
 
 def _adapter_config(lora: LoraConfig) -> AdapterConfig:
-    settings = {key: getattr(lora, key) for key in LORA}
-    if isinstance(lora.target_modules, list):
-        settings["target_modules"] = tuple(lora.target_modules)
-    return AdapterConfig(**settings)
+    settings: dict[str, Any] = {key: getattr(lora, key) for key in LORA}
+    listed = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
+    return AdapterConfig(**settings | listed)
 
 
 def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike[str] | None = None) -> list[str]:
@@ -125,7 +123,8 @@ def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
     share = f"{trained:,} of {total:,} parameters are trained, {100 * trained / total:.3g} %"
     if config.lora is not None:
         layers = adapted_layers(model)
-        yield f"{_adapters_line(layers)}: {share}"
+        whole = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in model.modules_to_save))
+        yield f"{_adapters_line(layers)}{f'; {whole} as a whole' if whole else ''}: {share}"
         yield from _wide_lines(layers)
     elif config.model.path is not None or trained < total:
         yield f"all {total:,} parameters are trained" if trained == total else share

@@ -61,13 +61,13 @@ from genesis_cli.session.ranks import check_same_data, joined, same_settings
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
 from genesis_cli.session.settings import sample_drawing, sample_drawing_line, settled, usable_precision
 from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
-from genesis_models.adapters import Base, adapter_parameters, load_adapter
+from genesis_models.adapters import Base, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import stop_ids
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load
 from genesis_models.precision import WeightType
-from genesis_models.registry import build
+from genesis_models.registry import build, parameter_count
 
 __all__ = ["announce", "arithmetic", "assemble", "cpu_threads", "make_model", "train"]
 
@@ -224,9 +224,8 @@ def announce(
 ) -> None:
     """What is about to happen, in a few lines."""
     chosen = f" (auto: {describe_gpu()[1]})" if config.train.device == "auto" else ""
-    count = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in adapter_parameters(model).values())
     console.line(f"device: {device}{chosen}")
-    console.line(f"model: {model.config.model_type}, {count:,} parameters, {dtype}")
+    console.line(f"model: {model.config.model_type}, {parameter_count(model.config):,} parameters, {dtype}")
     for name, probability in model.config.dropout.items():
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:

@@ -77,13 +77,9 @@ _GET_FLAGS, _FIXED = 0x80086601, 0x10 | 0x20  # FS_IOC_GETFLAGS of Linux; immuta
 
 
 class FolderWriter(Protocol):
-    """What a function needs that writes files into a folder, whichever way they are committed.
+    """What a function needs that writes files into a folder, whichever way they are committed."""
 
-    Attributes:
-        target: the folder when the files are committed, absolute.
-    """
-
-    target: Path
+    target: Path  # the folder once they are committed, absolute
 
     def create(self, name: str) -> Writer:
         """A writer of the new file `name`."""

@@ -30,7 +30,6 @@ _WRITTEN: Mapping[str, Any] = MappingProxyType(
         "auto_mapping": None,
         "bias": "none",
         "corda_config": None,
-        "ensure_weight_tying": False,
         "eva_config": None,
         "exclude_modules": None,
         "fan_in_fan_out": False,
@@ -45,7 +44,6 @@ _WRITTEN: Mapping[str, Any] = MappingProxyType(
         "lora_ga_config": None,
         "megatron_config": None,
         "megatron_core": "megatron.core",
-        "modules_to_save": None,
         "monteclora_config": None,
         "peft_type": "LORA",
         "peft_version": "0.21.2",
@@ -62,7 +60,6 @@ _WRITTEN: Mapping[str, Any] = MappingProxyType(
 # Fields that add to the computation unless they are absent, null, false or empty, and what they do.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "modules_to_save": "further modules are trained and saved whole",
         "lora_bias": "B has a bias",
         "layer_replication": "layers are repeated",
         "use_qalora": "inputs of the low-rank path are pooled (QA-LoRA)",
@@ -74,14 +71,13 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "trainable_token_indices": "rows of the embedding are trained",
         "target_parameters": "parameters that are no linear layer's are adapted",
         "megatron_config": "layers are Megatron's",
-        "ensure_weight_tying": "adapters are tied",
     }
 )
 # Draws of A and B that leave the base as it is. The others (pissa, olora, corda, loftq, lora_ga) subtract their first
 # B·A from it, and PEFT computes that again whenever it loads such a folder.
 _PURE_INIT = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _CONVERT = "have PEFT write it as a plain LoRA: save_pretrained(…, path_initial_model_for_weight_conversion=…)"
-_MERGE = "merge it into its base with PEFT (merge_and_unload, save_pretrained), and use the merged folder"
+MERGE = "merge it into its base with PEFT (merge_and_unload, save_pretrained), and use the merged folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +96,9 @@ class AdapterConfig:
         exclude_modules: layers that get none, as in `target_modules`.
         layers_to_transform: of layers that ends of names mean those with these indices; none given: all.
         layers_pattern: what stands before the index in a name ("layers"); none given: anything.
+        modules_to_save: ends of names of modules that are trained and saved whole, beside the adapters.
+        ensure_weight_tying: a head that is the embedding stays so where one of them is trained whole; else each then
+            has its own weight.
         base: the base model's folder, or its name on the hub.
     """
 
@@ -114,6 +113,8 @@ class AdapterConfig:
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: tuple[int, ...] = ()
     layers_pattern: tuple[str, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
+    ensure_weight_tying: bool = False
     base: str | None = None
 
 
@@ -137,6 +138,8 @@ def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
         exclude_modules=fields.modules("exclude_modules"),
         layers_to_transform=fields.indices("layers_to_transform"),
         layers_pattern=fields.names("layers_pattern"),
+        modules_to_save=fields.names("modules_to_save"),
+        ensure_weight_tying=fields.switch("ensure_weight_tying"),
         base=fields.text("base_model_name_or_path"),
     )
     if not config.target_modules:
@@ -154,10 +157,10 @@ def _check_kind(raw: Mapping[str, Any], where: str) -> None:
     """
     if raw.get("peft_type") != "LORA":
         what = f"`peft_type` is {quote(raw.get('peft_type'))}; of PEFT's adapters Genesis has LORA"
-        raise ModelError(what, where=where, next=_MERGE)
+        raise ModelError(what, where=where, next=MERGE)
     if raw.get("bias") not in (None, "none"):
         what = f"`bias` is {quote(raw['bias'])}: biases of the base are trained too, and an adapter of Genesis has none"
-        raise ModelError(what, where=where, next=_MERGE)
+        raise ModelError(what, where=where, next=MERGE)
     init = raw.get("init_lora_weights")
     if not any(init is known or (isinstance(known, str) and init == known) for known in _PURE_INIT):
         what = f"`init_lora_weights` is {quote(init)}: the base that it was trained on is not the one it names"
@@ -165,7 +168,7 @@ def _check_kind(raw: Mapping[str, Any], where: str) -> None:
     for key, value in raw.items():
         if not value or (reason := _refusal(key)) is None:
             continue
-        raise ModelError(f"`{key}` is {quote(value)}: {reason}, which Genesis does not do", where=where, next=_MERGE)
+        raise ModelError(f"`{key}` is {quote(value)}: {reason}, which Genesis does not do", where=where, next=MERGE)
 
 
 def _refusal(key: str) -> str | None:
@@ -255,6 +258,8 @@ def adapter_json(config: AdapterConfig) -> bytes:
     content = {
         **_WRITTEN,
         "base_model_name_or_path": config.base,
+        "ensure_weight_tying": config.ensure_weight_tying,
+        "modules_to_save": list(config.modules_to_save) or None,
         "r": config.r,
         "lora_alpha": plain(config.alpha),
         "lora_dropout": config.dropout,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from genesis.io.safetensors import SafeTensors, TensorSource, write_tensors
 from genesis.random import Generator
 from genesis_models.adapters.base import base_name
 from genesis_models.adapters.config import AdapterConfig, adapter_json, read_adapter_config
-from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters, adapter_parts
-from genesis_models.adapters.targets import Target, targets
+from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters
+from genesis_models.adapters.targets import EMBEDDING, HEAD, Target, saved_modules, targets
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -38,13 +38,8 @@ __all__ = [
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FLOATS = [d.numpy for d in (float64, float32, float16, bfloat16)]
-# What PEFT puts before a module's name, and the parts of an adapter behind it: ours -> the saved one.
-_PREFIX = "base_model.model."
-_SAVED = {
-    "lora_A.weight": "lora_A.weight",
-    "lora_B.weight": "lora_B.weight",
-    "lora_magnitude_vector.weight": "lora_magnitude_vector",
-}
+_PREFIX = "base_model.model."  # what PEFT puts before a module's name
+_MAGNITUDE = "lora_magnitude_vector"  # whose parameter PEFT saves without `.weight`
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -110,13 +105,24 @@ def apply_adapters_of(
     config = read_adapter(folder)
     config = config if dropout is None else replace(config, dropout=dropout)
     with _open_weights(folder) as file:
-        chosen = targets(model, config, ModelError, escape(Path(folder) / ADAPTER_CONFIG), strict=False)
-        _check_tensors(chosen, config, file, escape(Path(folder) / ADAPTER_WEIGHTS))
+        chosen, saved = _parts(model, config, folder)
+        _check_tensors(model, chosen, saved, config, file)
     if layers := adapted_layers(model):
         _check_same(layers, chosen, config, escape(folder))
+        if (has := model.modules_to_save) != tuple(saved):
+            raise ModelError(f"the folder saves {saved} whole, the model {list(has)}", where=escape(folder))
     else:
-        adapt(model, chosen, config, generator)
+        adapt(model, chosen, saved, config, generator)
     return model
+
+
+def _parts(
+    model: nn.Module, config: AdapterConfig, folder: str | os.PathLike[str]
+) -> tuple[dict[str, Target], list[str]]:
+    """The layers that get adapters, and the modules that are saved whole."""
+    where = escape(Path(folder) / ADAPTER_CONFIG)
+    chosen = targets(model, config, ModelError, where, strict=False)
+    return chosen, saved_modules(model, config, chosen, ModelError, where)
 
 
 @boundary(ModelError, "reading the adapter")
@@ -128,9 +134,8 @@ def adapter_values(model: nn.Module, folder: str | os.PathLike[str]) -> dict[str
     """
     config = read_adapter(folder)
     with _open_weights(folder) as file:
-        chosen = targets(model, config, ModelError, escape(Path(folder) / ADAPTER_CONFIG), strict=False)
-        stored = _check_tensors(chosen, config, file, escape(Path(folder) / ADAPTER_WEIGHTS))
-        return {f"{name}.{part}": file.read(held) for (name, part), held in stored.items()}
+        stored = _check_tensors(model, *_parts(model, config, folder), config, file)
+        return {name: file.read(held) for name, held in stored.items()}
 
 
 def _open_weights(folder: str | os.PathLike[str]) -> SafeTensors:
@@ -149,26 +154,37 @@ def _shapes(target: Target, config: AdapterConfig) -> dict[str, tuple[int, ...]]
     return shapes | ({"lora_magnitude_vector.weight": (rows,)} if config.use_dora else {})
 
 
+def _saved_name(name: str) -> str:
+    """What PEFT calls a parameter of an adapter in its file."""
+    return _PREFIX + name.replace(f"{_MAGNITUDE}.weight", _MAGNITUDE)
+
+
 def _check_tensors(
-    chosen: Mapping[str, Target], config: AdapterConfig, file: SafeTensors, where: str
-) -> dict[tuple[str, str], str]:
-    """The name in the file of each tensor, by layer and part.
+    model: Any, chosen: Mapping[str, Target], saved: Iterable[str], config: AdapterConfig, file: SafeTensors
+) -> dict[str, str]:
+    """The name in the file of each tensor, by the name of its parameter.
 
     Raises:
         ModelError: with everything that is wrong with names, shapes and types.
     """
-    expected = {(name, part): shape for name, t in chosen.items() for part, shape in _shapes(t, config).items()}
-    found: dict[tuple[str, str], str] = {}
+    expected = {f"{name}.{part}": s for name, t in chosen.items() for part, s in _shapes(t, config).items()}
+    is_tied = model.lm_head is None
+    for owner in saved:
+        whole = model.get_submodule(EMBEDDING if owner == HEAD and is_tied else owner)
+        expected |= {f"{owner}.{part}": tuple(p.shape) for part, p in whole.named_parameters()}
+    found: dict[str, str] = {}
     missing = []
-    for name, part in expected:
+    for name in expected:
         # PEFT wrote m's name with and without `.weight`.
-        forms = [f"{_PREFIX}{name}.{form}" for form in (_SAVED[part], part)]
+        forms = (_saved_name(name), _PREFIX + name)
         held = next((form for form in forms if form in file.entries), None)
         if held is None:
             missing.append(forms[0])
         else:
-            found[name, part] = held
+            found[name] = held
     extra = set(file.names) - set(found.values())
+    if f"{EMBEDDING}.weight" in found and is_tied and config.ensure_weight_tying:
+        extra.discard(f"{_PREFIX}{HEAD}.weight")  # PEFT writes the embedding again as the head
     problems = [f"missing: {list_names(missing)}"] if missing else []
     if extra:
         problems.append(f"not of a layer that {ADAPTER_CONFIG} means: {list_names(extra)}")
@@ -185,7 +201,8 @@ def _check_tensors(
         if len(problems) == 10:
             break
     if problems:
-        raise ModelError("; ".join(problems), where=where, next="use the adapter with the base that it was trained on")
+        next_step = "use the adapter with the base that it was trained on"
+        raise ModelError("; ".join(problems), where=escape(file.path), next=next_step)
     return found
 
 
@@ -230,10 +247,11 @@ def write_adapter(
         base = base_name(base, writer.target)
     config = adapter_of(model, base=None if base is None else os.fspath(base))
     tensors = {
-        f"{_PREFIX}{name}.{_SAVED[part]}": _float32(None if values is None else values[f"{name}.{part}"], parameter)
-        for name, layer in adapted_layers(model).items()
-        for part, parameter in adapter_parts(layer)
+        _saved_name(name): _float32(None if values is None else values[name], parameter)
+        for name, parameter in adapter_parameters(model).items()
     }
+    if config.ensure_weight_tying:
+        tensors[f"{_PREFIX}{HEAD}.weight"] = tensors[f"{_PREFIX}{EMBEDDING}.weight"]
     writer.write(ADAPTER_CONFIG, adapter_json(config))
     with writer.create(ADAPTER_WEIGHTS) as file:
         write_tensors(file, tensors, {"format": "pt"})

@@ -6,16 +6,17 @@ A layer that gets an adapter keeps its name, so a block stays the fused one that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from genesis import nn
+from genesis import nn, no_grad
 from genesis.errors import ConfigError, UsageError
 from genesis.random import Generator
+from genesis_models.adapters import targets as names
 from genesis_models.adapters.config import AdapterConfig
-from genesis_models.adapters.targets import Target, is_part, pattern_of, shortened, targets
+from genesis_models.adapters.targets import EMBEDDING, HEAD, Target, is_part
 
-__all__ = ["adapt", "adapted_layers", "adapter_of", "adapter_parameters", "adapter_parts", "apply_adapters"]
+__all__ = ["adapt", "adapted_layers", "adapter_of", "adapter_parameters", "apply_adapters"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -26,14 +27,11 @@ def adapted_layers(model: nn.Module) -> dict[str, nn.LoRALinear]:
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model's adapters, by name."""
-    layers = adapted_layers(model)
-    return {f"{name}.{part}": p for name, layer in layers.items() for part, p in adapter_parts(layer)}
-
-
-def adapter_parts(layer: nn.LoRALinear) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of a layer's adapter, by their names in the layer: `lora_A.weight` and so on."""
-    return ((name, p) for name, p in layer.named_parameters() if name.startswith("lora_"))
+    """The parameters of a model's adapters, and of the modules that are saved whole with them, by name."""
+    layers, whole = adapted_layers(model), getattr(model, "modules_to_save", ())
+    found = {f"{name}.{part}": p for name, each in layers.items() for part, p in each.named_parameters()}
+    found = {name: p for name, p in found.items() if ".lora_" in name}
+    return found | {f"{name}.{part}": p for name in whole for part, p in model.get_submodule(name).named_parameters()}
 
 
 def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | None = None) -> M:
@@ -43,17 +41,25 @@ def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | No
         generator: of the values of A; None means the default one.
 
     Raises:
-        ConfigError: an entry of `target_modules` means no linear layer. UsageError: the model has adapters already.
+        ConfigError: an entry of `target_modules` means no linear layer, or one of `modules_to_save` no module.
+            UsageError: the model has adapters already.
     """
     if adapted_layers(model):
         raise UsageError("the model has adapters already", next="merge them, or load the base model again")
-    adapt(model, targets(model, config, ConfigError, "target_modules", strict=True), config, generator)
+    chosen = names.targets(model, config, ConfigError, "target_modules", strict=True)
+    saved = names.saved_modules(model, config, chosen, ConfigError, "modules_to_save")
+    adapt(model, chosen, saved, config, generator)
     return model
 
 
-def adapt(model: nn.Module, chosen: Mapping[str, Target], config: AdapterConfig, generator: Generator | None) -> None:
-    """Give each layer of `chosen` a fresh adapter of its rank and alpha, and freeze all other parameters."""
+def adapt(
+    model: Any, chosen: Mapping[str, Target], saved: Sequence[str], config: AdapterConfig, generator: Generator | None
+) -> None:
+    """Give each layer of `chosen` a fresh adapter of its rank and alpha, and freeze all but that and `saved`."""
     model.requires_grad_(False)
+    if {HEAD, EMBEDDING} & set(saved) and model.lm_head is None and not config.ensure_weight_tying:
+        _give_head(model)
+    model.modules_to_save = tuple(saved)
     for name, target in chosen.items():
         path, _, last = name.rpartition(".")
         layer = nn.LoRALinear.from_linear(
@@ -66,6 +72,22 @@ def adapt(model: nn.Module, chosen: Mapping[str, Target], config: AdapterConfig,
             generator=generator,
         )
         setattr(model.get_submodule(path), last, layer)
+    for parameter in adapter_parameters(model).values():
+        parameter.requires_grad_(True)
+
+
+def _give_head(model: Any) -> None:
+    """Give a model whose head is its embedding a head of its own, which has the same values."""
+    weight = model.head_weight
+    rows, columns = weight.shape
+    has_values = not nn.init.is_skipped()
+    with nn.init.skip_init(), no_grad():
+        head = nn.Linear(columns, rows, bias=False, device=weight.device, dtype=weight.dtype)
+        if has_values:
+            head.weight.copy_(weight)
+    model.lm_head = head.requires_grad_(False).train(model.training)
+    if (stored := model.stored_types.get(f"{EMBEDDING}.weight")) is not None:
+        model.stored_types = {**model.stored_types, f"{HEAD}.weight": stored}
 
 
 def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:
@@ -84,17 +106,20 @@ def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:
         raise UsageError(what, next="give all layers the same use_rslora, use_dora and dropout")
     use_rslora, use_dora, dropout = next(iter(kinds))
     linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and not is_part(name)]
+    saved: tuple[str, ...] = getattr(model, "modules_to_save", ())
     ranks = {name: layer.r for name, layer in layers.items()}
     alphas = {name: layer.alpha for name, layer in layers.items()}
     r, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
     return AdapterConfig(
         r=int(r),
         alpha=alpha,
-        target_modules=tuple(shortened(set(layers), linears)),
+        target_modules=tuple(names.shortened(set(layers), linears)),
         dropout=dropout,
         use_rslora=use_rslora,
         use_dora=use_dora,
-        rank_pattern=pattern_of(ranks, int(r)),
-        alpha_pattern=pattern_of(alphas, alpha),
+        rank_pattern=names.pattern_of(ranks, int(r)),
+        alpha_pattern=names.pattern_of(alphas, alpha),
+        modules_to_save=saved,
+        ensure_weight_tying=EMBEDDING in saved and model.lm_head is None,
         base=base,
     )

@@ -9,12 +9,12 @@ from typing import TypeVar
 from genesis import nn
 from genesis.errors import GenesisError, nearest
 from genesis.io.paths import quote
-from genesis_models.adapters.config import ALL_LINEAR, AdapterConfig
+from genesis_models.adapters.config import ALL_LINEAR, MERGE, AdapterConfig
 from genesis_models.adapters.patterns import match_names
 
-__all__ = ["Target", "is_part", "pattern_of", "shortened", "targets"]
+__all__ = ["EMBEDDING", "HEAD", "Target", "is_part", "pattern_of", "saved_modules", "shortened", "targets"]
 
-HEAD = "lm_head"
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 N = TypeVar("N", int, float)
 
 
@@ -40,21 +40,55 @@ def targets(
         GenesisError: of class `kind`.
     """
     modules = {name: module for name, module in model.named_modules() if name and not is_part(name)}
+    modules.setdefault(HEAD, model)  # one that is the embedding can be named, too
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear) and name != HEAD}
     chosen = _chosen(list(modules), list(linears), config, kind, where, strict=strict)
     for name in chosen:
+        if name in linears:
+            continue
+        what = f"{quote(name)} is a module of class {type(modules[name]).__name__}; adapters are of linear layers"
+        next = f"name linear layers: {_ends(linears)}"
         if name == HEAD:
-            what = "the head gets no adapter: its logits never exist whole in training"
-            raise kind(what, where=where, next="leave lm_head out of target_modules")
-        if name not in linears:
-            what = f"{quote(name)} is a module of class {type(modules[name]).__name__}; adapters are of linear layers"
-            raise kind(what, where=where, next=f"name linear layers: {_ends(linears)}")
+            what = "the head gets no adapter: the loss multiplies its weight in pieces, without a low-rank path"
+            next = "leave lm_head out of target_modules; modules_to_save can have it: the head is then trained whole"
+        if not strict and name in (HEAD, EMBEDDING):
+            is_tied = getattr(model, HEAD, None) is None
+            next = "train it with modules_to_save; the head is the embedding, and PEFT's merge would change both"
+            next = next if is_tied else MERGE
+        raise kind(what, where=where, next=next)
     if not chosen:
         what = f"target_modules {quote(config.target_modules)} means no layer of the model"
         raise kind(what, where=where, next=f"name linear layers: {_ends(linears)}")
     ranks = _by_pattern(chosen, config.rank_pattern, config.r, kind, where)
     alphas = _by_pattern(chosen, config.alpha_pattern, config.alpha, kind, where)
     return {name: Target(linears[name], ranks[name], alphas[name]) for name in chosen}
+
+
+def saved_modules(
+    model: nn.Module, config: AdapterConfig, chosen: Iterable[str], kind: type[GenesisError], where: str
+) -> list[str]:
+    """The modules that are trained and saved whole: as in PEFT those whose names end in an entry of `modules_to_save`.
+
+    Args:
+        chosen: the layers that get adapters.
+
+    Raises:
+        GenesisError: of class `kind`; an entry is not the end of a name, or a module has an adapter.
+    """
+    names = dict.fromkeys([*(name for name, _ in model.named_modules() if name and not is_part(name)), HEAD])
+    for entry in config.modules_to_save:
+        if not any(name.endswith(entry) for name in names):
+            meant = nearest(entry, {end: None for name in names for end in (name, name.rpartition(".")[2])})
+            next = "name modules such as embed_tokens, lm_head or norm" if meant is None else f"did you mean {meant}?"
+            raise kind(f"modules_to_save has {quote(entry)}, which no module's name ends in", where=where, next=next)
+    found = [name for name in names if name.endswith(config.modules_to_save)]
+    if config.ensure_weight_tying and model.lm_head is None:
+        found = list(dict.fromkeys(EMBEDDING if name == HEAD else name for name in found))
+    for name in found:
+        if any(f"{layer}.".startswith(f"{name}.") for layer in chosen):
+            what = f"{name} is in modules_to_save, and a layer of it gets an adapter"
+            raise kind(what, where=where, next="leave it out of modules_to_save or of target_modules")
+    return found
 
 
 def _ends(names: Iterable[str]) -> str:

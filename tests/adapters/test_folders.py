@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import genesis
 import genesis_models
 from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
-from genesis.io.safetensors import save_file
+from genesis.io.safetensors import load_file, save_file
 from genesis.optim import AdamW
 from genesis.train.snapshot import masters, tensor_sources
 from genesis_models.adapters import (
@@ -27,6 +28,7 @@ from genesis_models.adapters import (
     ADAPTER_WEIGHTS,
     AdapterConfig,
     adapted_layers,
+    adapter_parameters,
     apply_adapters,
     load_adapter,
     write_adapter,
@@ -116,6 +118,71 @@ def test_masters_are_written_where_an_optimizer_keeps_some(tmp_path: Path) -> No
             np.testing.assert_array_equal(master.astype(weight.dtype), weight)
 
 
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ensure", "own"),
+    [
+        (["embed_tokens"], False, [EMBEDDING]),
+        (["lm_head"], False, [HEAD]),
+        (["embed_tokens", "lm_head", "layernorm"], False, [EMBEDDING, HEAD]),
+        (["lm_head"], True, [EMBEDDING, HEAD]),
+    ],
+)
+def test_modules_that_are_saved_whole(wanted: list[str], ensure: bool, own: list[str], tmp_path: Path) -> None:
+    """The model computes what its base does with these weights in the place of its own."""
+    genesis.manual_seed(0)
+    tied = {"modules_to_save": tuple(wanted), "ensure_weight_tying": ensure}
+    model = apply_adapters(
+        genesis_models.load(base_of(LORA)), AdapterConfig(r=2, alpha=2.0, target_modules=("q_proj",), **tied)
+    )
+    parameters = adapter_parameters(model)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == parameters.keys()
+    with genesis.no_grad():
+        for parameter in parameters.values():
+            parameter.add_(genesis.randn(*parameter.shape) * 0.05)
+    folder = written(model, tmp_path / "adapter")
+    saved = {n.removeprefix("base_model.model."): array for n, array in stored(folder).items()}
+    whole = {name: array for name, array in saved.items() if "lora" not in name}
+    norms = {name for name in whole if "layernorm" in name}
+    assert whole.keys() - norms == {f"{name}.weight" for name in own} and len(norms) == (4 if len(wanted) == 3 else 0)
+    weights = load_file(base_of(LORA) / "model.safetensors")
+    weights = {**weights, f"{HEAD}.weight": weights[f"{EMBEDDING}.weight"]} | whole
+    for name in (name.removesuffix(".lora_A.weight") for name in saved if name.endswith("lora_A.weight")):
+        delta = saved[f"{name}.lora_B.weight"] @ saved[f"{name}.lora_A.weight"]
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + delta
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    raw = json.loads((base_of(LORA) / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": False}))
+    save_file(weights, plain / "model.safetensors")
+    ids = reference(LORA)["input_ids"]
+    expected = logits(genesis_models.load(plain, dtype="float32"), ids)
+    again = load_adapter(genesis_models.load(base_of(LORA)), folder)
+    genesis_models.save(again, tmp_path / "merged")
+    merged = genesis_models.load(tmp_path / "merged")
+    for found in (model, again, load_adapter(again, folder), merged):
+        np.testing.assert_allclose(logits(found, ids), expected, atol=2e-5)
+    assert (merged.lm_head is None) == ensure
+
+
+def test_a_model_that_saves_other_modules_whole(folder: Path) -> None:
+    model = genesis_models.load(base_of(DORA))
+    config = read_adapter_config(json.loads((folder / ADAPTER_CONFIG).read_text()), "here")
+    apply_adapters(model, replace(config, modules_to_save=("model.norm",)))
+    with pytest.raises(ModelError, match=r"the folder saves \[\] whole, the model \['model.norm'\]"):
+        load_adapter(model, folder)
+
+
+def test_ensure_weight_tying_where_it_does_nothing(folder: Path) -> None:
+    change_config(folder, ensure_weight_tying=True)
+    model = load_adapter(genesis_models.load(base_of(DORA)), folder)
+    np.testing.assert_array_equal(
+        logits(model, reference(DORA)["input_ids"]), logits(loaded(DORA), reference(DORA)["input_ids"])
+    )
+
+
 # --- What is read -----------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +260,12 @@ def test_integers(base: CausalLM, folder: Path) -> None:
         ({"bias": "all"}, "`bias` is 'all': biases of the base are trained"),
         ({"bias": "lora_only"}, "`bias` is 'lora_only'"),
         ({"peft_type": "IA3"}, "`peft_type` is 'IA3'; of PEFT's adapters"),
-        ({"modules_to_save": ["lm_head"]}, "`modules_to_save` is .*further modules are trained"),
+        ({"modules_to_save": ["score"]}, "modules_to_save has 'score', which no module's name ends in"),
+        ({"modules_to_save": ["q_proj"]}, "q_proj is in modules_to_save, and a layer of it gets an adapter"),
+        ({"modules_to_save": ["lm_head"]}, r"missing: 1 \('base_model.model.lm_head.weight'\)"),
+        ({"target_modules": ["lm_head"]}, "the head gets no adapter.*PEFT's merge would change both"),
+        ({"target_modules": ["embed_tokens"]}, "of class Embedding.*PEFT's merge would change both"),
+        ({"ensure_weight_tying": 1}, "`ensure_weight_tying` is '1', expected true or false"),
         ({"lora_bias": True}, "B has a bias"),
         ({"layer_replication": [[0, 1], [0, 2]]}, "layers are repeated"),
         ({"use_qalora": True}, "QA-LoRA"),

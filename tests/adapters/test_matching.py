@@ -104,6 +104,8 @@ def test_no_layer_at_all(wanted: Any) -> None:
 def test_what_is_no_linear_layer_and_the_head(wanted: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         adapted("qwen2-untied-sharded", target_modules=wanted)
+    with pytest.raises(ConfigError, match=said):  # the head is the embedding, and has the same reason
+        adapted("qwen2-tied", target_modules=wanted)
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{5", "*q", "q_proj)|(x", "(?P<a>x)(?P<a>y)", "x" * 5000])

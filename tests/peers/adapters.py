@@ -31,7 +31,7 @@ from genesis.io.files import AtomicFolder
 from genesis.train.output import Output
 from genesis_cli.main import main as main_of_genesis
 from genesis_cli.session.export import export
-from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters, write_adapter
+from genesis_models.adapters import AdapterConfig, adapted_layers, adapter_parameters, apply_adapters, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import generation_config
 from tests.models.golden import FIXTURES
@@ -45,6 +45,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True},
     "q and v": {"target_modules": (r".*\.self_attn\.(q|v|qkv)_proj")},
     "ranks": {"rank_pattern": {"o_proj": 5, r"layers\.0\.mlp.*": 1}, "alpha_pattern": {"down_proj": 1.5}},
+    "embedding": {"modules_to_save": ("embed_tokens",)},
+    "head": {"modules_to_save": ("lm_head", "norm")},
+    "both": {"modules_to_save": ("embed_tokens", "lm_head")},
+    "both, tied": {"modules_to_save": ("embed_tokens", "lm_head"), "ensure_weight_tying": True},
     "dora, ranks": {"use_dora": True, "use_rslora": True, "rank_pattern": {"o_proj": 5}},
 }
 RUNS: dict[str, dict[str, Any] | None] = {
@@ -52,6 +56,8 @@ RUNS: dict[str, dict[str, Any] | None] = {
     "lora": {"r": 4},
     "rslora, q and v": {"r": 4, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]},
     "dora": {"r": 4, "use_dora": True},
+    "whole": {"r": 4, "modules_to_save": ["embed_tokens", "lm_head"]},
+    "whole, tied": {"r": 4, "modules_to_save": ["lm_head"], "ensure_weight_tying": True},
 }
 END = 5
 # Forms of PEFT's configs that Genesis reads and never writes.
@@ -70,6 +76,12 @@ READ: dict[str, dict[str, Any]] = {
     },
     "gaussian": {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": "gaussian", "use_dora": True},
     "orthogonal": {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": "orthogonal", "r": 4},
+    "embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "both": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "both, tied": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"], "ensure_weight_tying": True},
+    "norms, a block": {"target_modules": ["q_proj"], "modules_to_save": ["norm", "layers.1.mlp"]},
+    "nothing to tie": {"target_modules": ["q_proj"], "ensure_weight_tying": True},
     "mica": {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": "mica"},
 }  # fmt: skip
 
@@ -80,6 +92,9 @@ def adapted(base: Path, settings: dict[str, Any]) -> CausalLM:
     config = AdapterConfig(**{"r": 3, "alpha": 6.0} | settings)
     model = apply_adapters(genesis_models.load(base, dtype="float32"), config)
     with genesis.no_grad():
+        for name, parameter in adapter_parameters(model).items():
+            if ".lora_" not in name:
+                parameter.add_(genesis.randn(*parameter.shape) * 0.02)
         for layer in adapted_layers(model).values():
             layer.lora_B.weight.normal_(0.0, 0.05)
             if layer.lora_magnitude_vector is not None:
@@ -137,7 +152,7 @@ def read(name: str, settings: dict[str, Any], folder: Path) -> tuple[float, int]
     model = get_peft_model(plain, LoraConfig(**{"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | settings))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if ".lora_" in parameter_name:
+            if ".lora_" in parameter_name or "modules_to_save" in parameter_name:
                 parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     found = genesis_models.load(folder, dtype="float32")

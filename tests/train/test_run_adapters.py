@@ -85,8 +85,10 @@ class TestResuming:
                 "optim.lr_factors={'*.down_proj.*': 4}",
             ],
             ["optim.name=muon", "lora.target_modules=[q_proj, v_proj]", "eval.prompts=[]"],
+            ["model.dtype=bfloat16", "lora.modules_to_save=[embed_tokens, lm_head, norm]"],
+            ["lora.modules_to_save=[lm_head]", "lora.ensure_weight_tying=true", "eval.prompts=[]"],
         ],
-        ids=["dora", "stochastic", "muon"],
+        ids=["dora", "stochastic", "muon", "whole", "tied"],
     )
     def test_stopped_at_every_step(self, recipe: Path, tmp_path: Path, settings: list[str]) -> None:
         settings = [*settings, "train.steps=3", "checkpoint.every=3", "eval.every=2"]

@@ -20,6 +20,8 @@ LORA: dict[str, Any] = {
     "target_modules": "all-linear",
     "use_rslora": False,
     "use_dora": False,
+    "modules_to_save": [],
+    "ensure_weight_tying": False,
 }
 
 Targets = Annotated[
@@ -69,6 +71,18 @@ class LoraConfig(Section):
         default=None,
         description="Weight-decomposed adapters (Liu et al., 2024): the length of each row of the weight is trained "
         "apart from its direction." + _lora_default("use_dora"),
+    )
+    modules_to_save: list[Text] | None = Field(
+        default=None,
+        max_length=1000,
+        description="Modules that are trained and saved whole beside the adapters, by ends of their names."
+        + _lora_default("modules_to_save"),
+        examples=[["embed_tokens", "lm_head"]],
+    )
+    ensure_weight_tying: bool | None = Field(
+        default=None,
+        description="A head that is the embedding stays so where modules_to_save has one of them; else each gets its "
+        "own weight." + _lora_default("ensure_weight_tying"),
     )
     init_from: PathText | None = Field(
         default=None,
