@@ -103,6 +103,21 @@ class TestResuming:
         evaluated = [row["train/global_step"] for row in rows(whole.train.output_dir) if "eval/loss" in row]
         assert evaluated == [0, 2, 3]
 
+    def test_a_module_that_is_saved_whole_is_the_run_s(self, recipe: Path, tmp_path: Path) -> None:
+        config = load(recipe, str(tmp_path / "run"), "lora.modules_to_save=[embed_tokens]")
+        state = assembled(config).state
+        assert state.base is not None
+        parameters = dict(state.model.named_parameters())
+        own = {name for name, p in parameters.items() if p.requires_grad}
+        assert own == {name for name in parameters if "lora_" in name} | {"model.embed_tokens.weight"}
+        assert state.base.parameters == parameters.keys() - own and "lm_head.weight" in state.base.parameters
+        head, embedding = (parameters[f"{name}.weight"].detach().numpy() for name in ("lm_head", "model.embed_tokens"))
+        np.testing.assert_array_equal(head, embedding)
+        for bad in ("embed_tokns", "q_proj"):
+            with pytest.raises(ConfigError) as caught:
+                train(load(recipe, str(tmp_path / "bad"), f"lora.modules_to_save=[{bad}]"))
+            assert caught.value.where == "lora.modules_to_save"
+
     def test_the_hash_has_the_adapter_and_the_base_but_not_its_weights(self, recipe: Path, tmp_path: Path) -> None:
         state = assembled(load(recipe, str(tmp_path / "run"))).state
         parameters = dict(state.model.named_parameters())
