@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
 LAUNCHER = "GENESIS_LAUNCHER"  # as in `genesis.distributed.environment`, which takes longer to import
 
 
@@ -36,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listens:
         signal.signal(signal.SIGINT, _stop)
+    if os.getpid() == 1:  # of a container, where the system drops signals that nobody handles
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _stop)
     is_rank = LAUNCHER in os.environ
     if is_rank:  # the launcher has blocked them, so that none comes earlier
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -57,7 +60,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         if LAUNCHER not in os.environ:
             os.write(2, b"interrupted\n")
     finally:
-        os._exit(INTERRUPTED)
+        os._exit(128 + number)
 
 
 def _stop_unraisable(unraisable: sys.UnraisableHookArgs) -> None:

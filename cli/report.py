@@ -44,10 +44,13 @@ def watch(
 ) -> None:
     """Serve the page of a run on this machine while the run goes on.
 
-    Nothing listens beyond loopback. Ctrl-C ends it.
+    Nothing listens beyond loopback. Ctrl-C and SIGTERM end it; answers under way have 2 s.
     """
-    from genesis.train.report.watch import PORT, Watcher
+    from genesis.train.signals import Interrupts
 
-    with Watcher(Path(folder), PORT if port is None else port) as watcher:
-        print(watcher.url, flush=True)
-        watcher.serve_forever()
+    with Interrupts(saves=False):
+        from genesis.train.report.watch import PORT, Watcher
+
+        with Watcher(Path(folder), PORT if port is None else port) as watcher:
+            print(watcher.url, flush=True)
+            watcher.serve_forever()

@@ -19,7 +19,7 @@ def serve(
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--api-key",
             metavar="KEY",
@@ -27,7 +27,7 @@ def serve(
             show_envvar=True,
             help="What clients must send; needed beyond loopback.",
         ),
-    ] = "",
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="What clients call it.  [default: the folder's name]"),
@@ -51,15 +51,17 @@ def serve(
 ) -> None:
     """Serve the model in FOLDER to OpenAI's clients: completions and chat, streamed or whole.
 
-    Only this machine is listened to, unless --host names another address. Ctrl-C ends it.
+    Only this machine is listened to, unless --host names another address. Ctrl-C and SIGTERM end it, when the answers
+    under way are given, or after 8 s.
     """
-    from genesis.train.config import TrainConfig
+    from genesis.train.signals import Interrupts
 
-    run = settings(TrainConfig, device=("--device", device))
-    kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
-    from genesis_cli.session.serving.process import serve as run_server
+    with Interrupts(saves=False), fitting(ModelError, "running the model", folder):
+        from genesis.train.config import TrainConfig
+        from genesis_cli.session.serving.process import serve as run_server
 
-    with fitting(ModelError, "running the model", folder):
+        run = settings(TrainConfig, device=("--device", device))
+        kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
         run_server(
             folder,
             host=host,

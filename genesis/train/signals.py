@@ -20,12 +20,12 @@ from typing import Any, NoReturn, Self
 
 from genesis.errors import InterruptedRun
 
-__all__ = ["TOLD", "Interrupts", "just_raised", "raise_interrupt"]
+__all__ = ["SAME_SECONDS", "TOLD", "Interrupts", "just_raised", "raise_interrupt"]
 
 TOLD = "finishing this step, then saving (again: stop now)"
 
 _AGAIN_SECONDS = 0.001
-_SAME_SECONDS = 0.25
+SAME_SECONDS = 0.25
 _LOST_SECONDS = 0.25
 _JUST_SECONDS = 5.0
 _raised: list[tuple[float, BaseException]] = []  # by the last signal that raised something, and when
@@ -85,7 +85,7 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), self.received is not None
-        if again and number in (self.received, signal.SIGHUP) and now - self._since < _SAME_SECONDS:
+        if again and number in (self.received, signal.SIGHUP) and now - self._since < SAME_SECONDS:
             return
         self._since = now
         if self.deferred and not again:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import socket
 import threading
@@ -41,6 +42,7 @@ class Endless:
 
     def __init__(self) -> None:
         self.live: dict[int, Request] = {}
+        self.ends: set[int] = set()  # whose text ends with the next step
         self.taken = self.steps = 0
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
@@ -55,7 +57,9 @@ class Endless:
                     raise NumericError("logits are NaN")
             self.steps += 1
             for number in [*self.live]:
-                if number in self.live:
+                if number in self.ends and self.live.pop(number, None):
+                    yield Token(number, 5, None, "stop")
+                elif number in self.live:
                     yield Token(number, 5)
 
     def cancel(self, request: int) -> None:
@@ -212,16 +216,92 @@ def test_a_client_that_reads_slowly_is_waited_for() -> None:
         assert bool(cut) == is_cut
 
 
-def test_connections_that_the_system_refuses_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    times, others = [0.0, 0.0, 1.0, 59.0, 61.0, 61.0], []
-    loop: Any = SimpleNamespace(time=lambda: times.pop(0), default_exception_handler=others.append)
-    refused, full = http_process._Refused(), {"exception": OSError(errno.EMFILE, os.strerror(errno.EMFILE))}
-    while times:  # asked for twice where a line is told
-        refused(loop, full)
-    line = "warning: taking a connection failed: Too many open files; raise the limit on open files: ulimit -n\n"
-    assert capsys.readouterr().err == line * 2
-    refused(loop, {"exception": RuntimeError()})
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The times at which `_Lines` takes records from now on."""
+    times, handler = list[float](), http_process._Lines()
+    monkeypatch.setattr(http_process, "time", SimpleNamespace(monotonic=lambda: times.pop(0)))
+    logging.getLogger().addHandler(handler)
+    yield times
+    logging.getLogger().removeHandler(handler)
+
+
+def test_what_clients_cause_is_told_now_and_then(capsys: pytest.CaptureFixture[str], lines: list[float]) -> None:
+    others: list[Any] = []
+    loop: Any = SimpleNamespace(default_exception_handler=others.append)
+    lines += [0.0, 1.0, 1.0, 59.0, 61.0, 62.0]
+    uvicorn_log, full = logging.getLogger("uvicorn.error"), OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for _ in range(5):
+        http_process._refused(loop, {"exception": full})
+    uvicorn_log.warning("Invalid HTTP request received.")
+    told = capsys.readouterr().err.splitlines()
+    line = "warning: taking a connection failed: Too many open files; raise the limit on open files: ulimit -n"
+    assert told == [line, f"{line} (3 more since the last such line)", "warning: Invalid HTTP request received."]
+    http_process._refused(loop, {"exception": RuntimeError()})
     assert len(others) == 1
+
+
+def test_requests_that_are_none_do_not_fill_the_terminal(
+    run: Any, chat_model: Path, settings: Settings, capsys: pytest.CaptureFixture[str], lines: list[float]
+) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        server = uvicorn.Server(uvicorn.Config(app, http=http_process._Protocol, lifespan="off", log_config=None))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.write(b"no request\r\n\r\n")
+                assert (await reader.read()).startswith(b"HTTP/1.1 400")
+                writer.close()
+            server.should_exit = True
+            await serving
+
+    lines += [0.0] * 20
+    run(test)
+    assert capsys.readouterr().err == "warning: Invalid HTTP request received.\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_under_way_are_given_and_then_cut_off(
+    run: Any, chat_model: Path, settings: Settings, stream: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(http_process, "GRACE_S", 0.3)
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        config = uvicorn.Config(app, http=http_process._Protocol, lifespan="off", log_config=None)
+        server = http_process._Server(config, link)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+            address, clients, data = listening.getsockname(), [], body(stream=stream, max_tokens=100)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\n"
+            for count in (1, 2):
+                clients.append(await asyncio.open_connection(*address))
+                clients[-1][1].write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+                await until(lambda count=count: len(engine.live) == count)  # type: ignore[misc]
+            idle, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: m\r\n\r\n")
+            await idle.readuntil(b"}")
+            for _ in range(2):  # the second comes from whoever ends all processes of a group
+                server.handle_exit(15, None)
+            engine.ends.add(min(engine.live))
+            assert await idle.read() == b""
+            given, cut = [await asyncio.wait_for(reader.read(), 10) for reader, _ in clients]
+            for each in (writer, *(writer for _, writer in clients)):
+                each.close()
+            await asyncio.wait_for(serving, 10)
+        assert b'"finish_reason":"stop"' in given and b"the server ends" not in given
+        assert b"the server ends" in cut and (
+            cut.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") if stream else b" 503 " in cut
+        )
+        assert capsys.readouterr().err == "answers cut off: 1\n"
+        with pytest.raises(BadRequest, match="the server ends") as failed:
+            await anext(link.tokens([1], DRAW, 0, 100, []))
+        assert failed.value.status == 503
+
+    run(test)
 
 
 class Unusable:

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -20,8 +22,10 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
+from genesis.errors import UsageError
 from genesis_cli.session.scoring import scores
-from genesis_cli.session.serving import http_process
+from genesis_cli.session.serving import http_process, process
+from genesis_cli.session.serving.protocol import is_loopback
 from tests.cli.command import printed
 from tests.serving.server import Server, serving
 
@@ -62,6 +66,15 @@ def is_idle(client: httpx.Client) -> bool:
         if client.get("/health").json()["requests"] == 0:
             return True
         time.sleep(0.05)
+    return False
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends within a few seconds; one that nobody waits for stays as a zombie."""
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{pid}") or "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+            return True
+        time.sleep(0.1)
     return False
 
 
@@ -248,6 +261,8 @@ def test_what_is_refused(client: httpx.Client, path: str, body: Any, status: int
         (b"{}", {"Host": "localhost.evil.example"}, 403),
         (b"{}", {"Host": "localhost:80@evil.example"}, 403),
         (b"{}", {"Host": "[::2]:8000"}, 403),
+        (b"{}", {"Host": "128.0.0.1"}, 403),
+        (b"{}", {"Host": "[::ffff:10.0.0.1]"}, 403),
         (b"{}", {"Host": "[::1"}, 403),
         (b"{}", {"Host": ""}, 403),
         (b"{}", {"Host": "localhost", "Origin": "http://localhost:3000"}, 403),  # a page of another server here
@@ -262,7 +277,9 @@ def test_bodies_and_headers_that_are_refused(
     assert found.status_code == status, found.text
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:9000", "[::1]", "[::1]:8000"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:9000", "127.0.0.2", "[::1]", "[::1]:8000", "[::ffff:7f00:1]"]
+)
 def test_names_of_this_machine_are_answered_on_any_port(client: httpx.Client, host: str) -> None:
     """Port 80 is not written, and a forwarded port is another than that which is bound."""
     for headers in (
@@ -313,13 +330,68 @@ def test_beyond_loopback_only_with_a_key(chat_model: Path, tmp_path: Path) -> No
         assert refused.status_code == 400 and "no chat template; /v1/completions" in refused.text
         assert "it has no chat template: only /v1/completions is answered\n" in server.told
         [child] = server.children()
-        assert server.stop(signal.SIGTERM) == -signal.SIGTERM
-        for _ in range(100):
-            if not os.path.exists(f"/proc/{child}") or "State:\tZ" in Path(f"/proc/{child}/status").read_text():
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the process of HTTP outlives the engine's")
+        assert server.stop(signal.SIGTERM) == 143 and server.told.endswith("stopped: SIGTERM ended the server\n")
+        assert has_ended(child)
+
+
+@pytest.mark.parametrize(
+    "key", ["", " ", " a", "a ", "a\n", "a\r\nb", "a\tb", "a\0", "\u043a\u043b\u044e\u0447", "a\ud800", "a" * 5000]
+)
+def test_a_key_that_no_client_can_send_is_refused(chat_model: Path, key: str) -> None:
+    code, _, told = printed("serve", chat_model, "--port", "0", "--api-key", key)
+    assert code == 2 and "--api-key" in told
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.1", "localhost", "box"]
+)
+def test_every_address_of_this_machine_alone_needs_no_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform != "linux" and host != "127.0.0.1":
+        pytest.skip("other systems have fewer such addresses")
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]  # fmt: skip
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with process._listening(host, 0, has_key=False) as listening:
+        assert is_loopback(listening.getsockname()[0])
+        if host in ("localhost", "box"):
+            assert listening.getsockname()[0] == "127.0.1.1"
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "::ffff:10.0.0.1", "128.0.0.1", "10.0.0.1", "fe80::1", "box", ""]
+)
+def test_every_other_address_needs_one(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with (
+        pytest.raises(UsageError, match="can be reached from other machines"),
+        process._listening(host, 0, has_key=False),
+    ):
+        pass
+
+
+HANGS = """
+import hashlib, os, subprocess, sys
+from genesis.train.output import Output
+from genesis_cli.session.serving import process
+process.GRACE_S = process.ENDING_S = process.ENGINE_S = 0.1
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+child.stdout.readline()
+process._Ending(child, Output(sys.stderr))
+print(child.pid, flush=True)
+hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)  # no handler of Python's runs meanwhile
+"""
+
+
+def test_processes_that_hang_are_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 143 and told.startswith("stopping: answers under way have ")
+    assert has_ended(child)
 
 
 def test_what_a_server_does_not_start_with(chat_model: Path) -> None:
@@ -353,5 +425,5 @@ def test_ctrl_c_ends_the_server(server: Server, client: httpx.Client) -> None:
     """The last test of this server."""
     children = server.children()
     assert len(children) == 1 and server.stop() == 130
-    assert server.told.count("\n") == 3 and server.told.endswith("interrupted\n")
+    assert server.told.count("\n") == 4 and server.told.endswith("stopped: SIGINT ended the server\n")
     assert not os.path.exists(f"/proc/{children[0]}")

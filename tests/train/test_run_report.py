@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import functools
 import http.client
 import json
 import math
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -314,6 +319,43 @@ def test_only_this_machines_browser_is_answered(watcher: Watcher) -> None:
         assert asked(watcher, **headers)[0] == 403, headers
     assert asked(watcher, "/metrics.jsonl")[0] == 404
     assert asked(watcher, "/", "POST")[0] == 501
+
+
+def test_a_page_under_way_is_sent_before_the_command_ends(watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on, statuses = threading.Event(), threading.Event(), list[int]()
+    page = watcher.page
+
+    def slow() -> bytes:
+        begun.set()
+        assert goes_on.wait(10)
+        return page()
+
+    monkeypatch.setattr(watcher, "page", slow)
+    asking = threading.Thread(target=lambda: statuses.append(asked(watcher)[0]))
+    asking.start()
+    assert begun.wait(10) and watcher.answering
+    threading.Timer(0.1, goes_on.set).start()
+    watcher.server_close()
+    assert goes_on.is_set() and not watcher.answering
+    asking.join(10)
+    assert statuses == [200]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces of processes are Linux's")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_watch_obeys_signals_as_process_1_of_a_container(tmp_path: Path, number: int) -> None:
+    words = [sys.executable, "-m", "genesis_cli.main", "watch", str(made(tmp_path / "r", [2.0])), "--port", "0"]
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    can = bool(shutil.which("unshare")) and not subprocess.call([*alone, "true"], stderr=subprocess.DEVNULL)
+    listens = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    process = subprocess.Popen(alone * can + words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=listens)  # fmt: skip  # noqa: PLW1509
+    assert process.stdout is not None and process.stdout.readline().startswith("http://127.0.0.1:")
+    if can:
+        [inner] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(inner) if can else process.pid, number)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 128 + number and told.startswith("stopped: ")
 
 
 def test_a_browser_that_leaves_is_no_error_to_show(watcher: Watcher, capfd: pytest.CaptureFixture[str]) -> None:

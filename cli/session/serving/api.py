@@ -26,7 +26,15 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError
 from genesis_cli.session.serving.answers import Answer, Choice, event, logprobs
 from genesis_cli.session.serving.link import JOINED_S, Link
-from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed, parsed_json
+from genesis_cli.session.serving.protocol import (
+    BadRequest,
+    Body,
+    ChatBody,
+    CompletionBody,
+    is_loopback,
+    parsed,
+    parsed_json,
+)
 from genesis_models.engine.text import RequestText
 
 __all__ = ["Api", "Settings"]
@@ -48,7 +56,7 @@ class Settings:
         created: when the server started, in seconds.
         context: the most tokens of a sequence.
         vocabulary: how many ids the model has.
-        hosts: the names in Host headers that are answered, on any port; none: all.
+        hosts: the names in Host headers that are answered beside addresses of loopback, on any port; none: all.
         api_key: what clients must send; empty: nothing.
         most_bytes: of a body.
         drawing: how tokens are drawn where a request does not say, by the names of `Sampling`.
@@ -123,14 +131,15 @@ class Api:
         hosts, origin = self._settings.hosts, request.headers.get("origin")
         host = request.headers.get("host", "").lower()
         name = HOST.fullmatch(host)
-        if hosts and (name is None or name[1] not in hosts):
-            what = f"the Host header {host[:100]!r} names another server; without --api-key only "
-            raise BadRequest(f"{what}{', '.join(sorted(hosts))} are answered", status=403)
+        if hosts and (name is None or (name[1] not in hosts and not is_loopback(name[1].strip("[]")))):
+            what = f"the Host header {host[:100]!r} names another server; without --api-key only addresses of loopback"
+            raise BadRequest(f"{what} and {', '.join(sorted(hosts))} are answered", status=403)
         if hosts and origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise BadRequest(f"a page of another origin asks, {origin[:100]!r}", status=403)
         if self._settings.api_key:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("latin-1"), self._settings.api_key.encode()):
+            known = (self._settings.api_key.encode(form) for form in ("utf-8", "latin-1"))  # clients send either
+            if not any(hmac.compare_digest(given.encode("latin-1"), each) for each in known):
                 raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     async def _no_such_call(self, request: Request, error: Exception) -> Response:

@@ -6,8 +6,11 @@ It ends with the engine's process.
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
 import sys
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,8 +26,8 @@ from genesis.io.boundary import boundary, system_error
 from genesis.io.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis_cli.session.serving.api import Api, Settings
-from genesis_cli.session.serving.link import Link
-from genesis_cli.session.serving.messages import Message, failure, receive, send
+from genesis_cli.session.serving.link import ENDS, Link
+from genesis_cli.session.serving.messages import GRACE_S, Message, failure, receive, send
 from genesis_cli.session.speaker import template_folder
 from genesis_models.chat_files import stop_ids
 from genesis_models.source import find_source
@@ -34,7 +37,7 @@ __all__ = ["main"]
 HEAD_S = 30.0  # in which the head of a connection's first request must come
 SEND_S = 60.0  # in which a client must have read something of what is sent
 KEPT_S = 30  # that a connection may be idle
-CLOSING_S = 5  # for what still runs when the server ends
+CLOSING_S = 2  # for the errors of what is cut off when the server ends
 CONNECTIONS = 2048
 TOLD_S = 60.0  # between warnings
 
@@ -97,24 +100,52 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
-class _Refused:
-    """Tells of connections that the system refuses, such as for want of descriptors: in a line, now and then.
-
-    The loop accepts again a moment later, and would show a traceback each time.
+class _Lines(logging.Handler):
+    """What uvicorn, asyncio and `_refused` log, for which clients are to blame: a place in the code tells a line, and
+    the next one a minute later at the earliest, with the number of those between.
     """
 
     def __init__(self) -> None:
-        self._said_at = -TOLD_S
+        super().__init__(logging.WARNING)
+        self._told: dict[tuple[str, int], tuple[float, int]] = {}
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """As `asyncio.loop.call_exception_handler` calls it."""
-        error = context.get("exception")
-        if not isinstance(error, OSError):
-            loop.default_exception_handler(context)
-        elif loop.time() - self._said_at >= TOLD_S:
-            self._said_at = loop.time()
-            told = system_error(error, DeviceError, "taking a connection")
-            Output(sys.stderr).line(f"warning: {told.what}; {told.next}")
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging` calls it."""
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        at, more = self._told.get(place, (-TOLD_S, 0))
+        is_told = now - at >= TOLD_S
+        self._told[place] = (now, 0) if is_told else (at, more + 1)
+        if is_told and not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)):
+            rest = f" ({more:,} more since the last such line)" if more else ""
+            Output(sys.stderr).line(f"warning: {self.format(record)}{rest}")
+
+
+def _refused(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tells of connections that the system refuses, such as for want of descriptors; the loop accepts again soon."""
+    if isinstance(error := context.get("exception"), OSError):
+        told = system_error(error, DeviceError, "taking a connection")
+        logging.getLogger(__name__).warning("%s; %s", told.what, told.next)
+    else:
+        loop.default_exception_handler(context)
+
+
+class _Server(uvicorn.Server):
+    """Ends at a signal when the answers under way are given, or are cut off after `GRACE_S`."""
+
+    def __init__(self, config: uvicorn.Config, link: Link) -> None:
+        super().__init__(config)
+        self._link, self._loop = link, asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """As uvicorn has it called; its own raises the signal again in the end."""
+        if not self.should_exit:
+            self.should_exit = True
+            self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_S, self._cut)
+
+    def _cut(self) -> None:
+        if self._link.live:
+            Output(sys.stderr).line(f"answers cut off: {len(self._link.live)}")
+        self._link.close(ENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +165,7 @@ def main(listening: int, link: int) -> None:
         link: that of the connection to the engine.
     """
     connection = Connection(link)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a service manager sends to all processes
     with ExitStack() as stack, suppress(EOFError, BrokenPipeError):  # the engine's process ended before this one began
         start = receive(connection)
         try:
@@ -158,7 +190,8 @@ def _read(start: Message, stack: ExitStack) -> _Texts:
 
 async def _serve(connection: Connection, listening: socket.socket, start: Message, texts: _Texts) -> None:
     server: uvicorn.Server | None = None
-    asyncio.get_running_loop().set_exception_handler(_Refused())
+    asyncio.get_running_loop().set_exception_handler(_refused)
+    logging.getLogger().addHandler(_Lines())
 
     def ended() -> None:
         if server is not None:
@@ -177,9 +210,9 @@ async def _serve(connection: Connection, listening: socket.socket, start: Messag
         server_header=False,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=KEPT_S,
-        timeout_graceful_shutdown=CLOSING_S,
+        timeout_graceful_shutdown=int(GRACE_S) + CLOSING_S,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, link)
     send(connection, {"op": "ready"})
     await server.serve(sockets=[listening])
 

@@ -16,10 +16,10 @@ from genesis_cli.session.serving.messages import Message, receive, send
 from genesis_cli.session.serving.protocol import BadRequest
 from genesis_models.engine import Sampling, Token
 
-__all__ = ["JOINED_S", "Link"]
+__all__ = ["ENDS", "JOINED_S", "Link"]
 
 JOINED_S = 0.02  # tokens that come within it are taken together: a wake-up costs more than they do
-STOPPED = "the model does not run any more"
+STOPPED, ENDS = "the model does not run any more", "the server ends"
 
 
 class _Inbox:
@@ -66,7 +66,7 @@ class Link:
         self.taken = 0
         self._loop = asyncio.get_running_loop()
         self._out: SimpleQueue[Message | None] = SimpleQueue()
-        self._is_gone = False
+        self._gone: str | None = None  # why nothing runs any more
         self._woken_at, self._is_due = 0.0, False
         for work in (self._read, self._write):  # neither may keep the loop waiting
             threading.Thread(target=work, daemon=True).start()
@@ -137,8 +137,8 @@ class Link:
             self._out.put({"op": "cancel", "id": id})
 
     def _begin(self, message: Message) -> tuple[int, _Inbox]:
-        if self._is_gone:
-            raise BadRequest(STOPPED, status=503)
+        if self._gone is not None:
+            raise BadRequest(self._gone, status=503)
         id, inbox = next(self._ids), _Inbox()
         self.live[id] = inbox
         self._out.put({**message, "id": id})
@@ -155,9 +155,11 @@ class Link:
                 while True:
                     self._loop.call_soon_threadsafe(self._deliver, receive(self._connection))
             except (EOFError, OSError):
-                self._loop.call_soon_threadsafe(self._close)
+                self._loop.call_soon_threadsafe(self.close, STOPPED)
 
     def _deliver(self, message: Message) -> None:
+        if self._gone is not None:  # all have their error
+            return
         if message["op"] != "tokens":
             self._put(message["id"], message)
             return
@@ -180,14 +182,15 @@ class Link:
             inbox.messages.append(message)
             inbox.wake()
 
-    def _close(self) -> None:
-        self._is_gone = True
+    def close(self, why: str) -> None:
+        """End what waits or runs with an error, and what begins from now on."""
+        self._gone = self._gone or why
         for id in self.live:
-            self._put(id, {"op": "failed", "what": STOPPED, "is_ours": True})
+            self._put(id, {"op": "failed", "what": self._gone, "is_ours": True, "status": 503})
         self._ended()
 
 
 def _check(found: Message) -> None:
     """Raises: BadRequest where it says that a request has failed."""
     if found["op"] == "failed":
-        raise BadRequest(found["what"], status=500 if found["is_ours"] else 400)
+        raise BadRequest(found["what"], status=found.get("status", 500 if found["is_ours"] else 400))

@@ -15,9 +15,10 @@ from typing import Any
 from genesis import errors
 from genesis.errors import GenesisError
 
-__all__ = ["Message", "failed", "failure", "receive", "send"]
+__all__ = ["GRACE_S", "Message", "failed", "failure", "receive", "send"]
 
 Message = dict[str, Any]
+GRACE_S = 8.0  # for answers under way when a signal ends the server: less than a container's 10 s
 
 
 def send(connection: Connection, message: Message) -> None:

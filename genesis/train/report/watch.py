@@ -21,6 +21,7 @@ __all__ = ["HOST", "PORT", "REFRESH_S", "Watcher"]
 
 HOST, PORT = "127.0.0.1", 8377
 REFRESH_S = 5
+ENDING_S = 2.0
 REFUSED_S = 0.1  # before a connection is taken again that the system refused
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -48,6 +49,7 @@ class Watcher(ThreadingHTTPServer):
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._lock = folder, threading.Lock()
         self._reader = RunReader(folder)
+        self.answering: set[int] = set()  # threads
         self._made_of: tuple[object, ...] | None = None
         self._page = b""
         self.page()
@@ -62,6 +64,13 @@ class Watcher(ThreadingHTTPServer):
             ) from None
         port = self.server_address[1]
         self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    def server_close(self) -> None:
+        """Take no more requests, and wait `ENDING_S` for the answers under way."""
+        super().server_close()
+        deadline = time.monotonic() + ENDING_S
+        while self.answering and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """As `socketserver` calls it. Where there are no descriptors left the socket asks again at once: wait."""
@@ -106,7 +115,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
-            self._answer()
+            self.server.answering.add(threading.get_ident())
+            try:
+                self._answer()
+            finally:
+                self.server.answering.discard(threading.get_ident())
 
     do_HEAD = do_GET
 
