@@ -78,7 +78,7 @@ malformed: install-dev ## malformed files of every kind, read by the commands th
 generations: install-dev ## 10,000 generations of mixed lengths, after which nothing may have grown, in minutes
 	$(BIN)/python -m tests.soak.generations
 
-serving: install-dev ## 10,000 good and 100,000 fuzzed requests to a server, after which nothing may have grown, in minutes
+serving: install-dev ## 10,000 good, 100,000 fuzzed and 10,000 large requests to a server, after which nothing may have grown, in half an hour
 	$(BIN)/python -m tests.soak.serving
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
