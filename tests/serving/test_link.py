@@ -241,6 +241,31 @@ def test_what_clients_cause_is_told_now_and_then(capsys: pytest.CaptureFixture[s
     assert len(others) == 1
 
 
+def test_a_body_in_tiny_chunks_is_read_in_turns_with_others(
+    run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, receive = list[int](), http_process._Protocol.data_received
+    monkeypatch.setattr(
+        http_process._Protocol, "data_received", lambda self, data: (sizes.append(len(data)), receive(self, data))
+    )
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        server = uvicorn.Server(uvicorn.Config(app, http=http_process._Protocol, lifespan="off", log_config=None))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\n"
+            writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n[\r\n" * 5000)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+            writer.close()
+            server.should_exit = True
+            await serving
+
+    run(test)
+    assert max(sizes) <= 4096
+
+
 def test_requests_that_are_none_do_not_fill_the_terminal(
     run: Any, chat_model: Path, settings: Settings, capsys: pytest.CaptureFixture[str], lines: list[float]
 ) -> None:

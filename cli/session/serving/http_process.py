@@ -36,6 +36,7 @@ __all__ = ["main"]
 
 HEAD_S = 30.0  # in which the head of a connection's first request must come
 SEND_S = 60.0  # in which a client must have read something of what is sent
+READ_BYTES = 4096  # at a time, then others are served
 KEPT_S = 30  # that a connection may be idle
 CLOSING_S = 2  # for the errors of what is cut off when the server ends
 CONNECTIONS = 2048
@@ -54,6 +55,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the head of a request."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # a body may come in chunks of one byte, each of which takes 20 us
         transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of all that is not read at once
         self._timer = self.loop.call_later(HEAD_S, self._close)
 
