@@ -19,7 +19,16 @@ from genesis.io.strict_json import indented_bytes, parse_object
 from genesis.train.bounds import BOUNDS
 from genesis_models.config import ModelConfig
 
-__all__ = ["chat_files", "check_ids", "drawing_line", "end_ids", "file_drawing", "generation_config", "stop_ids"]
+__all__ = [
+    "chat_files",
+    "check_ids",
+    "drawing_line",
+    "end_ids",
+    "file_drawing",
+    "generation_config",
+    "new_tokens",
+    "stop_ids",
+]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How transformers draws tokens where a generation_config.json says that they are drawn, and not how.
@@ -114,9 +123,21 @@ def _generation_config(folders: Iterable[Path]) -> tuple[dict[str, Any], str]:
     return {}, ""
 
 
-def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str) -> None:
-    """Raises: ModelError where the tokenizer has ids that the model has not."""
-    if tokenizer.vocab_size > config.vocab_size:
+def new_tokens(tokenizer: Tokenizer, config: ModelConfig) -> list[str]:
+    """The added tokens that the model's embedding has no row for."""
+    return [token["content"] for token in tokenizer.added_tokens if token["id"] >= config.vocab_size]
+
+
+def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str, *, only_new: bool = True) -> None:
+    """Refuse a tokenizer of another model.
+
+    Args:
+        only_new: added tokens may have ids that the model has not.
+
+    Raises:
+        ModelError: it has ids that the model has not.
+    """
+    if tokenizer.vocab_size - config.vocab_size > (len(new_tokens(tokenizer, config)) if only_new else 0):
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
             where=where,

@@ -134,6 +134,12 @@ class ModelConfig:
         """The config of this family: what is its own, with the defaults of Hugging Face's class of it."""
         raise NotImplementedError
 
+    def with_rows(self, rows: int) -> Self:
+        """The same with an embedding of at least `rows` rows: it never shrinks to a tokenizer's size."""
+        if rows <= self.vocab_size:
+            return self
+        return replace(self, vocab_size=rows, raw={**self.raw, "vocab_size": rows})
+
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings that layers choose from."""

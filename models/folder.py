@@ -49,6 +49,7 @@ from genesis_models.source import ModelSource, find_source
 __all__ = ["check_weights", "load", "load_source", "read_config", "save", "side_bytes", "stored_dtype", "write_model"]
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+PREFIX = "model."
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
 PIECE = 8 << 20  # elements on their way to a device
@@ -96,6 +97,7 @@ def load(
     dtype: object = None,
     *,
     base: str | os.PathLike[str] | None = None,
+    vocab_size: int = 0,
 ) -> CausalLM:
     """The model in `folder`: `config.json` and safetensors, in one file or in shards; or an adapter on its base.
 
@@ -111,36 +113,42 @@ def load(
             type are cast. None or "auto": float32 on the CPU, the folder's own type on a GPU; `save` then writes each
             tensor in the type that it had in the folder.
         base: the folder of an adapter's base, instead of the one that it names.
+        vocab_size: the fewest rows of the embedding and of the head: a larger tokenizer's size. Rows that the folder
+            does not have are the mean of those that it has.
 
     Raises:
         ModelError: the path is no model folder; what is missing, left over or mis-shaped, at most 10 names of each,
             with the counts; the base of an adapter is missing or another one. DTypeError: weights cannot have the type.
             OutOfMemoryError: they do not fit.
     """
-    return load_source(find_source(folder, base), device, dtype)
+    return load_source(find_source(folder, base), device, dtype, vocab_size)
 
 
-def load_source(source: ModelSource, device: str = "cpu", dtype: object = None) -> CausalLM:
+def load_source(source: ModelSource, device: str = "cpu", dtype: object = None, vocab_size: int = 0) -> CausalLM:
     """The model of a source, in eval mode; arguments and errors as in `load`."""
-    model = _load_whole(source.folder, device, dtype).eval()
+    model = _load_whole(source.folder, device, dtype, vocab_size).eval()
     model.folders = tuple(source.folders)
     return model if source.adapter is None else load_adapter(model, source.adapter)
 
 
-def _load_whole(folder: Path, device: str, dtype: object) -> CausalLM:
+def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM:
     """The model in a folder of whole weights."""
     config, target = read_config(folder), as_device(device)
-    with WeightFolder(folder) as weights:
-        shapes = parameter_shapes(config)
+    shapes = parameter_shapes(config)
+    with _weights(folder, shapes) as weights:
         _check_names(config, shapes, weights, escape(folder))
         chosen = weight_type(dtype, target, config.stored_dtype or _main_type(weights))
-        check_fits(sum(map(math.prod, shapes.values())), chosen.name, target, where=escape(folder))
+        config = config.with_rows(rows)
+        check_fits(sum(map(math.prod, parameter_shapes(config).values())), chosen.name, target, where=escape(folder))
         model = empty_model(config, device=device, dtype=chosen.name)
         for name, parameter in model.named_parameters():
+            stored = parameter.detach().narrow(0, 0, shapes[name][0])
             if parameter.device == CPU:
-                _read(weights, name, parameter.detach().numpy())
+                _read(weights, name, stored.numpy())
             else:
-                _send(weights, name, parameter)
+                _send(weights, name, stored)
+            if (new := len(parameter) - len(stored)) > 0:
+                parameter.detach().narrow(0, len(stored), new).copy_(stored.mean(0, keepdim=True))
         if config.tie_word_embeddings and HEAD in weights.names:
             _check_tied(weights, escape(folder))
         if chosen.reason:
@@ -155,8 +163,22 @@ def check_weights(folder: str | os.PathLike[str]) -> None:
         ModelError: as in `load`.
     """
     config = read_config(folder)
-    with WeightFolder(folder) as weights:
-        _check_names(config, parameter_shapes(config), weights, escape(folder))
+    shapes = parameter_shapes(config)
+    with _weights(folder, shapes) as weights:
+        _check_names(config, shapes, weights, escape(folder))
+
+
+def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...]]) -> WeightFolder:
+    """The weights by the names of parameters; as in transformers, a file may leave `model.` out, or double it."""
+    weights = WeightFolder(folder)
+    known, taken, names = {*shapes, HEAD}, set(weights.names), dict[str, str]()
+    for name in weights.names:
+        other = PREFIX + name if PREFIX + name in known else name.removeprefix(PREFIX)
+        if name not in known and other in known and other not in taken:
+            names[name] = other
+            taken.add(other)
+    weights.rename(names)
+    return weights
 
 
 def _check_names(
@@ -187,7 +209,10 @@ def _check_names(
         if len(problems) == 10:
             break
     if problems:
-        raise ModelError("; ".join(problems), where=where, next="use weights and config.json of the same model")
+        next = "use weights and config.json of the same model"
+        if missing == {HEAD}:
+            next = "take weights with a language-model head: these are of a base model, a classifier or an embedder"
+        raise ModelError("; ".join(problems), where=where, next=next)
 
 
 def _read(weights: WeightFolder, name: str, out: np.ndarray) -> None:
@@ -228,7 +253,10 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
         dtype: of the weights as they are written.
     """
     raw = dict(model.config.raw)
-    raw.setdefault("architectures", [type(model).__name__])
+    if not any(
+        "CausalLM" in str(name) for name in raw.get("architectures") or ()
+    ):  # such as LlamaModel, of base weights
+        raw["architectures"] = [type(model).__name__]
     raw.update(dtype=dtype, torch_dtype=dtype, **model.config.rope_json())
     raw.setdefault("head_dim", model.config.head_dim)
     raw.setdefault("num_key_value_heads", model.config.num_key_value_heads)
@@ -386,6 +414,10 @@ def save(
         tokenizer = _set_tokenizer(model)
     if tokenizer is not None:
         tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+        if tokenizer.vocab_size > model.config.vocab_size:
+            what = f"{EMBEDDING} has {model.config.vocab_size:,} rows, and the tokenizer {tokenizer.vocab_size:,} ids"
+            next = f"load the model with vocab_size={tokenizer.vocab_size}, which gives it the rows"
+            raise ModelError(what, where="save", next=next)
         files = {name: data for name, data in files.items() if not TOKENIZER_FILES.fullmatch(name)}
         files, end = files | tokenizer.files(), tokenizer.eos_id
     target = Path(folder)

@@ -18,13 +18,14 @@ from genesis.io.paths import exists
 from genesis.train.output import Output
 from genesis_cli.session.masters import take_masters
 from genesis_cli.session.phrases import phrased_for
+from genesis_cli.session.preparation import new_token_lines
 from genesis_models.adapters import is_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
 from genesis_models.export import check_target, write_export
 from genesis_models.export_check import answers, check_answers, check_weights_of, difference
 from genesis_models.finite import check_finite
-from genesis_models.folder import load, load_source
+from genesis_models.folder import load, load_source, read_config
 from genesis_models.source import ModelSource, find_source, saved_model
 
 __all__ = ["export"]
@@ -72,7 +73,13 @@ def export(
         console.line(str(source))
         target = _beside(saved, merge) if out is None else Path(out)
         check_target(target, source)
-        model = load_source(source)
+        tokenizer, stored = _tokenizer(source), read_config(source.folder)
+        is_whole = tokenizer is not None and (merge or source.adapter is None)  # an adapter is exported as it is
+        model = load_source(source, vocab_size=tokenizer.vocab_size if is_whole else 0)
+        if tokenizer is not None:
+            check_ids(tokenizer, stored, escape(source.folder))
+            for line in new_token_lines(tokenizer, stored, grows=is_whole):
+                console.line(line)
         if dtype == "float32" and source.adapter is None and (line := take_masters(model, saved)) is not None:
             console.line(line)
         check_finite(model, where=escape(saved))
@@ -82,6 +89,12 @@ def export(
             for line in _checked(model, source, target):
                 console.line(line)
     return target
+
+
+def _tokenizer(source: ModelSource) -> Tokenizer | None:
+    folder = source.holding("tokenizer.json")
+    with boundary(ModelError, "reading the tokenizer", folder):
+        return Tokenizer.load(folder) if exists(folder / "tokenizer.json") else None
 
 
 def _beside(folder: Path, merge: bool) -> Path:
@@ -122,18 +135,14 @@ def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str
     check_answers(found, kind, model.config, target)
     if source.adapter is not None:
         del written
-        learned = difference(expected, answers(load(source.folder, dtype="float32"), texts))
+        base = load(source.folder, dtype="float32", vocab_size=model.config.vocab_size)
+        learned = difference(expected, answers(base, texts))
         yield f"check: what was learned moves the base model by KL {learned.kl:.3g} nats a token on these texts"
 
 
 def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:
     """Ids that the model is asked about: of `TEXTS`, or where there is no tokenizer drawn ones."""
     longest = min(LONGEST, model.config.packed_length)
-    folder = source.holding("tokenizer.json")
-    with boundary(ModelError, "reading the tokenizer", folder):
-        has_tokenizer = exists(folder / "tokenizer.json")
-    if not has_tokenizer:
+    if (tokenizer := _tokenizer(source)) is None:
         return [np.random.default_rng(0).integers(0, model.config.vocab_size, longest) for _ in TEXTS]
-    tokenizer = Tokenizer.load(folder)
-    check_ids(tokenizer, model.config, escape(folder))
     return [np.array(tokenizer.prompt(text)[:longest]) for text in TEXTS]

@@ -18,7 +18,7 @@ from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
 from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
-from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
+from genesis_cli.session.preparation import Stages, check_rows, resolve_device, special_text_warning
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
 from genesis_models.finite import check_finite
@@ -119,6 +119,8 @@ def evaluate(
             console.line(str(note))
         if held_out.special.documents:
             console.line(special_text_warning(held_out.special))
+        next = "train the model on such texts: its embedding grows"
+        check_rows([held_out.tokens], tokenizer, model.config, "--data", next)
         found = measure(
             model,
             held_out,

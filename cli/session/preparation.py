@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +14,15 @@ from genesis.data.corpus import FileCounts
 from genesis.data.documents import TokenSet
 from genesis.data.pipeline import Prepared, prepare
 from genesis.data.tokenize import SpecialText
+from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
+from genesis.io.hf import list_names
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
 from genesis.train.ranks import ALONE, Ranks
 from genesis_cli.session.chat import EncoderFactory
+from genesis_models.chat_files import check_ids, new_tokens
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.presets import preset
@@ -27,9 +30,11 @@ from genesis_models.registry import fuses
 
 __all__ = [
     "Stages",
+    "check_rows",
     "describe_gpu",
     "file_lines",
     "model_config",
+    "new_token_lines",
     "prepare_data",
     "resolve_device",
     "sample_counts",
@@ -97,11 +102,10 @@ def model_config(config: Config) -> ModelConfig:
         except ModelError as error:  # what the user wrote into the configuration
             raise ConfigError(error.what, where=error.where, next=error.next) from error
     if config.data.seq_len > found.packed_length:
-        raise ConfigError(
-            f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions",
-            where="data.seq_len",
-            next="lower it",
-        )
+        what = f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions"
+        if found.packed_length < found.context_length:
+            what += f" of a row: rotary angles of longer sequences depend on their length (rope_type {found.rope.kind})"
+        raise ConfigError(what, where="data.seq_len", next="lower it")
     if config.train.activation_checkpointing == "selective" and not fuses(found):
         raise ConfigError(
             f"activation_checkpointing selective is for fused layers, and those of {found.model_type} are plain",
@@ -144,13 +148,31 @@ def prepare_data(
             make_encoder=encoders or EncoderFactory(data, config.model.path),
             progress=stages,
         )
-    if prepared.tokenizer.vocab_size > model.vocab_size:
-        raise ModelError(
-            f"the tokenizer has {prepared.tokenizer.vocab_size} ids, the model's embedding {model.vocab_size} rows",
-            where=escape(data.tokenizer or config.model.path or "data.vocab_size"),
-            next="use the model's own tokenizer",
-        )
+    tokenizer, where = prepared.tokenizer, escape(data.tokenizer or config.model.path or "data.vocab_size")
+    check_ids(tokenizer, model, where, only_new=config.model.path is not None)
+    if config.lora is not None:
+        held_out = [] if prepared.held_out is None else [prepared.held_out.tokens]
+        next = "an adapter has no rows for new tokens: leave lora out, and the embedding grows"
+        check_rows([prepared.train, *held_out], tokenizer, model, where, next)
     return prepared
+
+
+def new_token_lines(tokenizer: Tokenizer, model: ModelConfig, *, grows: bool) -> Iterator[str]:
+    """A line about the tokens that the embedding of a stored model has no rows for."""
+    if new := new_tokens(tokenizer, model):
+        rows = "grows by rows for them, the mean of the others" if grows else "has no rows for them"
+        yield f"new tokens: {list_names(new)}; the embedding {rows}"
+
+
+def check_rows(sets: Sequence[TokenSet], tokenizer: Tokenizer, model: ModelConfig, where: str, next: str) -> None:
+    """Raises: ModelError, naming a token of the data for which the model's embedding has no row."""
+    largest = 0
+    if tokenizer.vocab_size > model.vocab_size:  # else a long stream need not be looked at
+        largest = max(int(tokens.stream.max(initial=0)) for tokens in sets)
+    if largest >= model.vocab_size:
+        token = escape(tokenizer.token(largest) or "")
+        what = f"the data has the token {token!r} of id {largest:,}, the model's embedding {model.vocab_size:,} rows"
+        raise ModelError(what, where=where, next=next)
 
 
 def file_lines(data: Prepared) -> Iterator[str]:

@@ -53,6 +53,7 @@ from genesis_cli.session.preparation import (
     describe_gpu,
     file_lines,
     model_config,
+    new_token_lines,
     prepare_data,
     resolve_device,
     sample_counts,
@@ -65,7 +66,8 @@ from genesis_models.adapters import Base, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import stop_ids
 from genesis_models.config import ModelConfig
-from genesis_models.folder import load
+from genesis_models.finite import check_finite
+from genesis_models.folder import load, read_config
 from genesis_models.precision import WeightType
 from genesis_models.registry import build, parameter_count
 
@@ -148,6 +150,7 @@ def _train(
             # A killed run may have left its checkpoint between two renames.
             sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, changed, console)
+        check_finite(model, where=escape(config.model.path or config.train.output_dir))
         folder.record(config)  # not earlier: a start that is refused changes no record
         with training.open():
             folder.keep()
@@ -200,7 +203,8 @@ def make_model(
     """
     random.manual_seed(config.train.seed)
     if config.model.path is not None:
-        model = load(config.model.path, device=str(device), dtype=config.model.dtype)
+        rows = 0 if config.lora is not None else tokenizer.vocab_size
+        model = load(config.model.path, device=str(device), dtype=config.model.dtype, vocab_size=rows)
     else:
         raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
         fresh = ModelConfig.from_dict(raw, where="model.config")
@@ -226,6 +230,9 @@ def announce(
     chosen = f" (auto: {describe_gpu()[1]})" if config.train.device == "auto" else ""
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {parameter_count(model.config):,} parameters, {dtype}")
+    if config.model.path is not None:
+        for line in new_token_lines(data.tokenizer, read_config(config.model.path), grows=config.lora is None):
+            console.line(line)
     for name, probability in model.config.dropout.items():
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:

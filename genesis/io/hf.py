@@ -141,6 +141,7 @@ class WeightFolder:
         self.folder, single_name, self._index = Path(folder), f"{stem}.safetensors", index_name(stem)
         self._files: dict[str, SafeTensors] = {}
         self._owner: dict[str, SafeTensors] = {}
+        self._stored: dict[str, str] = {}  # name -> the one that the file has, where it is another
         with boundary(ModelError, "looking for weights", self.folder):
             single, index = (exists(self.folder / name) for name in (single_name, self._index))
         if single and index:
@@ -165,6 +166,11 @@ class WeightFolder:
         """The tensors' names, sorted."""
         return tuple(sorted(self._owner))
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call tensors by other names than their files do: `names` has the new one of each, which nothing else has."""
+        self._stored = {new: old for old, new in names.items()}
+        self._owner = {names.get(name, name): file for name, file in self._owner.items()}
+
     @property
     def files(self) -> tuple[str, ...]:
         """The names of the weight files, sorted."""
@@ -182,23 +188,23 @@ class WeightFolder:
 
     def entry(self, name: str) -> TensorEntry:
         """Dtype, shape and offset of the tensor `name`; the byte range is that of its own file."""
-        return self._owner_of(name).entries[name]
+        return self._owner_of(name).entries[self._stored.get(name, name)]
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """The tensor `name` in fresh memory; errors as in `SafeTensors.read`."""
-        return self._owner_of(name).read(name)
+        return self._owner_of(name).read(self._stored.get(name, name))
 
     def read_into(self, name: str, out: npt.NDArray[Any]) -> None:
         """Read the tensor `name` into `out`; errors as in `SafeTensors.read_into`."""
-        self._owner_of(name).read_into(name, out)
+        self._owner_of(name).read_into(self._stored.get(name, name), out)
 
     def read_part(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
         """Read elements of the tensor `name` from number `start` on; errors as in `SafeTensors.read_part`."""
-        self._owner_of(name).read_part(name, start, buffer)
+        self._owner_of(name).read_part(self._stored.get(name, name), start, buffer)
 
     def read_elements(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
         """The elements [start, stop) of the tensor `name`; errors as in `SafeTensors.read_elements`."""
-        return self._owner_of(name).read_elements(name, start, stop)
+        return self._owner_of(name).read_elements(self._stored.get(name, name), start, stop)
 
     def close(self) -> None:
         """Close all files."""

@@ -131,7 +131,7 @@ def check_prompt(model: CausalLM, ids: Sequence[int], room: int = 1) -> None:
     if not 0 <= min(ids) <= max(ids) < model.config.vocab_size:
         wrong = max(ids) if min(ids) >= 0 else min(ids)
         what = f"the prompt has the token id {wrong:,}, and the model's vocabulary {model.config.vocab_size:,}"
-        raise ModelError(what, next="use the model's own tokenizer")
+        raise ModelError(what, next="use the model's own tokenizer; training gives new tokens their rows")
 
 
 def length_of(model: CausalLM, request: Request) -> int:

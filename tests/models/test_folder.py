@@ -17,6 +17,7 @@ from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import DTypeError, ModelError
 from genesis.io.safetensors import load_file, save_file
 from genesis_models import CausalLM
+from genesis_models.folder import check_weights
 from tests.models.golden import FIXTURES, golden
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -96,7 +97,23 @@ def test_a_tied_head_may_be_absent_or_equal_but_not_different(folder: Path) -> N
 
 def test_an_untied_model_needs_its_head(folder: Path) -> None:
     change_config(folder, tie_word_embeddings=False)
-    refused(folder, r"missing: 1 \(.*lm_head.weight")
+    refused(folder, r"missing: 1 \(.*lm_head.weight.*take weights with a language-model head")
+
+
+@pytest.mark.parametrize("prefix", ["", "model.model."])
+def test_weights_of_a_base_model_have_names_without_its_prefix(folder: Path, tmp_path: Path, prefix: str) -> None:
+    """As `AutoModel(…).save_pretrained` writes them, and as transformers reads them."""
+    expected = {n: p.detach().numpy().copy() for n, p in genesis_models.load(folder).named_parameters()}
+    change(folder, lambda a: a.update({prefix + n.removeprefix("model."): a.pop(n) for n in list(a)}))
+    change_config(folder, architectures=["Qwen3Model"])
+    check_weights(folder)
+    model = genesis_models.load(folder)
+    assert all(np.array_equal(p.detach().numpy(), expected[n]) for n, p in model.named_parameters())
+    genesis_models.save(model, tmp_path / "saved")
+    assert sorted(load_file(tmp_path / "saved" / "model.safetensors")) == NAMES
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    change(folder, lambda a: a.update({"model.norm.weight": np.ones(32, np.float32)}))
+    refused(folder, r"not part of the model: 1 \(.*norm.weight")
 
 
 def test_rotary_tables_of_old_checkpoints_are_ignored(folder: Path) -> None:
