@@ -175,8 +175,8 @@ class Context:
         return F.rope(x, *self.tables[which])
 
     def rope_part(self, x: Tensor, size: int) -> Tensor:
-        """Queries or keys, of whose heads the first `size` values are rotated, in the order of `pairs`."""
-        return self.rope(pairs(x, size))
+        """The same where the first `size` values of each head are rotated; they are in the order of `pairs`."""
+        return self.rope(x if size == x.shape[-1] else pairs(x, size))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
         """Attention of q `[B, T, Q, D]` over k, v `[B, T, K, D]` and those in the cache: `[B, T, Q, D]`.

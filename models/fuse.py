@@ -73,13 +73,12 @@ class FusedPackedAttention(FusedAttention):
     def projections(self: Any) -> tuple[nn.Module, ...]:
         return (self.qkv_proj,)
 
-
-class FusedPartialAttention(FusedPackedAttention):
-    """The same where a part of each head is rotated."""
-
     def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        qk, v = qkv.split([self.heads + self.key_heads, self.key_heads], 2)
-        return super().attended(genesis.cat([pairs(qk, self.rotary_dim), v], 2), context)
+        """Where a part of each head is rotated, queries and keys are brought into the order of `pairs` first."""
+        if self.rotary_dim < self.head_dim:
+            qk, v = qkv.split([self.heads + self.key_heads, self.key_heads], 2)
+            qkv = genesis.cat([pairs(qk, self.rotary_dim), v], 2)
+        return super().attended(qkv, context)
 
 
 class FusedNoPEAttention(FusedAttention):
@@ -175,13 +174,6 @@ def _attention(self: Any, x: Any, context: Any) -> Any:
 def _packed_attention(self: Any, x: Any, context: Any) -> Any:
     qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
     q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
-    o = context.attention(context.rope(q), context.rope(k), v, self.layer, self.window, self.scale)
-    return self.o_proj(o.flatten(-2))
-
-
-def _partial_attention(self: Any, x: Any, context: Any) -> Any:
-    qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
-    q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
     q, k = context.rope_part(q, self.rotary_dim), context.rope_part(k, self.rotary_dim)
     o = context.attention(q, k, v, self.layer, self.window, self.scale)
     return self.o_proj(o.flatten(-2))
@@ -244,7 +236,6 @@ class Rule(NamedTuple):
 RULES = (
     Rule(_attention, FusedAttention),
     Rule(_packed_attention, FusedPackedAttention),
-    Rule(_partial_attention, FusedPartialAttention),
     Rule(_nope_attention, FusedNoPEAttention),
     Rule(_head_norm_attention, FusedHeadNormAttention),
     Rule(_rope_head_norm_attention, FusedRopeHeadNormAttention),

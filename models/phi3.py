@@ -14,7 +14,7 @@ from genesis import Tensor, nn
 from genesis_models.blocks import CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["MLP", "Attention", "DecoderLayer", "PartialAttention", "Phi3Config", "Phi3ForCausalLM"]
+__all__ = ["MLP", "Attention", "DecoderLayer", "Phi3Config", "Phi3ForCausalLM"]
 
 
 ROPE_KINDS = {
@@ -46,31 +46,17 @@ class Phi3Config(ModelConfig):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions of a head's first values, or of all."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.window = layer, config.layer_windows[layer]
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.scale = config.head_dim, 1 / math.sqrt(config.head_dim)
+        self.rotary_dim = config.rotary_dim
         width = (self.heads + 2 * self.key_heads) * self.head_dim
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.qkv_proj = nn.Linear(config.hidden_size, width, bias=False)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q + 2·K, D]
-        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
-        q, k = context.rope(q), context.rope(k)
-        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
-        return self.o_proj(o.flatten(-2))
-
-
-class PartialAttention(Attention):
-    """Attention that rotates the first values of each head alone."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        self.rotary_dim = config.rotary_dim
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
         qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q + 2·K, D]
@@ -99,7 +85,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = (Attention if config.rotary_dim == config.head_dim else PartialAttention)(config, layer)
+        self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -17,7 +17,6 @@ __all__ = ["all_added_tokens", "rebuilding_class", "tokenizer_settings"]
 
 _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-_TYPE = "__type"  # what an object of tokenizer_config.json has that is a token
 _LISTED, _EXTRA, _OLD_EXTRA = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"
 # transformers' classes that read only vocabulary and merges of tokenizer.json, with their default special tokens.
 _END = "<|endoftext|>"
@@ -47,26 +46,19 @@ def tokenizer_settings(
 
     Args:
         rebuilt: see `rebuilding_class`.
-
-    Raises:
-        ModelError: tokens that are not a list.
     """
     settings = {**_REBUILT.get(rebuilt or "", {}), **config}
     if _OLD_EXTRA in settings and not settings.get(_EXTRA):
         settings[_EXTRA] = settings.pop(_OLD_EXTRA)
     if isinstance(settings.get(_EXTRA), Mapping):
         settings |= settings.pop(_EXTRA)
-    if _LISTED not in settings:
-        for key, value in mapping.items():
-            if isinstance(value, Mapping) and key != _EXTRA:
-                settings[key] = {**value, "special": True, _TYPE: None}
-            elif isinstance(value, Mapping):
-                settings |= value
-            elif key == _EXTRA:
-                more = [each | {"special": True} if isinstance(each, dict) else each for each in _list(value, where)]
-                settings[key] = [*_list(settings.get(key), where), *more]
-            else:
-                settings[key] = value
+    for key, value in mapping.items() if _LISTED not in settings else ():
+        if key == _EXTRA and isinstance(value, Mapping):
+            settings |= value
+        elif key == _EXTRA:
+            settings[key] = [*_typed(settings.get(key), list, where), *map(_special, _typed(value, list, where))]
+        else:
+            settings[key] = _special(value)
     return settings
 
 
@@ -90,28 +82,17 @@ def all_added_tokens(
     Raises:
         ModelError: a file names a token in a form that is not known.
     """
-    own = {token["content"]: token for token in kept}
-    keys = [key for key in settings if key.endswith("_token") and isinstance(settings[key], str | Mapping)]
-    keys = [*(key for key in _NAMED if settings.get(key) is not None), *(key for key in keys if key not in _NAMED)]
-    named = [_token(settings[key], where, key) for key in keys]
-    extra = [_token(each, where) for each in _list(settings.get(_EXTRA, settings.get(_OLD_EXTRA)), where)]
+    names = [*_NAMED, *(key for key in settings if key.endswith("_token") and key not in _NAMED)]
+    named = [_token(settings[key], where, key) for key in names if _may_name(key, settings.get(key))]
+    extra = [_token(each, where) for each in _typed(settings.get(_EXTRA, settings.get(_OLD_EXTRA)), list, where)]
     special = {token["content"] for token in named}
-    by_id: dict[int, dict[str, Any]] = {}
     if _LISTED in settings:
-        by_id = {_id(key, where): _token(each, where) for key, each in _object(settings[_LISTED], where).items()}
+        by_id = {_id(key, where): _token(each, where) for key, each in _typed(settings[_LISTED], dict, where).items()}
     else:
-        # transformers looks before it knows which objects of the config are tokens.
-        given = [*(settings.get(key) for key in _NAMED), *_list(settings.get(_EXTRA), where)]
-        known = {
-            _text(each)
-            for each in given
-            if isinstance(each, str) or (isinstance(each, Mapping) and not each.get(_TYPE))
-        }
-        by_id = {
-            _id(i, where): _token({"content": text, "special": text in known}, where) for text, i in listed.items()
-        }
-        by_id |= {token["id"]: token for token in own.values()}
-    found = {} if rebuilt else dict(own)
+        known = special | ({token["content"] for token in extra} if _EXTRA in settings else set())
+        by_id = {_id(i, where): _token({"content": t, "special": t in known}, where) for t, i in listed.items()}
+        by_id |= {token["id"]: token for token in kept}
+    found = {} if rebuilt else {token["content"]: token for token in kept}
     added = {token["content"]: token for _, token in sorted(by_id.items())}
     for token in (*named, *extra):
         if token["content"] not in found:
@@ -127,8 +108,13 @@ def all_added_tokens(
     return list(found.values())
 
 
-def _text(value: Any) -> Any:
-    return value.get("content") if isinstance(value, Mapping) else value
+def _special(value: Any) -> Any:
+    return {**value, "special": True} if isinstance(value, Mapping) else value
+
+
+def _may_name(key: str, value: Any) -> bool:
+    """Whether a setting names a token: of the usual ones any value does, others may be something else."""
+    return value is not None if key in _NAMED else isinstance(value, str | Mapping)
 
 
 def _token(value: Any, where: str, key: str = "added_tokens") -> dict[str, Any]:
@@ -141,25 +127,17 @@ def _token(value: Any, where: str, key: str = "added_tokens") -> dict[str, Any]:
     return {"id": -1, "content": given["content"], **flags, "special": special}
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if value is not None and not isinstance(value, list):
+def _typed(value: Any, kind: type, where: str) -> Any:
+    """A list or an object of tokens; null is empty."""
+    if value is not None and not isinstance(value, kind):
         raise _unknown(value, where)
-    return value or []
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise _unknown(value, where)
-    return value or {}
+    return value or kind()
 
 
 def _id(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, str) and value.isascii())):
+    if not str(value).isdecimal():
         raise _unknown(value, where)
-    try:
-        return int(value)
-    except ValueError:
-        raise _unknown(value, where) from None
+    return int(value)
 
 
 def _unknown(value: Any, where: str, key: str = "added_tokens") -> ModelError:

@@ -125,6 +125,9 @@ def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTok
     _check_parts(content, where)
     beside = {n: parse_object(files[n], where=escape(folder / n)) for n in (*_SIDE_FILES, *_MODEL_FILES) if n in files}
     config, mapping, listed = (beside.get(name, {}) for name in _SIDE_FILES)
+    if config.get("split_special_tokens") or config.get("fast_tokenizer_files", [TOKENIZER_NAME]) != [TOKENIZER_NAME]:
+        key = "split_special_tokens" if config.get("split_special_tokens") else "fast_tokenizer_files"
+        raise _malformed(f"`{key}` of {TOKENIZER_CONFIG} is {quote(config[key])}, which is not supported", where)
     decoder = content.get("decoder")
     is_byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
     rebuilt = rebuilding_class(config, beside.get(MODEL_CONFIG, {}).get("model_type"), is_byte_level)

@@ -11,7 +11,7 @@ import numpy as np
 
 import genesis
 from genesis_models.blocks import CausalLM, KeyValueCache
-from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of, room_for
+from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of, rest_of, room_for
 from genesis_models.engine.sampling import SamplingRows, not_finite
 
 __all__ = ["EagerEngine"]
@@ -43,17 +43,12 @@ class EagerEngine:
 
     def _continue(self, number: int, request: Request) -> Iterator[Token]:
         length, weight = length_of(self.model, request), self.model.model.embed_tokens.weight
-        most, seen, row = length - len(request.ids), list(request.ids), np.zeros(1, np.int64)
-        tokens = seen
+        most, tokens, row = room_for(self.model, request), list(request.ids), np.zeros(1, np.int64)
+        continuation: list[int] = []
         if most <= 0:
             yield Token(number, None, finish="length")
             return
-        anew = len(tokens) + room_for(self.model, request)  # where all keys get other rotary angles
-
-        def empty() -> KeyValueCache:
-            return KeyValueCache(self.model.config, 1, length, weight.dtype, str(weight.device))
-
-        cache = empty()
+        cache = KeyValueCache(self.model.config, 1, length, weight.dtype, str(weight.device))
         self._sampling.start(0, request.sampling, request.sequence, np.asarray(tokens))
         for count in range(1, most + 1):
             with genesis.no_grad():
@@ -65,13 +60,14 @@ class EagerEngine:
             if token < 0:
                 raise not_finite(logits[0].float().cpu().numpy(), cache.length)
             finish = finish_of(request, token, count, most)
+            continuation.append(token)
+            rest = rest_of(self.model, request, continuation, finish)
             if finish == "stop":
                 yield Token(number, None, finish=finish)
                 return
-            yield Token(number, token, float(chances[0]) if self._log_probs else None, finish)
+            yield Token(number, token, float(chances[0]) if self._log_probs else None, finish if rest is None else None)
             if self._cancelled == number:
                 return
-            seen.append(token)
             tokens = [token]
-            if len(seen) == anew:
-                tokens, cache = seen, empty()
+            if rest is not None:
+                yield from self._continue(number, rest)

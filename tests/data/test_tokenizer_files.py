@@ -342,6 +342,11 @@ def test_a_file_that_is_no_strict_json_object_is_refused(tmp_path: Path, data: b
         ({"tokenizer_config": {"extra_special_tokens": "<a>"}}, "which names no token"),
         ({"special_tokens_map": {"additional_special_tokens": [3]}}, "'3', which names no token"),
         ({"added_tokens": {"<tool>": "2.5"}}, "'2.5', which names no token"),
+        (
+            {"tokenizer_config": {"split_special_tokens": True}},
+            "`split_special_tokens` of tokenizer_config.json is 'true'",
+        ),
+        ({"tokenizer_config": {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}}, "`fast_tokenizer_files` of"),
         ({"tokenizer_config": []}, "no JSON object"),
         ({"generation_config": "x"}, "no JSON object"),
     ],
