@@ -99,9 +99,10 @@ def all_added_tokens(
             added.setdefault(token["content"], token)
     if rebuilt == "Qwen2Tokenizer":  # it adds its special tokens once more
         added |= {token["content"]: _token(token["content"], where) for token in (*named, *extra)}
+    after = max([len(vocabulary), *(token["id"] + 1 for token in found.values())])
     for text, token in added.items():
-        after = max(len(vocabulary), 1 + max((each["id"] for each in found.values()), default=-1))
         number = found[text]["id"] if text in found else vocabulary.get(text, after)
+        after = max(after, number + 1)
         new = {**token, "id": number, "special": bool(token.get("special")) or text in special}
         if any(new.get(key) != found.get(text, {}).get(key) for key in (*_FLAGS, "special")):
             found[text] = new
