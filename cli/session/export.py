@@ -73,13 +73,13 @@ def export(
         console.line(str(source))
         target = _beside(saved, merge) if out is None else Path(out)
         check_target(target, source)
-        tokenizer, stored = _tokenizer(source), read_config(source.folder)
-        is_whole = tokenizer is not None and (merge or source.adapter is None)  # an adapter is exported as it is
-        model = load_source(source, vocab_size=tokenizer.vocab_size if is_whole else 0)
+        tokenizer = _tokenizer(source) if merge or source.adapter is None else None  # an adapter is exported as it is
         if tokenizer is not None:
+            stored = read_config(source.folder)
             check_ids(tokenizer, stored, escape(source.folder))
-            for line in new_token_lines(tokenizer, stored, grows=is_whole):
-                console.line(line)
+            for new in new_token_lines(tokenizer, stored, grows=True):
+                console.line(new)
+        model = load_source(source, vocab_size=0 if tokenizer is None else tokenizer.vocab_size)
         if dtype == "float32" and source.adapter is None and (line := take_masters(model, saved)) is not None:
             console.line(line)
         check_finite(model, where=escape(saved))
