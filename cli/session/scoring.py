@@ -47,17 +47,18 @@ def scores(model: CausalLM, sequences: Sequence[tuple[Sequence[int], int]], top:
     was_training = model.training
     model.eval()
     try:
-        for batch in _packed(sequences):
+        # Where rotary angles depend on a sequence's length, one that is longer than trained passes alone.
+        for batch in _packed(sequences, min(PACKED, model.config.packed_length)):
             yield from _scored(model, batch, top)
     finally:
         model.train(was_training)
 
 
-def _packed(sequences: Sequence[tuple[Sequence[int], int]]) -> Iterator[list[tuple[Sequence[int], int]]]:
-    """The sequences in order, as many together as a forward pass takes."""
+def _packed(sequences: Sequence[tuple[Sequence[int], int]], most: int) -> Iterator[list[tuple[Sequence[int], int]]]:
+    """The sequences in order, as many together as a forward pass of `most` tokens takes."""
     batch: list[tuple[Sequence[int], int]] = []
     for each in sequences:
-        if batch and sum(len(ids) for ids, _ in batch) + len(each[0]) > PACKED:
+        if batch and sum(len(ids) for ids, _ in batch) + len(each[0]) > most:
             yield batch
             batch = []
         batch.append(each)

@@ -20,6 +20,7 @@ from genesis_cli.session.tasks import matches
 from genesis_models.blocks import CausalLM
 from tests.cli.command import printed
 from tests.data.test_tokenizer_files import metaspace, sentence_piece, write
+from tests.models.golden import FIXTURES
 
 QUIET = ("--device", "cpu", "--json")
 
@@ -85,6 +86,23 @@ def test_sequences_of_one_pass_do_not_see_each_other(chat_model: Path) -> None:
     assert [len(each) for each in scores(model, sequences)] == [8, 1, 10, 0]
     many = [(draw.integers(1, 262, 120).tolist(), 119) for _ in range(PACKED // 120 + 3)]
     assert [len(each) for each in scores(model, many)] == [1] * len(many)
+
+
+@pytest.mark.parametrize("name", ["phi3-beyond", "dynamic"])
+def test_sequences_whose_angles_depend_on_their_length_are_scored_as_if_alone(name: str) -> None:
+    if name == "dynamic":
+        raw = json.loads((FIXTURES / "phi3" / "config.json").read_text()) | {"model_type": "llama"}
+        rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+        model = genesis_models.build(
+            raw | {"rope_parameters": rope, "max_position_embeddings": 12, "initializer_range": 0.3}, seed=1
+        )
+    else:
+        model = genesis_models.load(FIXTURES / "extra" / name)
+    drawn = np.random.default_rng(0).integers(0, 90, (4, 30)).tolist()
+    sequences = [(ids[:length], 1) for ids, length in zip(drawn, (5, 30, 8, 13), strict=True)]
+    alone = [next(iter(scores(model, [each]))) for each in sequences]
+    for together, expected in zip(scores(model, sequences), alone, strict=True):
+        assert [s.log_prob for s in together] == pytest.approx([s.log_prob for s in expected], abs=1e-5)
     [row] = scores(model, [(sequences[0][0], 1)], 3)
     assert all(each.top[0][1] >= each.log_prob and len(each.top) == 3 for each in row)
 
