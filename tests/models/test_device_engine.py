@@ -86,6 +86,7 @@ def test_a_stretched_rope_is_each_sequences_own() -> None:
 
 
 def test_stop_ids_and_the_contexts_end_free_rows_for_the_next(model: genesis_models.CausalLM) -> None:
+    model.train()
     drawing = Sampling(1.0, seed=1)
     free = by_request(EagerEngine(model).run([Request([1, 2, 3], drawing, 9)]), 1)[0]
     at = next(i for i, token in enumerate(free) if token not in free[:i] and i > 1)
@@ -179,6 +180,7 @@ def test_requests_of_all_kinds_give_what_the_plain_engine_gives() -> None:
 
 
 def test_a_run_that_is_left_does_not_disturb_the_next(model: genesis_models.CausalLM) -> None:
+    model.train()
     engine = DeviceEngine(model, rows=3, capacity=64)
     requests = [Request([i + 1, 5], GREEDY, 20) for i in range(3)]
     run = engine.run(requests)
@@ -276,6 +278,7 @@ def test_a_cache_in_e4m3_keeps_logits_near(model: genesis_models.CausalLM) -> No
 
 def test_logits_that_are_no_numbers_say_where() -> None:
     model = genesis_models.load(golden("qwen3-tied").folder)
+    model.train()
     engine = DeviceEngine(model, rows=2, capacity=8)
     with genesis.no_grad():
         model.model.norm.weight.fill_(float("nan"))

@@ -105,6 +105,7 @@ def test_keys_are_computed_anew_where_longrope_changes_their_angles(name: str, k
 
 
 def test_stop_ids_and_the_contexts_end_free_rows_for_the_next(model: genesis_models.CausalLM) -> None:
+    model.train()
     drawing = Sampling(1.0, seed=1)
     free = by_request(EagerEngine(model).run([Request([1, 2, 3], drawing, 9)]), 1)[0]
     at = next(i for i, token in enumerate(free) if token not in free[:i] and i > 1)
@@ -172,6 +173,7 @@ def test_impossible_settings(model: genesis_models.CausalLM, setting: dict[str, 
 
 def test_logits_that_are_no_numbers_say_where() -> None:
     model = genesis_models.load(golden("qwen3-tied").folder)
+    model.train()
     with genesis.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     for engine in (Engine(model, rows=1, capacity=8), EagerEngine(model)):

@@ -59,6 +59,7 @@ def test_nan_is_an_error() -> None:
 def test_greedy_generation_equals_calling_the_model_each_time() -> None:
     reference = golden("qwen3-tied")
     model = genesis_models.load(reference.folder)
+    model.train()
     prompt = [int(i) for i in reference.arrays["input_ids"][0, :5]]
     found = list(continue_ids(model, prompt, Sampling(0.0), 12))
     tokens = list(prompt)

@@ -37,6 +37,7 @@ def model(folder: Path) -> CausalLM:
 
 
 def test_a_text_and_its_ids_give_the_same(model: CausalLM, folder: Path) -> None:
+    model.train()
     tokenizer = Tokenizer.load(folder)
     ids = tokenizer.prompt("words")
     found = model.generate("words", **DRAWING)
