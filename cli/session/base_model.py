@@ -7,6 +7,7 @@ from pathlib import Path
 
 from genesis.errors import ModelError, escape
 from genesis.io.hf import CHECKPOINT
+from genesis.train.checkpoint import BEST
 from genesis.train.config import Config
 from genesis_cli.session.run_folder import Resume
 from genesis_models.adapters import Base, base_of, check_same_base, is_adapter, read_base
@@ -21,7 +22,8 @@ def adapter_to_resume(config: Config, resume: Resume, resume_from: str | None) -
     if config.lora is None or not (resume or resume_from) or not output.is_dir():
         return None
     steps = [int(match[1]) for name in os.listdir(output) if (match := CHECKPOINT.fullmatch(name))]
-    name = f"checkpoint-{max(steps)}" if resume_from is None and steps else Path(resume_from or "").name
+    is_named = resume_from not in (None, BEST)  # every checkpoint of a run is of the same base
+    name = Path(resume_from or "").name if is_named or not steps else f"checkpoint-{max(steps)}"
     return output / name if name and is_adapter(output / name) else None
 
 

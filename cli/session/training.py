@@ -22,7 +22,7 @@ from genesis.errors import ConfigError, InterruptedRun, escape
 from genesis.io.files import FolderUpdate, sweep
 from genesis.io.owner import check_owner
 from genesis.io.strict_json import indented_bytes
-from genesis.train.checkpoint import TRAINER, Checkpoints
+from genesis.train.checkpoint import BEST, TRAINER, Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_reads_back
 from genesis.train.loop import Summary, Training, total_steps
@@ -158,6 +158,8 @@ def _train(
             with ranks.during("training", FIRST_STEPS_S):
                 summary = training.run()
             interrupts.deferred = False
+        if config.checkpoint.save_final:
+            training.take_best()
         with training.state.optimizer.whole_states():
             if ranks.is_main:
                 _finish(config, training, data.held_out, summary, console)
@@ -317,6 +319,7 @@ def assemble(
             output,
             files.write,
             config.checkpoint.save_total_limit,
+            keep_best=config.checkpoint.best,
             read_masters=None if config.lora is None else files.read_masters,
             warn=progress.note,
         ),
@@ -372,7 +375,9 @@ def _restore(
             )
         if (aside := checkpoints.set_aside(step)) is not None:
             console.line(f"the checkpoints after it were moved to {aside}")
-        checkpoints.rotate(step)  # a kill may have come between the last save and its rotation
+        checkpoints.rotate(
+            step, training.state.best.step
+        )  # a kill may have come between the last save and its rotation
     elif resume:
         console.line("no complete checkpoint here: starting from the beginning")
 
@@ -383,14 +388,16 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
     found = checkpoints.steps()
     step: int | None = found[-1] if found and resume else None
     if resume_from is not None:
-        name = Path(resume_from).name
+        is_best = resume_from == BEST and bool(found)
+        name = checkpoints.folder(_best_step(checkpoints, found[-1])).name if is_best else Path(resume_from).name
         by_name = {checkpoints.folder(s).name: s for s in found}
         if name not in by_name:
             listed = ", ".join(by_name) or "none"
-            raise ConfigError(f"there is no {escape(name)}; complete checkpoints: {listed}", where="--resume-from")
+            which = "checkpoint of the best evaluation" if is_best else escape(name)
+            raise ConfigError(f"there is no {which}; complete checkpoints: {listed}", where="--resume-from")
         step = by_name[name]
     elif step is not None:
-        check_owner(checkpoints.folder(step), next="name the checkpoint to go on from with --resume-from, or remove it")
+        _check_owner(checkpoints, step)
     if step is not None and step > training.steps:
         raise ConfigError(
             f"the checkpoint is of step {step}, the run ends at step {training.steps}",
@@ -398,6 +405,18 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
             next="raise train.steps, or name an older checkpoint with --resume-from",
         )
     return step
+
+
+def _best_step(checkpoints: Checkpoints, newest: int) -> int:
+    """The step of the best evaluation as the newest checkpoint has it; -1 where it has none."""
+    _check_owner(checkpoints, newest)
+    step = checkpoints.best(newest).step
+    _check_owner(checkpoints, step)
+    return step
+
+
+def _check_owner(checkpoints: Checkpoints, step: int) -> None:
+    check_owner(checkpoints.folder(step), next="name the checkpoint to go on from with --resume-from, or remove it")
 
 
 def _finish(config: Config, training: Training, held_out: HeldOut | None, summary: Summary, console: Output) -> None:
@@ -410,6 +429,11 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
     _draw(output, console)
     for line in _summary_lines(summary, held_out, output, "model" if config.lora is None else "adapter"):
         console.line(line)
+    if config.checkpoint.save_final and (config.checkpoint.best or config.train.early_stop is not None):
+        best, step = summary.best, training.state.step
+        lowest = f"eval/loss was lowest at step {best.step} ({best.loss:.4f})" if best.step >= 0 else "no eval/loss"
+        kept = "" if step == best.step else "; checkpoint.best=true keeps the lowest one"
+        console.line(f"{lowest}; the model in {output} is that of step {step}{kept}")
 
 
 def _load_plotting() -> None:

@@ -55,9 +55,11 @@ from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks
 from genesis.train.snapshot import Share, Snapshot
-from genesis.train.state import Interval, TrainState
+from genesis.train.state import Best, Interval, TrainState
 
-__all__ = ["Checkpoints", "WriteModel"]
+__all__ = ["BEST", "Checkpoints", "WriteModel"]
+
+BEST = "best"  # what `--resume-from` takes for the checkpoint of the best evaluation
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
 OPTIMIZER_FILE = re.compile(r"optimizer(-\d{5}-of-\d{5})?\.safetensors")
@@ -91,6 +93,8 @@ class Checkpoints:
         read_masters: reads the run's own parameters from a checkpoint, in float32: masters where the optimizer keeps
             some, whose file then has none. None: the folder holds the model as it is.
         keep: how many to keep; None for all.
+        keep_best: the checkpoint of the best evaluation stays as well. Each checkpoint records which one that was at
+            its step, and the newest one is right: a best checkpoint is committed together with its claim.
         warn: called once for each old checkpoint that cannot be removed.
     """
 
@@ -100,11 +104,12 @@ class Checkpoints:
         write_model: WriteModel,
         keep: int | None,
         *,
+        keep_best: bool = False,
         read_masters: ReadMasters | None = None,
         fs: FileSystem = DEFAULT,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.output_dir, self.keep = output_dir, keep
+        self.output_dir, self.keep, self.keep_best = output_dir, keep, keep_best
         self.write_model, self._read_masters, self.fs, self._warn = write_model, read_masters, fs, warn
         self._stuck: set[int] = set()
 
@@ -150,7 +155,7 @@ class Checkpoints:
                 if folder is not None:
                     digest = self._complete(folder, snapshot, hashed, parts)
             if ranks.is_main:
-                self.rotate(state.step)
+                self.rotate(state.step, state.best.step)
             return str(ranks.from_main("saved", digest))
 
     def write(self, snapshot: Snapshot, fs: FileSystem | None = None) -> str:
@@ -164,7 +169,7 @@ class Checkpoints:
             parts = self._parts(snapshot)
             self._write_part(folder, snapshot, parts[0], hashed)
             digest = self._complete(folder, snapshot, hashed, parts)
-        self.rotate(snapshot.step, fs)
+        self.rotate(snapshot.step, snapshot.counters["best"]["step"], fs)
         return digest
 
     def _staged(self, snapshot: Snapshot, fs: FileSystem) -> AtomicFolder:
@@ -217,15 +222,19 @@ class Checkpoints:
         folder.write(TRAINER, indented_bytes(trainer))
         return digest
 
-    def rotate(self, newest: int, fs: FileSystem | None = None) -> None:
+    def rotate(self, newest: int, best: int, fs: FileSystem | None = None) -> None:
         """Remove the oldest beyond the limit; `newest`, just written or loaded, always stays.
+
+        With `keep_best` the checkpoint of the step `best` stays and does not count.
 
         What cannot be removed stays as it is, with a warning, and no longer counts.
         """
         if self.keep is None:
             return
-        older = [s for s in self.steps() if s != newest and s not in self._stuck and _is_committed(self.folder(s))]
-        for step in older[: max(0, len(older) + 1 - self.keep)]:
+        kept = {newest, best} if self.keep_best else {newest}
+        older = [s for s in self.steps() if s not in kept | self._stuck and _is_committed(self.folder(s))]
+        keep = self.keep - (not self.keep_best or newest != best)
+        for step in older[: max(0, len(older) - keep)]:
             try:
                 remove_folder(self.folder(step), fs=fs or self.fs)
             except (DiskError, ModelError) as error:
@@ -252,6 +261,20 @@ class Checkpoints:
             raise ModelError("the restored state is not the one that was saved", where=escape(folder))
         count = manifest.metadata.get("threads")
         return count if isinstance(count, int) else None
+
+    def has(self, step: int) -> bool:
+        """Whether there is a complete checkpoint of `step`."""
+        return _is_committed(self.folder(step))
+
+    @boundary(ModelError, "reading the checkpoint")
+    def best(self, newest: int) -> Best:
+        """The best evaluation, as the checkpoint of the step `newest` records it. Raises: ModelError."""
+        counters = read_json(safe_join(self.folder(newest), TRAINER))
+        try:
+            return _best(counters)
+        except (KeyError, TypeError, ValueError) as error:
+            where = escape(self.folder(newest) / TRAINER)
+            raise ModelError(f"the training state is malformed: {escape(error)}", where=where) from error
 
     def set_aside(self, step: int) -> Path | None:
         """Move the checkpoints after `step`, where the run now goes another way, to a folder of their own.
@@ -315,6 +338,7 @@ class Checkpoints:
             state.evaluated_at = _count(counters["evaluated_at"])
             sums = counters["interval"]
             state.interval = Interval(float(sums["loss_sum"]), _count(sums["targets"]))
+            state.best = _best(counters)
         except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may come meanwhile
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -360,6 +384,11 @@ def _count(value: Any) -> int:
     if type(value) is not int or not -1 <= value < 1 << 63:
         raise ValueError(f"a count is {reprlib.repr(value)}")
     return value
+
+
+def _best(counters: Mapping[str, Any]) -> Best:
+    """The best evaluation that a checkpoint records; checkpoints of earlier versions record none."""
+    return Best.from_json(counters["best"]) if "best" in counters else Best()
 
 
 def _is_committed(folder: Path) -> bool:

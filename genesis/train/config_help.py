@@ -23,6 +23,8 @@ MAX_EXPLAINED = 100
 # The setting that is meant, or in words why Genesis has none -> names that other trainers (transformers,
 # TRL, PEFT, LLaMA-Factory, Axolotl, Unsloth) use for it.
 _MEANINGS = {
+    "checkpoint.best": "load_best_model_at_end",
+    "train.early_stop": "early_stopping_patience",
     "checkpoint.every": "save_steps save_strategy saves_per_epoch",
     "data.cache_dir": "dataset_prepared_path tokenized_path",
     "data.eval": "eval_dataset test_datasets validation_file",

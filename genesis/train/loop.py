@@ -17,14 +17,14 @@ from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
-from genesis.train.metrics import Metrics, read_metrics
+from genesis.train.metrics import STEP, Metrics, read_metrics
 from genesis.train.peak_memory import peak_memory
 from genesis.train.progress import Progress
 from genesis.train.ranks import SAMPLING_S
 from genesis.train.samples import Sample, append_samples, keep_samples
 from genesis.train.saving import Saves
 from genesis.train.signals import Interrupts
-from genesis.train.state import Interval, TrainState
+from genesis.train.state import Best, Interval, TrainState
 from genesis.train.step import StepResult, take_step
 from genesis.train.throughput import Throughput
 
@@ -58,6 +58,8 @@ class Summary:
 
     Attributes:
         step, begun_at: the last step, and the one that this process went on from.
+        state_hash: of the last step.
+        best: the best evaluation.
     """
 
     step: int
@@ -65,6 +67,7 @@ class Summary:
     state_hash: str
     loss: float | None
     evaluation: Evaluation | None
+    best: Best
     tokens_per_second: float | None
     seconds: float
 
@@ -116,6 +119,28 @@ class Training:
     def continue_at(self, step: int) -> None:
         """The state was set to the checkpoint of `step`."""
         self.resumed_at = self.saved_at = self.progress.step = step
+        best = self.state.best
+        if self.config.checkpoint.best and best.step >= 0 and not self._has_best():
+            self.progress.note(
+                f"checkpoint-{best.step}, which had the lowest eval/loss so far, is not there: the best is chosen"
+                " among the evaluations from here on"
+            )
+            self.state.best = Best(since=best.since)
+
+    def _has_best(self) -> bool:
+        """Whether the checkpoint of the best evaluation is there: a call of all ranks."""
+        is_main = self.state.ranks.is_main
+        return bool(self.state.ranks.from_main("best", is_main and self.checkpoints.has(self.state.best.step)))
+
+    def take_best(self) -> None:
+        """Set the state to the best checkpoint, for the final model; a call of all ranks after `run`.
+
+        Raises:
+            ModelError: that checkpoint is damaged.
+        """
+        step = self.state.best.step
+        if self.config.checkpoint.best and step not in (-1, self.state.step) and self._has_best():
+            self.checkpoints.load(self.state, step)
 
     def open(self) -> Metrics:
         """Open the record of the run, cut back to where it goes on; the caller closes it.
@@ -141,7 +166,7 @@ class Training:
             self._recall_evaluation()
             self._settle()  # the evaluation before step 1; a resumed run may owe one that a signal cut short
             is_first = True
-            while self.state.step < self.steps:
+            while not self._is_complete:
                 begun = time.monotonic()
                 self._step(self._batches())
                 self.state.ranks.took(time.monotonic() - begun)
@@ -150,6 +175,8 @@ class Training:
                 is_first = False
                 self._report()
                 self._settle()
+            if self.state.step < self.steps:
+                self.progress.note(self._why_early())
         if not self.state_hash:  # the run was complete already
             self.state_hash = self.state.hash()
         speed = self.throughput.overall().get("perf/tokens_per_second")
@@ -159,17 +186,45 @@ class Training:
             self.state_hash,
             self.last_loss,
             self.last_evaluation,
+            self.state.best,
             speed,
             time.perf_counter() - started,
         )
 
     def _recall_evaluation(self) -> None:
         """A run that was killed between an evaluation that it owed and its next save has the row already."""
-        if self.resumed_at is not None:
+        if self.resumed_at not in (None, self.state.evaluated_at):
             rows = read_metrics(self.metrics.path) if self.state.ranks.is_main else []
-            found = any(row["train/global_step"] == self.resumed_at and "eval/loss" in row for row in rows)
-            if self.state.ranks.from_main("evaluated", found):
-                self.state.evaluated_at = self.resumed_at
+            losses = [row["eval/loss"] for row in rows if row[STEP] == self.resumed_at and "eval/loss" in row]
+            if losses := self.state.ranks.from_main("evaluated", losses):
+                self.state.evaluated_at = self.state.step
+                self._judge(math.nan if losses[0] is None else losses[0])
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether no step follows: the last one is done, or `train.early_stop` ends the run."""
+        patience = self.config.train.early_stop
+        return self.state.step >= self.steps or (patience is not None and self.state.best.since >= patience)
+
+    def _why_early(self) -> str:
+        best, step = self.state.best, self.state.step
+        lowest = f"below {best.loss:.4f}, that of step {best.step}" if best.step >= 0 else "that is a finite number"
+        return f"stopped early at step {step}: the last {best.since} evaluations had no eval/loss {lowest}"
+
+    def _judge(self, loss: float) -> None:
+        """Note whether an evaluation is the best so far; the one before the first step has no checkpoint, so it does
+        not count.
+        """
+        state = self.state
+        if state.step:
+            state.best = state.best.after(state.step, loss)
+        if self._is_best:
+            self.saved_at = -1  # a checkpoint of this step that is there already does not say so
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the checkpoint of this step is to be kept as the best one."""
+        return self.config.checkpoint.best and self.state.best.step == self.state.step
 
     def _batches(self) -> list[Batch]:
         return [next(self.state.loader) for _ in range(self.config.train.accumulation_steps)]
@@ -195,22 +250,26 @@ class Training:
     def _settle(self) -> None:
         """What is due between two steps: evaluate, save, and stop if a signal came."""
         self.saves.poll()
-        step, last = self.state.step, self.state.step == self.steps
-        is_due = last or _due(step, self.config.eval.every) if step else self.config.eval.at_start
+        step = self.state.step
+        is_due = self._is_complete or _due(step, self.config.eval.every) if step else self.config.eval.at_start
         evaluates = is_due and self.state.evaluated_at != step
-        saves = step and self.saved_at != step and (last or _due(step, self.config.checkpoint.every))
         stop = self._received()
-        if evaluates or saves or stop is not None:
+        if evaluates or stop is not None or self._owes_save:
             self._catch_up()
         if evaluates:
             with self.state.ranks.during("evaluation"):
                 self._evaluate()
-        if saves:
-            self._save(waits=last or stop is not None)
+        if saves := self._owes_save:
+            self._save(waits=self._is_complete or stop is not None)
         if evaluates or saves:
             stop = self._received()
         if stop is not None:
             self._stop(stop)
+
+    @property
+    def _owes_save(self) -> bool:
+        is_due = self._is_complete or self._is_best or _due(self.state.step, self.config.checkpoint.every)
+        return self.state.step > 0 and self.saved_at != self.state.step and is_due
 
     def _received(self) -> int | None:
         """The signal that this rank or another one has received: a call of all ranks."""
@@ -310,6 +369,7 @@ class Training:
             self.metrics.write(state.step, row)
             self.progress.update(state.step, row)
             self.last_evaluation = found
+            self._judge(found.loss)
         # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
         state.evaluated_at = state.step
         if config.eval.prompts:
@@ -326,8 +386,8 @@ class Training:
 
     def _saves_before_the_end(self) -> bool:
         """Whether a save is due after which training goes on."""
-        every = self.config.checkpoint.every
-        return every is not None and (self.steps - 1) // every * every >= self.state.step
+        each = (self.config.checkpoint.every, self.config.eval.every if self.config.checkpoint.best else None)
+        return any(every is not None and (self.steps - 1) // every * every >= self.state.step for every in each)
 
     def _save(self, *, waits: bool) -> None:
         """Save; in the background where nothing `waits` for it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from genesis.train.optimizer import optimizer_counts
 from genesis.train.ranks import ALONE, Ranks
 from genesis.train.snapshot import Snapshot
 
-__all__ = ["FrozenBase", "Interval", "LanguageModel", "TrainState"]
+__all__ = ["Best", "FrozenBase", "Interval", "LanguageModel", "TrainState"]
 
 
 class LanguageModel(Protocol):
@@ -54,6 +55,38 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The evaluation with the lowest loss so far, the first of several that are equal.
+
+    Attributes:
+        step: -1 before there is one.
+        since: evaluations after it.
+    """
+
+    step: int = -1
+    loss: float = math.inf
+    since: int = 0
+
+    def after(self, step: int, loss: float) -> Best:
+        """The best evaluation once `step` has this loss. A loss that is not finite is never the best."""
+        is_lower = math.isfinite(loss) and loss < self.loss
+        return Best(step, loss) if is_lower else replace(self, since=self.since + 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its values, with null as the loss before there is one."""
+        return {"step": self.step, "loss": self.loss if self.step >= 0 else None, "since": self.since}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Best:
+        """What `to_json` gave. Raises: KeyError, TypeError, ValueError."""
+        step, since = values["step"], values["since"]
+        loss = float(values["loss"]) if step != -1 else math.inf
+        if not (type(step) is type(since) is int and step >= -1 and since >= 0) or math.isfinite(loss) != (step >= 0):
+            raise ValueError(f"the best evaluation is {values}")
+        return cls(step, loss, since)
+
+
+@dataclass(frozen=True)
 class FrozenBase:
     """A model that a run reads and never changes: the sha256 of its files, and the names of its parameters."""
 
@@ -69,6 +102,7 @@ class TrainState:
         step: optimizer steps done.
         num_tokens: tokens trained on so far.
         evaluated_at: the step of the last complete evaluation; no part of H.
+        best: the best evaluation after a step; no part of H.
         ranks: who trains it together; each has the whole model, and a part of the optimizer's states.
         draws: counters of random draws that a batch takes, once it is known; for ranks.
         base: the frozen model that adapters are trained beside, None where the model itself is trained.
@@ -81,6 +115,7 @@ class TrainState:
     num_tokens: int = 0
     interval: Interval = field(default_factory=Interval)
     evaluated_at: int = -1
+    best: Best = field(default_factory=Best)
     base: FrozenBase | None = None
     ranks: Ranks = ALONE
     draws: int | None = None
@@ -98,6 +133,7 @@ class TrainState:
             "interval": {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets},
             "optimizer": optimizer_counts(self.optimizer),
             "data": self._data,
+            "best": self.best.to_json(),
         }
 
     @cached_property

@@ -170,6 +170,7 @@ MAY_CHANGE = {
     "train.steps",
     "train.epochs",
     "train.zero",
+    "train.early_stop",
     "optim.lr",
     *(f"{section}.{key}" for section, key in settings() if section in ("checkpoint", "eval", "log")),
 }

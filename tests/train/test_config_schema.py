@@ -233,6 +233,18 @@ def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: A
         ({"optim": {"schedule": "step"}}, "optim.schedule", "needs optim.step_size"),
         ({"optim": {"schedule": "wsd", "warmup_ratio": 0.5, "decay_ratio": 0.6}}, "optim.decay_ratio", "more than"),
         ({"data": {"eval_fraction": 0}, "eval": {"every": 5}}, "eval.every", "nothing is held out"),
+        ({"checkpoint": {"best": True}}, "checkpoint.best", "only evaluation is at the end"),
+        ({"train": {"early_stop": 2}}, "train.early_stop", "only evaluation is at the end"),
+        (
+            {"data": {"eval_fraction": 0}, "eval": {"every": 5, "prompts": ["a"]}, "checkpoint": {"best": True}},
+            "checkpoint.best",
+            "nothing is held out",
+        ),
+        (
+            {"data": {"eval_fraction": 0}, "eval": {"every": 5, "prompts": ["a"]}, "train": {"early_stop": 2}},
+            "train.early_stop",
+            "nothing is held out",
+        ),
         ({"lora": {"r": 4}}, "lora", "model.path names none"),
         (
             {"model": {"preset": None, "path": "m"}, "lora": {"r": 4}, "train": {"precision": "fp8"}},

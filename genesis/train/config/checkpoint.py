@@ -26,4 +26,9 @@ class CheckpointConfig(Section):
     save_total_limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
         default=2, description="Checkpoints kept; older ones are removed after a newer one is complete. null: all."
     )
+    best: bool = Field(
+        default=False,
+        description="Whether the checkpoint with the lowest eval/loss is kept beside those of save_total_limit. Each "
+        "evaluation after which it is lower than ever saves one, and the final model is that of the best step.",
+    )
     save_final: bool = Field(default=True, description="Write the final model at the root of train.output_dir.")

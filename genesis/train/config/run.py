@@ -63,8 +63,20 @@ class Config(Section):
         if self.eval.every is not None and self.data.eval_fraction == 0 and not self.eval.prompts:
             what = "eval.every is set, but nothing is held out (data.eval_fraction is 0) and there are no eval.prompts"
             raise problem("eval.every", what, "hold out data, add prompts, or remove eval.every")
+        self._check_best()
         self._check_sizes(self.model.config or {})
         return self
+
+    def _check_best(self) -> None:
+        """What goes by the lowest eval/loss needs evaluations on held-out data while the run goes on."""
+        wanted = {"checkpoint.best": self.checkpoint.best, "train.early_stop": self.train.early_stop is not None}
+        for key in (key for key, is_set in wanted.items() if is_set):
+            if self.data.eval_fraction == 0:
+                what = f"{key} goes by eval/loss, and nothing is held out (data.eval_fraction is 0)"
+                raise problem(key, what, "name held-out sources in data.eval, or raise data.eval_fraction")
+            if self.eval.every is None:
+                what = f"{key} goes by eval/loss, and eval.every is null: the only evaluation is at the end"
+                raise problem(key, what, "set eval.every to the steps between two evaluations")
 
     def _check_lora(self) -> None:
         if self.model.path is None:

@@ -36,6 +36,12 @@ class TrainConfig(Section):
         description="Passes over the training data; the last step is the first one that completes them.",
         json_schema_extra=RESUME,
     )
+    early_stop: Count | None = Field(
+        default=None,
+        description="Evaluations without a lower eval/loss than the lowest before them, after which the run ends. "
+        "null: it goes on to its last step.",
+        json_schema_extra=RESUME,
+    )
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description="Sequences in one forward pass.")
     accumulation_steps: Annotated[int, Field(ge=1, le=65_536)] = Field(
         default=1,
