@@ -1,4 +1,4 @@
-"""`genesis eval`: loss, perplexity and bits per byte of a trained model on data, and its answers to questions."""
+"""`genesis eval`: a trained model's loss, bits per byte and token accuracy on data, and its answers to questions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def evaluate(
 ) -> None:
     """Measure the model in FOLDER on data, or on questions.
 
-    Prints loss (nats per token), perplexity and bits per byte; of questions the share that it answers.
+    Prints loss (nats per token), perplexity, bits per byte and token accuracy; of questions the share that it answers.
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 

@@ -85,7 +85,7 @@ def evaluate(
     base: str | None = None,
     template: str | None = None,
 ) -> dict[str, float | int]:
-    """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each sample alone, and gzip's on texts.
+    """The figures of `Evaluation.metrics` of the model in `folder` on `sources`, each sample alone.
 
     Conversations are samples by `template` (`chatml`, a file or a folder), by default the folder's own; what the
     assistant says is measured.
@@ -137,11 +137,4 @@ def evaluate(
             where=escape(source.adapter or source.folder),
             next="measure in float32: --dtype fp32",
         )
-    gzip = held_out.gzip_bits_per_byte
-    return {
-        "eval/loss": found.loss,
-        "eval/perplexity": found.perplexity,
-        "eval/bits_per_byte": found.bits_per_byte,
-        **({} if gzip is None else {"eval/gzip_bits_per_byte": gzip}),
-        "eval/num_tokens": found.targets,
-    }
+    return found.metrics()

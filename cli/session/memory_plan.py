@@ -26,7 +26,7 @@ from genesis.train.config import OptimConfig
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import check_divides
-from genesis.train.shards import summed_loss
+from genesis.train.shards import loss_and_hits
 from genesis.train.snapshot import snapshot_bytes
 from genesis.train.state import FrozenBase, TrainState
 from genesis_models.adapters import adapter_parameters
@@ -185,7 +185,7 @@ def _counted(
     hook.remove()
     if held_out is not None:
         model.eval()
-        summed_loss(model, held_out, device)
+        loss_and_hits(model, held_out, device)
     return MemoryPlan(
         **lasting,
         batch=at_rest - sum(lasting.values()) - staging,

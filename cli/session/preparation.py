@@ -184,6 +184,8 @@ def file_lines(data: Prepared) -> Iterator[str]:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
     if data.held_out is not None and data.held_out.files.read:
         yield f"held out: {data.held_out.files}"
+        for name, tokens in data.held_out.sets.items():
+            yield f"held out: {name}: {len(tokens):,} samples of {tokens.num_documents:,} documents"
     yield from _like_records(data.report.files)
     if data.held_out is not None:
         yield from _like_records(data.held_out.files)

@@ -22,7 +22,7 @@ from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, inde
 from genesis.data.formats import SUPPORTED
 from genesis.data.record_formats import FieldNames, Format
 from genesis.data.records import Defects, Document
-from genesis.data.sources import WeightedSource
+from genesis.data.sources import WeightedSource, expand
 from genesis.data.split import holdout_points, split
 from genesis.data.tokenize import NO_TARGET, Encoder, SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
@@ -38,6 +38,9 @@ __all__ = ["DataReport", "HeldOut", "MakeEncoder", "Prepared", "StageProgress", 
 StageProgress = Callable[[str, int, int], None]
 # Called where there are records; what it makes is closed here.
 MakeEncoder = Callable[[Tokenizer], Encoder]
+
+# Sources, or those of each named set.
+HeldOutSources = Sequence[str] | Mapping[str, Sequence[str]]
 
 TOKENIZER_FORMAT = 1
 # More text changes a vocabulary little; a larger corpus gives a sample of its documents.
@@ -57,6 +60,7 @@ class HeldOut:
         files: the files of held-out sources; empty where the documents are of the training sources.
         special: documents of held-out sources that hold text of special tokens.
         notes: what became of samples of held-out sources that are too long or have no target.
+        sets: the samples of each named set of sources; empty where they have no names.
     """
 
     tokens: TokenSet
@@ -65,6 +69,7 @@ class HeldOut:
     files: FileCounts = field(default_factory=FileCounts)
     special: SpecialText = field(default_factory=SpecialText)
     notes: tuple[Note, ...] = ()
+    sets: Mapping[str, TokenSet] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Prepared:
 def prepare(
     *,
     train_sources: Sequence[str | WeightedSource],
-    eval_sources: Sequence[str] | None,
+    eval_sources: HeldOutSources | None,
     eval_fraction: float | None,
     tokenizer_path: str | os.PathLike[str] | None,
     vocab_size: int,
@@ -184,7 +189,7 @@ def prepare(
 @boundary(DataError, "reading the data")
 def prepare_held_out(
     *,
-    sources: Sequence[str],
+    sources: HeldOutSources,
     tokenizer: Tokenizer,
     cache_dir: str | os.PathLike[str],
     on_error: Literal["fail", "skip"],
@@ -204,6 +209,9 @@ def prepare_held_out(
         key: how errors name the sources.
     """
     cache = Cache(cache_dir)
+    sets = sources if isinstance(sources, Mapping) else {}
+    set_of_file = _sets_of_files(sets, key)
+    sources = [source for each in sets.values() for source in each] if sets else [*sources]
     corpus = Corpus(sources, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
     index, defects = _indexed(corpus, key)
     staged = _staged(progress, "tokenize held-out data")
@@ -211,7 +219,30 @@ def prepare_held_out(
     done = _samples(corpus, index, tokenizer, cache, staged, seq_len, on_error, **how)
     _check_any(done.tokens, f"of {key}", done.notes)
     baseline = _baseline(reread(corpus, index), index, cache)
-    return HeldOut(done.tokens, baseline, defects, corpus.counts(), done.special, done.notes)
+    found = {}
+    for name in sets:
+        chosen = np.array([set_of_file[file] == name for file in index.files])
+        found[name] = done.tokens.select(chosen[index.file_numbers])
+        _check_any(found[name], f"of {key}.{name}", done.notes)
+    return HeldOut(done.tokens, baseline, defects, corpus.counts(), done.special, done.notes, found)
+
+
+def _sets_of_files(sets: Mapping[str, Sequence[str]], key: str) -> dict[str, str]:
+    """The set of each file's name. Raises: DataError: a file is in two sets, or sources match none."""
+    sets_of_paths, found = dict[str, str](), dict[str, str]()
+    for name, sources in sets.items():
+        try:
+            files = expand(sources)
+        except DataError as error:
+            error.where = error.where or f"{key}.{name}"
+            raise
+        for file in files:
+            other = sets_of_paths.setdefault(os.path.realpath(file.path), name)
+            if other != name:
+                what = f"{escape(file.name)} is also in {key}.{other}"
+                raise DataError(what, where=f"{key}.{name}", next="name it in one set; eval/loss is over all sets")
+            found[file.name] = name
+    return found
 
 
 class _How(TypedDict):
@@ -298,7 +329,7 @@ def _several(tokens: TokenSet) -> Iterator[Note]:
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
     """Raises: DataError: no sample is left."""
     if not len(tokens):
-        what = f"no sample {which} is left: " + "; ".join(map(str, notes))
+        what = f"no sample {which} is left" + "".join(f"; {note}" for note in notes)
         next = "raise data.seq_len, set data.too_long=split, or look at the data: genesis data preview"
         raise DataError(what, next=next)
 

@@ -358,14 +358,7 @@ class Training:
             )
             if found is None:
                 return
-            gzip = self.held_out.gzip_bits_per_byte
-            row: dict[str, float | int | None] = {
-                "eval/loss": found.loss,
-                "eval/perplexity": found.perplexity,
-                "eval/bits_per_byte": found.bits_per_byte,
-                **({} if gzip is None else {"eval/gzip_bits_per_byte": gzip}),
-                "eval/num_tokens": found.targets,
-            }
+            row = found.metrics()
             self.metrics.write(state.step, row)
             self.progress.update(state.step, row)
             self.last_evaluation = found

@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -44,11 +45,12 @@ __all__ = [
 FILE_NAME = "metrics.jsonl"
 WANDB_ID = "genesis-run-id"  # in the folder `wandb` of a run
 STEP = "train/global_step"
+_OF_A_SET = re.compile(r"^eval/[^/]+/")
 MAX_ROW_BYTES = 64 * 1024
 MAX_INT_CHARS = 20
 DRAWABLE = 1e100  # the largest number that is drawn; sums and differences of such numbers are finite
 _PIECE_BYTES = 1 << 20
-# Every name a row may have, and its unit.
+# Every name a row may have, and its unit; a named set of held-out data has those of `eval/` as `eval/<name>/loss`, ….
 NAMES = {
     STEP: "optimizer steps done",
     "train/loss": "nats per target token, mean since the last row",
@@ -60,6 +62,7 @@ NAMES = {
     "eval/perplexity": "exp(eval/loss)",
     "eval/bits_per_byte": "bits per UTF-8 byte of held-out text that is predicted",
     "eval/gzip_bits_per_byte": "the same of gzip -9, file by file; of texts only",
+    "eval/token_accuracy": "share of target tokens that are the likeliest token",
     "eval/num_tokens": "target tokens",
     "perf/tokens_per_second": "tokens over the time of training steps; warm-up, evaluation and saving left out",
     "perf/step_ms": "milliseconds a training step; warm-up, evaluation and saving left out",
@@ -155,7 +158,7 @@ class MetricsWriter:
             DiskError: the row could not be written whole; the file still ends with the row before it.
             ValueError: a name that is not in `NAMES`, or a step before the last one.
         """
-        unknown = metrics.keys() - NAMES.keys()
+        unknown = {_OF_A_SET.sub("eval/", name) for name in metrics} - NAMES.keys()
         if unknown or step < self._last_step:
             raise ValueError(f"metrics of step {step} after {self._last_step}, unknown names {sorted(unknown)}")
         row, finite = _row(step, metrics)

@@ -26,7 +26,7 @@ from genesis.errors import ConfigError, UsageError
 from genesis.train.config import Config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
-from genesis.train.shards import summed_loss
+from genesis.train.shards import loss_and_hits
 from genesis.train.state import TrainState
 from genesis_cli.session import compile_ahead
 from genesis_cli.session.compile_ahead import draw_samples
@@ -88,7 +88,7 @@ def take(config: Config, model: Any) -> None:
     for _ in range(4):
         steps.take([zeros(config.train.batch_size, config.data.seq_len)] * micro, 1e-3)
     model.eval()
-    summed_loss(model, zeros(config.eval_batch_size, config.data.seq_len), CUDA)
+    loss_and_hits(model, zeros(config.eval_batch_size, config.data.seq_len), CUDA)
 
 
 def sample(config: Config, model: Any) -> None:

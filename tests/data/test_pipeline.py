@@ -124,6 +124,32 @@ def test_named_held_out_sources(corpus_folder: Path, tmp_path: Path) -> None:
     assert data.held_out.defects.counts == {"bad JSON": 1} and data.report.defects.counts == {}
 
 
+def test_sets_of_held_out_sources(corpus_folder: Path, tmp_path: Path) -> None:
+    held_out = write_corpus(tmp_path / "eval", ["a new text\n", "another\n", TEXTS[3], "last"])
+    (held_out / "sub").mkdir()
+    (held_out / "sub" / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+
+    def sets(**sources: Any) -> dict[str, int]:
+        data = prepared(corpus_folder, tmp_path / "cache", eval_sources=sources, eval_fraction=None)
+        assert data.held_out is not None and len(data.train) == len(TEXTS)
+        found = data.held_out.sets
+        assert sum(each.num_targets for each in found.values()) == data.held_out.tokens.num_targets
+        return {name: each.total_bytes for name, each in found.items()}
+
+    one, two, three = (str(held_out / f"00{n}.txt") for n in (0, 1, 3))
+    assert sets(b=[one], a=[two, f"{held_out}/003.*"]) == {"b": 11, "a": 12}
+    os.symlink(one, tmp_path / "link.txt")
+    for sources, where, what in (
+        ({"a": [one, two], "b": [str(held_out)]}, "data.eval.b", "is also in data.eval.a"),
+        ({"a": [one], "b": [str(tmp_path / "link.txt")]}, "data.eval.b", "is also in data.eval.a"),
+        ({"a": [one], "b": [f"{three}x"]}, "data.eval.b", "matches no file"),
+        ({"a": [one], "b": [str(held_out / "sub")]}, "", "no sample of data.eval.b"),
+    ):
+        with pytest.raises(DataError, match=what) as caught:
+            sets(**sources)
+        assert caught.value.exit_code == 4 and caught.value.where == where
+
+
 @pytest.mark.parametrize("fraction", [0.0, None])
 def test_nothing_is_held_out_where_nothing_is_asked_for(
     corpus_folder: Path, tmp_path: Path, fraction: float | None

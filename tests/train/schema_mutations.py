@@ -29,20 +29,20 @@ def base_config(section: str = "") -> Config:
 
 def settings() -> dict[tuple[str, str], list[dict[str, Any]]]:
     """(section, key) -> the alternatives of its schema, references followed and nested alternatives flattened."""
-    schema = json_schema()
-
-    def alternatives(fragment: dict[str, Any]) -> list[dict[str, Any]]:
-        if "anyOf" in fragment:
-            return [one for branch in fragment["anyOf"] for one in alternatives(branch)]
-        return [fragment | ({"enum": [fragment["const"]]} if "const" in fragment else {})]
-
-    found = {}
+    schema, found = json_schema(), {}
     for section, reference in schema["properties"].items():
         reference = next(one for one in (reference, *reference.get("anyOf", ())) if "$ref" in one)
         definition = schema["$defs"][reference["$ref"].rpartition("/")[2]]
         for key, fragment in definition["properties"].items():
-            found[section, key] = alternatives(fragment)
+            found[section, key] = alternatives_of(fragment)
     return found
+
+
+def alternatives_of(fragment: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives of a fragment, nested ones flattened."""
+    if "anyOf" in fragment:
+        return [one for branch in fragment["anyOf"] for one in alternatives_of(branch)]
+    return [fragment | ({"enum": [fragment["const"]]} if "const" in fragment else {})]
 
 
 def wrong_values(alternatives: list[dict[str, Any]]) -> Iterator[Any]:
@@ -80,7 +80,9 @@ def _just_outside(one: dict[str, Any]) -> Iterator[Any]:
         if "enum" in one or "pattern" in one:
             yield "nonsense"
     if one["type"] == "object" and isinstance(one.get("additionalProperties"), dict):
-        yield from ({"x": value} for value in wrong_values([one["additionalProperties"]]) if value != {"a": 1})
+        yield from (
+            {"x": value} for value in wrong_values(alternatives_of(one["additionalProperties"])) if value != {"a": 1}
+        )
     if one["type"] == "array":
         if "minItems" in one:
             yield []
@@ -106,7 +108,7 @@ def right_values(alternatives: list[dict[str, Any]]) -> list[Any]:
             items = one.get("prefixItems") or [one["items"]] * max(1, one.get("minItems", 0))
             values.append([right_values(item.get("anyOf", [item]))[0] for item in items])
         elif kind == "object" and isinstance(one.get("additionalProperties"), dict):
-            values += [{"x": value} for value in right_values([one["additionalProperties"]])]
+            values += [{"x": value} for value in right_values(alternatives_of(one["additionalProperties"]))]
         elif kind == "object" and "properties" in one:
             values += [{key: value} for key, each in one["properties"].items() for value in right_values([each])]
         else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import genesis
 import genesis_models
 from genesis.backend import CPU, Device, cpu
 from genesis.data.loader import Batch
@@ -71,7 +73,7 @@ def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         made, batch = model(), batch_of(5, 12)
         assert len(shards._shares(batch, CPU)) == (4 if least == 1 else 1)
         loss = shards.accumulate_gradients(made, batch, batch.num_targets, CPU)
-        total = shards.summed_loss(made, batch, CPU)
+        total, _ = shards.loss_and_hits(made, batch, CPU)
         results.append((loss, total, {n: p.grad.numpy() for n, p in made.named_parameters()}))
     (loss, total, one), (shared_loss, shared_total, shared), again = results
     assert loss == pytest.approx(total / 55, rel=1e-6)
@@ -79,6 +81,25 @@ def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, gradient in one.items():
         np.testing.assert_allclose(shared[name], gradient, rtol=1e-4, atol=1e-6 * np.abs(gradient).max() + 1e-9)
         np.testing.assert_array_equal(shared[name], again[2][name])  # the same bits on the same threads
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_targets_that_are_the_likeliest_token_are_counted(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk by chunk of rows, also where some of them have no target, and with the loss as training has it."""
+    made, batch = genesis_models.build(ModelConfig.from_dict(RAW), seed=0, device="cpu", dtype=dtype), batch_of(5, 12)
+    monkeypatch.setattr("genesis_models.blocks.chunk_rows", lambda *given: 7)
+    ids, positions = genesis.from_numpy(batch.input_ids), genesis.from_numpy(batch.position_ids)
+    with genesis.no_grad():
+        likeliest = made(ids, positions).argmax(-1).numpy()
+    labels = batch.labels.copy()
+    labels[:, 1:][:, ::2] = likeliest[:, :-1][:, ::2]
+    labels[:, 1:4] = -100
+    expected = (labels[:, 1:] == likeliest[:, :-1]).sum()
+    loss, hits = shards.loss_and_hits(made, replace(batch, labels=labels), CPU)
+    with genesis.no_grad():
+        plain = made.loss(ids, genesis.from_numpy(labels), position_ids=positions, num_targets=1).item()
+    assert (loss, hits) == (plain, expected) and 15 < expected < (labels[:, 1:] >= 0).sum()
+    assert shards.loss_and_hits(made, replace(batch, labels=np.full_like(labels, -100)), CPU) == (0, 0)
 
 
 def test_other_devices_take_the_batch_whole() -> None:

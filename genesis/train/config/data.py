@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
@@ -52,19 +53,28 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _sources_schema(item: dict[str, JsonValue]) -> WithJsonSchema:
-    """The JSON schema of one source, or of a list of such items."""
-    return WithJsonSchema({"anyOf": [TEXT_SCHEMA, {"type": "array", "items": item, "minItems": 1, "maxItems": 1000}]})
+def _sources_schema(item: JsonValue) -> list[JsonValue]:
+    """The JSON schemas of one source, and of a list of such items."""
+    return [TEXT_SCHEMA, {"type": "array", "items": item, "minItems": 1, "maxItems": 1000}]
 
 
+MOST_SETS = 50
+_SET_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_SETS_SCHEMA: dict[str, JsonValue] = {
+    "type": "object",
+    "additionalProperties": {"anyOf": _sources_schema(TEXT_SCHEMA)},
+    "minProperties": 1,
+    "maxProperties": MOST_SETS,
+    "propertyNames": {"pattern": f"^{_SET_NAME.pattern}$"},
+}
 Sources = Annotated[
     list[PathText],
     Field(min_length=1, max_length=1000),
     BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
-    _sources_schema(TEXT_SCHEMA),
+    WithJsonSchema({"anyOf": _sources_schema(TEXT_SCHEMA)}),
 ]
 # What pydantic adds to the path of a value that can be of two kinds; errors leave it out.
-SOURCE_KINDS = ("<path>", "<weighted source>")
+SOURCE_KINDS = ("<path>", "<weighted source>", "<sources>", "<named sets>")
 _Source = Annotated[
     Annotated[PathText, Tag(SOURCE_KINDS[0])] | Annotated[WeightedSource, Tag(SOURCE_KINDS[1])],
     Discriminator(lambda value: SOURCE_KINDS[isinstance(value, dict | WeightedSource)]),
@@ -73,7 +83,13 @@ TrainSources = Annotated[
     list[_Source],
     Field(min_length=1, max_length=1000),
     BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
-    _sources_schema({"anyOf": [TEXT_SCHEMA, WeightedSource.model_json_schema()]}),
+    WithJsonSchema({"anyOf": _sources_schema({"anyOf": [TEXT_SCHEMA, WeightedSource.model_json_schema()]})}),
+]
+EvalSources = Annotated[
+    Annotated[Sources, Tag(SOURCE_KINDS[2])]
+    | Annotated[dict[str, Sources], Field(min_length=1, max_length=MOST_SETS), Tag(SOURCE_KINDS[3])],
+    Discriminator(lambda value: SOURCE_KINDS[2 + isinstance(value, dict)]),
+    WithJsonSchema({"anyOf": [*_sources_schema(TEXT_SCHEMA), _SETS_SCHEMA]}),
 ]
 
 
@@ -87,8 +103,11 @@ class DataConfig(Section):
         "folders and globs, what is no text is listed and not read. An item of a list may be a mapping of `path` and "
         "`weight`, how often its documents are seen in an epoch."
     )
-    eval: Sources | None = Field(
-        default=None, description="Held-out sources. null: a fraction of the training documents is held out."
+    eval: EvalSources | None = Field(
+        default=None,
+        description="Held-out sources, or a mapping of names to sources, as {math: m.jsonl, code: c.jsonl}: each set "
+        "has metrics such as eval/math/loss, and eval/loss is over all of them. null: a fraction of the training "
+        "documents is held out.",
     )
     eval_fraction: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] | None = Field(
         default=None,
@@ -172,6 +191,10 @@ class DataConfig(Section):
         if self.tokenizer is not None and self.vocab_size is not None:
             what = "data.vocab_size is for a tokenizer trained on the data, and data.tokenizer names a finished one"
             raise problem("vocab_size", what, "remove data.vocab_size")
+        for name in self.eval if isinstance(self.eval, dict) else ():
+            if not _SET_NAME.fullmatch(name):
+                what = f"data.eval has {name!r}, which cannot name a set: the name is a part of its metrics' names"
+                raise problem("eval", what, "use at most 64 letters, digits, _ and -, the first a letter or digit")
         for name in self.template_args:
             if not name.isidentifier():
                 raise problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from genesis.train.plot import smooth
 from genesis.train.report.runs import Floats, Points, Run, columns
 
-__all__ = ["CHARTS", "Chart", "Line", "Tick", "drawn", "nice_ticks", "reduced"]
+__all__ = ["CHARTS", "Chart", "Line", "Tick", "drawn", "kinds_of", "nice_ticks", "reduced"]
 
 MOST_POINTS = 500  # of a line: more than a screen shows apart
 MARKED = 60  # points of a line that are few enough to be shown each
@@ -70,9 +71,11 @@ class Kind(NamedTuple):
     from_zero: bool = False
 
 
+_LOSS_OF_A_SET = re.compile(r"eval/[^/]+/loss")
 CHARTS = (
     Kind("Loss", "nats per token", (("train/loss", "raw"), ("train/loss", "smooth"), ("eval/loss", "held-out"))),
     Kind("Bits per byte", "held out", (("eval/bits_per_byte", "held-out"),)),
+    Kind("Token accuracy", "held out", (("eval/token_accuracy", "held-out"),)),
     Kind("Learning rate", "", (("train/learning_rate", "line"),), from_zero=True),
     Kind(
         "Gradient norm", "before clipping", (("train/grad_norm", "raw"), ("train/grad_norm", "smooth")), from_zero=True
@@ -80,6 +83,13 @@ CHARTS = (
     Kind("Speed", "tokens a second", (("perf/tokens_per_second", "smooth"),), from_zero=True),
     Kind("Memory", "GiB at the peak", (("memory/max_allocated", "line"),), 2.0**-30, True),
 )
+
+
+def kinds_of(runs: Sequence[Run]) -> list[Kind]:
+    """The charts of some runs: after the loss one for each named set of held-out data."""
+    names = dict.fromkeys(name for run in runs for name in run.series if _LOSS_OF_A_SET.fullmatch(name))
+    sets = [Kind(f"Held-out loss: {name.split('/')[1]}", "nats per token", ((name, "held-out"),)) for name in names]
+    return [CHARTS[0], *sets, *CHARTS[1:]]
 
 
 def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, height: int) -> Chart | None:

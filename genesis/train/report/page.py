@@ -12,7 +12,7 @@ import yaml
 
 from genesis.errors import ConfigError, escape
 from genesis.train.config_file import RESOLVED
-from genesis.train.report.curves import CHARTS, Chart, drawn
+from genesis.train.report.curves import Chart, drawn, kinds_of
 from genesis.train.report.runs import Run, named
 from genesis.train.strict_yaml import parse
 
@@ -64,7 +64,7 @@ def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
 
 def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Drawn]:
     found = []
-    for kind in CHARTS:
+    for kind in kinds_of(runs):
         wide, narrow = (drawn(kind, runs, names, *size) for size in (WIDE, NARROW))
         if wide is not None and narrow is not None:
             found.append(Drawn(kind.title, kind.unit, wide, narrow))
@@ -81,6 +81,7 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         ("held-out loss", run.last("eval/loss"), ".4f"),
         ("lowest held-out loss", None if best is None else best[1], ".4f"),
         ("bits per byte", run.last("eval/bits_per_byte"), ".3f"),
+        ("token accuracy", run.last("eval/token_accuracy"), ".1%"),
         ("tokens a second", run.middle("perf/tokens_per_second"), ",.0f"),
         ("step, ms", run.middle("perf/step_ms"), ",.1f"),
         ("memory, GiB", _scaled(run.most("memory/max_allocated"), 2.0**-30), ".2f"),
@@ -99,8 +100,8 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 
 def _evaluations(run: Run) -> list[tuple[str, ...]]:
-    """Step, loss, perplexity and bits per byte of the last evaluations, the newest first."""
-    names, forms = ("loss", "perplexity", "bits_per_byte"), (".4f", ",.2f", ".3f")
+    """Step, loss, perplexity, bits per byte and token accuracy of the last evaluations, the newest first."""
+    names, forms = ("loss", "perplexity", "bits_per_byte", "token_accuracy"), (".4f", ",.2f", ".3f", ".3f")
     columns = [dict(run.series.get(f"eval/{name}", ())[-SETTINGS:]) for name in names]
     return [
         (f"{step:,.0f}", *(_number(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
