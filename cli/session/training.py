@@ -339,10 +339,10 @@ def _sinks(config: Config, output: Path, *, resumed: bool) -> tuple[Any, ...]:
     """The other places that metrics go to."""
     sinks: list[Any] = []
     if config.log.tensorboard:
-        sinks.append(TensorBoardSink(output / "tensorboard"))
+        sinks.append(TensorBoardSink(output / "tensorboard" / (config.train.name or "")))
     if config.log.wandb:
         settings = config.model_dump(mode="json")
-        sinks.append(WandbSink(output, config.log.wandb_project, settings, resumed=resumed))
+        sinks.append(WandbSink(output, config.log.wandb_project, settings, config.train.name, resumed=resumed))
     return tuple(sinks)
 
 

@@ -269,12 +269,7 @@ class Checkpoints:
     @boundary(ModelError, "reading the checkpoint")
     def best(self, newest: int) -> Best:
         """The best evaluation, as the checkpoint of the step `newest` records it. Raises: ModelError."""
-        counters = read_json(safe_join(self.folder(newest), TRAINER))
-        try:
-            return _best(counters)
-        except (KeyError, TypeError, ValueError) as error:
-            where = escape(self.folder(newest) / TRAINER)
-            raise ModelError(f"the training state is malformed: {escape(error)}", where=where) from error
+        return _best(read_json(safe_join(self.folder(newest), TRAINER)), self.folder(newest))
 
     def set_aside(self, step: int) -> Path | None:
         """Move the checkpoints after `step`, where the run now goes another way, to a folder of their own.
@@ -338,7 +333,7 @@ class Checkpoints:
             state.evaluated_at = _count(counters["evaluated_at"])
             sums = counters["interval"]
             state.interval = Interval(float(sums["loss_sum"]), _count(sums["targets"]))
-            state.best = _best(counters)
+            state.best = _best(counters, folder)
         except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may come meanwhile
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -386,9 +381,14 @@ def _count(value: Any) -> int:
     return value
 
 
-def _best(counters: Mapping[str, Any]) -> Best:
-    """The best evaluation that a checkpoint records; checkpoints of earlier versions record none."""
-    return Best.from_json(counters["best"]) if "best" in counters else Best()
+def _best(counters: Mapping[str, Any], folder: Path) -> Best:
+    """The best evaluation that a checkpoint records; those of earlier versions record none. Raises: ModelError."""
+    values = counters.get("best", Best().to_json())
+    try:
+        loss = float(values["loss"]) if values["step"] != -1 else math.inf
+        return Best(_count(values["step"]), loss, _count(values["since"]))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"the best evaluation is malformed: {escape(error)}", where=escape(folder)) from error
 
 
 def _is_committed(folder: Path) -> bool:

@@ -25,6 +25,7 @@ MAX_EXPLAINED = 100
 _MEANINGS = {
     "checkpoint.best": "load_best_model_at_end",
     "train.early_stop": "early_stopping_patience",
+    "train.name": "run_name",
     "checkpoint.every": "save_steps save_strategy saves_per_epoch",
     "data.cache_dir": "dataset_prepared_path tokenized_path",
     "data.eval": "eval_dataset test_datasets validation_file",

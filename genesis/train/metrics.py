@@ -399,7 +399,15 @@ class WandbSink:
         DeviceError: the package `wandb` is not installed, or wandb does not start (no login, no network).
     """
 
-    def __init__(self, folder: str | Path, project: str, config: Mapping[str, Any], *, resumed: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        project: str,
+        config: Mapping[str, Any],
+        name: str | None = None,
+        *,
+        resumed: bool = False,
+    ) -> None:
         try:
             import wandb
         except ImportError:
@@ -413,7 +421,7 @@ class WandbSink:
         write_file(own / WANDB_ID, run.encode())
         options: dict[str, Any] = {"id": run, "resume": "allow", "config": dict(config), "settings": settings}
         try:
-            self._run = wandb.init(project=project, dir=str(folder), **options)
+            self._run = wandb.init(project=project, name=name, dir=str(folder), **options)
         except InterruptedRun:
             raise
         except Exception as error:

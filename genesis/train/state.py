@@ -75,17 +75,8 @@ class Best:
         return Best(step, loss) if is_lower else replace(self, since=self.since + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Its values, with null as the loss before there is one."""
+        """Its values; JSON has no infinity for the loss before there is one."""
         return {"step": self.step, "loss": self.loss if self.step >= 0 else None, "since": self.since}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Best:
-        """What `to_json` gave. Raises: KeyError, TypeError, ValueError."""
-        step, since = values["step"], values["since"]
-        loss = float(values["loss"]) if step != -1 else math.inf
-        if not (type(step) is type(since) is int and step >= -1 and since >= 0) or math.isfinite(loss) != (step >= 0):
-            raise ValueError(f"the best evaluation is {values}")
-        return cls(step, loss, since)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,7 @@ MAY_CHANGE = {
     "train.output_dir",
     "train.steps",
     "train.epochs",
+    "train.name",
     "train.zero",
     "train.early_stop",
     "optim.lr",

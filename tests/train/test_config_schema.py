@@ -434,6 +434,22 @@ def test_a_wrong_source_or_field_is_named_by_its_path(value: str, what: str, nex
     assert caught.value.where.startswith("c.yaml:")
 
 
+def test_a_name_stands_for_the_folder_of_the_run() -> None:
+    text = "model: {preset: 0.5B}\ndata: {train: a}\ntrain: {steps: 3, "
+    assert parse_config(text + "name: chats-2}\n", "c.yaml").train.output_dir == "runs/chats-2"
+    named = parse_config(text + "name: chats-2, output_dir: x}\n", "c.yaml")
+    assert (named.train.name, named.train.output_dir) == ("chats-2", "x")
+    assert parse_config(named.resolved_yaml(), "r.yaml") == named
+    for wrong, where in (
+        ("name: ../up", "train.name"),
+        ("name: a/b", "train.name"),
+        ("name: null", "train.output_dir"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_config(text + wrong + "}\n", "c.yaml")
+        assert caught.value.exit_code == 3 and caught.value.what.startswith(where)
+
+
 def test_weighted_sources_are_set_in_the_file_or_on_the_command_line() -> None:
     config = parse_config(SOURCES + "[a, {path: b, weight: 2}, {path: c}]\n", "c.yaml")
     assert config.data.train == ["a", WeightedSource(path="b", weight=2.0), WeightedSource(path="c")]

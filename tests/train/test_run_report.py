@@ -52,6 +52,20 @@ def made(folder: Path, losses: list[float | None], *, lr: str = "1e-4", text: st
     return folder
 
 
+def test_runs_have_the_names_that_they_were_given(tmp_path: Path) -> None:
+    folders = [made(tmp_path / name / "run", [2.0, 1.0]) for name in "abcde"]
+    for folder, text in zip(folders, ("first", "twice", "twice", "null", "[1]"), strict=True):
+        with open(folder / "config.resolved.yaml", "a") as file:
+            file.write(f"  name: {text}\n")
+    page = page_of([read_run(folder) for folder in folders])
+    legend = re.findall(r"</svg>([^<]+)</li>", page)
+    assert legend == ["first", "b/run", "c/run", "d/run", "[1]"]
+    assert (
+        "<title>Run first</title>" in page_of([read_run(folders[0])])
+        and "train.name" not in page.partition("<h2>Settings</h2>")[0]
+    )
+
+
 class Page(HTMLParser):
     """The tags of a page, which must close in order, and its text."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -16,8 +17,15 @@ __all__ = ["TrainConfig"]
 class TrainConfig(Section):
     """The run: where it writes, how long it lasts, how big a step is. Exactly one of `steps` and `epochs`."""
 
-    model_config = ConfigDict(json_schema_extra=exactly_one("steps", "epochs"))
+    # A name stands for the folder, so none of the two is required alone.
+    model_config = ConfigDict(json_schema_extra={**exactly_one("steps", "epochs"), "required": []})
 
+    name: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None,
+        description="Name of the run on the page of `genesis report`, in TensorBoard and at Weights & Biases. Without "
+        "output_dir the run is in `runs/<name>`.",
+        json_schema_extra=RESUME,
+    )
     output_dir: PathText = Field(
         description="Folder of the run: checkpoints, final model, metrics.jsonl, loss.png, config.resolved.yaml.",
         json_schema_extra=RESUME,
@@ -88,8 +96,18 @@ class TrainConfig(Section):
         description="CPU threads. null: every core this process may use. A run repeats bit by bit on as many.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and "output_dir" not in raw and isinstance(raw.get("name"), str):
+            return {**raw, "output_dir": f"runs/{raw['name']}"}
+        return raw
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.name is not None and not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
+            what = f"train.name is {self.name!r}, which cannot be the name of a folder"
+            raise problem("name", what, "use letters, digits, _, - and ., the first a letter or digit")
         if self.steps is None and self.epochs is None:
             raise problem("", "the length of the run is missing", "give train.steps or train.epochs")
         if self.steps is not None and self.epochs is not None:

@@ -46,7 +46,7 @@ def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
     own, shared = resources.files("genesis.train.report"), resources.files("genesis.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
     template = environment.from_string(own.joinpath("run.html").read_text("utf-8"))
-    names = named([run.folder for run in runs])
+    names = _names(runs)
     return template.render(
         css=shared.joinpath("page.css").read_text("utf-8") + own.joinpath("run.css").read_text("utf-8"),
         refresh=refresh,
@@ -60,6 +60,18 @@ def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
         samples=[_samples(run) for run in runs],
         differing=_differing(runs, names) if len(runs) > 1 else [],
     )
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The name of each run: its `train.name`, or its folder's where it has none that is its own."""
+    names = [_name(_parsed(run.config)) for run in runs]
+    folders = named([run.folder for run in runs])
+    return [name if name and names.count(name) == 1 else folder for name, folder in zip(names, folders, strict=True)]
+
+
+def _name(config: Any) -> str:
+    train = config.get("train") if isinstance(config, dict) else None
+    return escape(train.get("name") or "") if isinstance(train, dict) else ""
 
 
 def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Drawn]:
@@ -130,8 +142,9 @@ def _differing(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, lis
     return [
         (key, values)
         for key in keys
-        if key != "train.output_dir" and len(set(values := [each.get(key, "–") for each in flat])) > 1
-        if not any(other.startswith(f"{key}.") for other in keys)
+        if key not in ("train.output_dir", "train.name")
+        and len(set(values := [each.get(key, "–") for each in flat])) > 1
+        and not any(other.startswith(f"{key}.") for other in keys)
     ]
 
 
