@@ -45,7 +45,11 @@ def train(
     ] = None,
     resume_from: Annotated[
         str | None,
-        typer.Option("--resume-from", metavar="NAME", help="Go on from this older checkpoint, as checkpoint-100."),
+        typer.Option(
+            "--resume-from",
+            metavar="NAME",
+            help="Go on from this older checkpoint, as checkpoint-100, or from the best.",
+        ),
     ] = None,
     nproc: Annotated[
         str | None,

@@ -427,13 +427,15 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
             training.checkpoints.write_model(folder, Snapshot.of(training.state))
             folder.write(TRAINER, indented_bytes({**training.state.counters(), "state_hash": summary.state_hash}))
     _draw(output, console)
-    for line in _summary_lines(summary, held_out, output, "model" if config.lora is None else "adapter"):
+    what = "model" if config.lora is None else "adapter"
+    for line in _summary_lines(summary, held_out, output, what):
         console.line(line)
     if config.checkpoint.save_final and (config.checkpoint.best or config.train.early_stop is not None):
         best, step = summary.best, training.state.step
-        lowest = f"eval/loss was lowest at step {best.step} ({best.loss:.4f})" if best.step >= 0 else "no eval/loss"
-        kept = "" if step == best.step else "; checkpoint.best=true keeps the lowest one"
-        console.line(f"{lowest}; the model in {output} is that of step {step}{kept}")
+        lowest = f"eval/loss was lowest at step {best.step} ({best.loss:.4f})"
+        lowest = lowest if best.step >= 0 else "no eval/loss was a finite number"
+        kept = "" if config.checkpoint.best or step == best.step else "; checkpoint.best=true keeps that of the lowest"
+        console.line(f"{lowest}; the {what} in {output} is that of step {step}{kept}")
 
 
 def _load_plotting() -> None:

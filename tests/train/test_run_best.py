@@ -246,3 +246,18 @@ def test_killed_at_the_calls_of_a_run(forks: Forks) -> None:
                 assert recorded(output, max(steps)).step in steps
             assert train(train_again, resume="allow").state_hash == expected.state_hash
             assert (checkpoints(output), rows(output), weights(output)) == end
+
+
+@pytest.mark.full
+def test_ranks_end_where_one_process_ends(forks: Forks, tmp_path: Path) -> None:
+    """With a rate at which the loss rises after the second step."""
+    recipe, found = make(tmp_path), []
+    settings = (*QUICK, "train.steps=6", "train.early_stop=2", "checkpoint.save_total_limit=1")
+    settings += ("optim.name=sgd", "optim.lr=1.0", "optim.schedule=constant")
+    for ranks in ("1", "2"):
+        output = tmp_path / ranks
+        done = forks.run("train", recipe, f"train.output_dir={output}", *settings, "--nproc", ranks)
+        assert (done.code, done.err) == (0, "")
+        found.append((checkpoints(output), rows(output), weights(output)))
+    assert found[0] == found[1]
+    assert [*found[0][0]] == [2, 4] and weights(tmp_path / "2") == weights(tmp_path / "2" / "checkpoint-2")

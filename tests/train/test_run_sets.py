@@ -11,10 +11,11 @@ from genesis.errors import ConfigError, DataError
 from genesis.train.report.page import page_of
 from genesis.train.report.runs import read_run
 from genesis_cli import session
-from tests.train.runs import Forks, load, make, rows, train
+from tests.train.runs import Forks, checkpoints, load, make, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 SETTINGS = ("data.eval_fraction=null", "eval.every=2", "eval.max_batches=null", "train.steps=4", "eval.prompts=[]")
+BEST = ("checkpoint.best=true", "checkpoint.every=null")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def evaluations(output: Path) -> list[dict[str, float]]:
 
 def test_each_set_is_measured_alone(recipe: Path, tmp_path: Path, forks: Forks) -> None:
     console = io.StringIO()
-    train(load(recipe, str(tmp_path / "run"), *SETTINGS, sets_of(recipe)), console=console)
+    train(load(recipe, str(tmp_path / "run"), *SETTINGS, *BEST, sets_of(recipe)), console=console)
     found = evaluations(tmp_path / "run")
     assert [row["train/global_step"] for row in found] == [2, 4]
     last = found[-1]
@@ -59,9 +60,10 @@ def test_each_set_is_measured_alone(recipe: Path, tmp_path: Path, forks: Forks) 
     for key in ("loss", "token_accuracy"):
         mean = sum(last[f"eval/{name}/{key}"] * count for name, count in counts.items()) / last["eval/num_tokens"]
         assert last[f"eval/{key}"] == pytest.approx(mean, rel=1e-12)
-    words = ("train", recipe, f"train.output_dir={tmp_path / 'ranks'}", *SETTINGS, sets_of(recipe), "--nproc", "2")
-    assert forks.run(*words).code == 0
+    words = ("train", recipe, f"train.output_dir={tmp_path / 'ranks'}", *SETTINGS, *BEST, sets_of(recipe))
+    assert forks.run(*words, "--nproc", "2").code == 0
     assert evaluations(tmp_path / "ranks") == found
+    assert checkpoints(tmp_path / "ranks") == checkpoints(tmp_path / "run")
     page = page_of([read_run(tmp_path / "run")])
     assert "run: eval/long/loss" in page and "run: eval/token_accuracy" in page
 
