@@ -473,7 +473,7 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, wha
         found, gzip = summary.evaluation, held_out.gzip_bits_per_byte
         baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"
         bits = f"{found.bits_per_byte:.3f} bits per byte{baseline}"
-        accuracy = f"token accuracy {found.token_accuracy:.1%}"
+        accuracy = f"token accuracy {found.token_accuracy:.3f}"
         yield f"held out: loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, {bits}, {accuracy}"
     yield f"state hash: {summary.state_hash}"
     yield f"{what}, metrics and picture: {output}"

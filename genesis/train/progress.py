@@ -149,12 +149,12 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
             ("eval/perplexity", "perplexity", ",.2f"),
             ("eval/bits_per_byte", "bits per byte", ".3f"),
             ("eval/gzip_bits_per_byte", "gzip -9 on the same files", ".3f"),
-            ("eval/token_accuracy", "token accuracy", ".1%"),
+            ("eval/token_accuracy", "token accuracy", ".3f"),
         )
         if name in metrics
     ]
     of_sets = (name.split("/") for name in metrics if name.count("/") == 2 and name.endswith("/loss"))
-    parts += [f"{name} {metrics[f'eval/{name}/loss']:.4f}" for _, name, _ in of_sets]
+    parts += [f"{name} loss {metrics[f'eval/{name}/loss']:.4f}" for _, name, _ in of_sets]
     return "  ".join(parts)
 
 

@@ -102,6 +102,17 @@ def test_targets_that_are_the_likeliest_token_are_counted(dtype: str, monkeypatc
     assert shards.loss_and_hits(made, replace(batch, labels=np.full_like(labels, -100)), CPU) == (0, 0)
 
 
+def test_a_gpu_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There rows without a target are not left out, as the host would have to count them."""
+    batch, found = batch_of(2, 6), []
+    monkeypatch.setattr("genesis_models.blocks.chunk_rows", lambda *given: 7)
+    labels = np.where(batch.labels % 3 == 0, -100, 37)  # the likeliest token of two places
+    for device in (CPU, Device("cuda", 0)):
+        made = genesis_models.build(ModelConfig.from_dict(RAW), seed=0, device=str(device), dtype="float32")
+        found.append(shards.loss_and_hits(made, replace(batch, labels=labels), device))
+    assert found[0] == (pytest.approx(found[1][0], rel=1e-5), 2) and found[1][1] == 2
+
+
 def test_other_devices_take_the_batch_whole() -> None:
     assert len(shards._shares(batch_of(8, 256), Device("cuda", 0))) == 1
 

@@ -93,7 +93,7 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         ("held-out loss", run.last("eval/loss"), ".4f"),
         ("lowest held-out loss", None if best is None else best[1], ".4f"),
         ("bits per byte", run.last("eval/bits_per_byte"), ".3f"),
-        ("token accuracy", run.last("eval/token_accuracy"), ".1%"),
+        ("token accuracy", run.last("eval/token_accuracy"), ".3f"),
         ("tokens a second", run.middle("perf/tokens_per_second"), ",.0f"),
         ("step, ms", run.middle("perf/step_ms"), ",.1f"),
         ("memory, GiB", _scaled(run.most("memory/max_allocated"), 2.0**-30), ".2f"),
