@@ -45,11 +45,7 @@ def train(
     ] = None,
     resume_from: Annotated[
         str | None,
-        typer.Option(
-            "--resume-from",
-            metavar="NAME",
-            help="Go on from this older checkpoint, as checkpoint-100, or from the best.",
-        ),
+        typer.Option("--resume-from", metavar="NAME", help="Go on from this checkpoint: checkpoint-100, or best."),
     ] = None,
     nproc: Annotated[
         str | None,

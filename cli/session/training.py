@@ -342,7 +342,7 @@ def _sinks(config: Config, output: Path, *, resumed: bool) -> tuple[Any, ...]:
         sinks.append(TensorBoardSink(output / "tensorboard" / (config.train.name or "")))
     if config.log.wandb:
         settings = config.model_dump(mode="json")
-        sinks.append(WandbSink(output, config.log.wandb_project, settings, config.train.name, resumed=resumed))
+        sinks.append(WandbSink(output, config.log.wandb_project, settings, resumed=resumed))
     return tuple(sinks)
 
 

@@ -39,9 +39,6 @@ StageProgress = Callable[[str, int, int], None]
 # Called where there are records; what it makes is closed here.
 MakeEncoder = Callable[[Tokenizer], Encoder]
 
-# Sources, or those of each named set.
-HeldOutSources = Sequence[str] | Mapping[str, Sequence[str]]
-
 TOKENIZER_FORMAT = 1
 # More text changes a vocabulary little; a larger corpus gives a sample of its documents.
 MAX_BPE_BYTES = 256 << 20
@@ -116,7 +113,7 @@ class Prepared:
 def prepare(
     *,
     train_sources: Sequence[str | WeightedSource],
-    eval_sources: HeldOutSources | None,
+    eval_sources: Sequence[str] | Mapping[str, Sequence[str]] | None,
     eval_fraction: float | None,
     tokenizer_path: str | os.PathLike[str] | None,
     vocab_size: int,
@@ -189,7 +186,7 @@ def prepare(
 @boundary(DataError, "reading the data")
 def prepare_held_out(
     *,
-    sources: HeldOutSources,
+    sources: Sequence[str] | Mapping[str, Sequence[str]],
     tokenizer: Tokenizer,
     cache_dir: str | os.PathLike[str],
     on_error: Literal["fail", "skip"],

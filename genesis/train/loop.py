@@ -57,9 +57,7 @@ class Summary:
     """How a run ended.
 
     Attributes:
-        step, begun_at: the last step, and the one that this process went on from.
-        state_hash: of the last step.
-        best: the best evaluation.
+        step, begun_at: the last step, of which `state_hash` is, and the one that this process went on from.
     """
 
     step: int

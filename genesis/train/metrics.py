@@ -399,15 +399,7 @@ class WandbSink:
         DeviceError: the package `wandb` is not installed, or wandb does not start (no login, no network).
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        project: str,
-        config: Mapping[str, Any],
-        name: str | None = None,
-        *,
-        resumed: bool = False,
-    ) -> None:
+    def __init__(self, folder: str | Path, project: str, config: Mapping[str, Any], *, resumed: bool = False) -> None:
         try:
             import wandb
         except ImportError:
@@ -419,6 +411,7 @@ class WandbSink:
         run = secrets.token_hex(4) if known is None else read_limited(known, 64, DataError).decode("ascii", "replace")
         DEFAULT.makedirs(own)
         write_file(own / WANDB_ID, run.encode())
+        name = config.get("train", {}).get("name")  # null: the service finds one
         options: dict[str, Any] = {"id": run, "resume": "allow", "config": dict(config), "settings": settings}
         try:
             self._run = wandb.init(project=project, name=name, dir=str(folder), **options)

@@ -270,11 +270,11 @@ def test_wandb_gets_the_metrics_and_no_more(tmp_path: Path, monkeypatch: pytest.
         return SimpleNamespace(log=lambda row, step: logged.append((step, row)), finish=lambda: logged.append("end"))
 
     monkeypatch.setitem(sys.modules, "wandb", wandb_module(init))
-    sink = WandbSink(tmp_path, "genesis", {"train.steps": 5}, "chats-2")
+    sink = WandbSink(tmp_path, "genesis", {"train": {"name": "chats-2"}})
     sink.write(3, {"train/loss": 2.0})
     sink.close()
     assert logged == [(3, {"train/loss": 2.0}), "end"]
-    assert (made["project"], made["name"], made["config"]) == ("genesis", "chats-2", {"train.steps": 5})
+    assert (made["project"], made["name"], made["config"]) == ("genesis", "chats-2", {"train": {"name": "chats-2"}})
     assert vars(made["settings"]) == {"console": "off", "disable_code": True, "disable_git": True}
 
 

@@ -69,14 +69,13 @@ class Config(Section):
 
     def _check_best(self) -> None:
         """What goes by the lowest eval/loss needs evaluations on held-out data while the run goes on."""
+        missing = "eval.every is null: the only evaluation is at the end" if self.eval.every is None else ""
+        if self.data.eval_fraction == 0:
+            missing = "nothing is held out (data.eval_fraction is 0)"
         wanted = {"checkpoint.best": self.checkpoint.best, "train.early_stop": self.train.early_stop is not None}
-        for key in (key for key, is_set in wanted.items() if is_set):
-            if self.data.eval_fraction == 0:
-                what = f"{key} goes by eval/loss, and nothing is held out (data.eval_fraction is 0)"
-                raise problem(key, what, "name held-out sources in data.eval, or raise data.eval_fraction")
-            if self.eval.every is None:
-                what = f"{key} goes by eval/loss, and eval.every is null: the only evaluation is at the end"
-                raise problem(key, what, "set eval.every to the steps between two evaluations")
+        for key in (key for key, is_set in wanted.items() if is_set and missing):
+            next = f"hold out data (data.eval or data.eval_fraction) and set eval.every, or remove {key}"
+            raise problem(key, f"{key} goes by eval/loss, and {missing}", next)
 
     def _check_lora(self) -> None:
         if self.model.path is None:
