@@ -375,9 +375,8 @@ def _restore(
             )
         if (aside := checkpoints.set_aside(step)) is not None:
             console.line(f"the checkpoints after it were moved to {aside}")
-        checkpoints.rotate(
-            step, training.state.best.step
-        )  # a kill may have come between the last save and its rotation
+        # A kill may have come between the last save and its rotation.
+        checkpoints.rotate(step, training.state.best.step)
     elif resume:
         console.line("no complete checkpoint here: starting from the beginning")
 

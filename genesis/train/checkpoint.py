@@ -386,7 +386,7 @@ def _best(counters: Mapping[str, Any], folder: Path) -> Best:
     values = counters.get("best", Best().to_json())
     try:
         loss = float(values["loss"]) if values["step"] != -1 else math.inf
-        return Best(_count(values["step"]), loss, _count(values["since"]))
+        return Best(_count(values["step"]), loss, _count(values["targets"]), _count(values["since"]))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"the best evaluation is malformed: {escape(error)}", where=escape(folder)) from error
 

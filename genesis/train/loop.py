@@ -193,10 +193,11 @@ class Training:
         """A run that was killed between an evaluation that it owed and its next save has the row already."""
         if self.resumed_at not in (None, self.state.evaluated_at):
             rows = read_metrics(self.metrics.path) if self.state.ranks.is_main else []
-            losses = [row["eval/loss"] for row in rows if row[STEP] == self.resumed_at and "eval/loss" in row]
-            if losses := self.state.ranks.from_main("evaluated", losses):
+            names = ("eval/loss", "eval/num_tokens")
+            found = [[row[n] for n in names] for row in rows if row[STEP] == self.resumed_at and "eval/loss" in row]
+            if found := self.state.ranks.from_main("evaluated", found):
                 self.state.evaluated_at = self.state.step
-                self._judge(math.nan if losses[0] is None else losses[0])
+                self._judge(math.nan if found[0][0] is None else found[0][0], found[0][1])
 
     @property
     def _is_complete(self) -> bool:
@@ -209,13 +210,13 @@ class Training:
         lowest = f"below {best.loss:.4f}, that of step {best.step}" if best.step >= 0 else "that is a finite number"
         return f"stopped early at step {step}: the last {best.since} evaluations had no eval/loss {lowest}"
 
-    def _judge(self, loss: float) -> None:
+    def _judge(self, loss: float, targets: int) -> None:
         """Note whether an evaluation is the best so far; the one before the first step has no checkpoint, so it does
         not count.
         """
         state = self.state
         if state.step:
-            state.best = state.best.after(state.step, loss)
+            state.best = state.best.after(state.step, loss, targets)
         if self._is_best:
             self.saved_at = -1  # a checkpoint of this step that is there already does not say so
 
@@ -360,7 +361,7 @@ class Training:
             self.metrics.write(state.step, row)
             self.progress.update(state.step, row)
             self.last_evaluation = found
-            self._judge(found.loss)
+            self._judge(found.loss, found.targets)
         # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
         state.evaluated_at = state.step
         if config.eval.prompts:

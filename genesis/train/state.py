@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -62,21 +62,25 @@ class Best:
 
     Attributes:
         step: -1 before there is one.
+        targets: target tokens that were measured.
         since: evaluations after it.
     """
 
     step: int = -1
     loss: float = math.inf
+    targets: int = 0
     since: int = 0
 
-    def after(self, step: int, loss: float) -> Best:
-        """The best evaluation once `step` has this loss. A loss that is not finite is never the best."""
-        is_lower = math.isfinite(loss) and loss < self.loss
-        return Best(step, loss) if is_lower else replace(self, since=self.since + 1)
+    def after(self, step: int, loss: float, targets: int) -> Best:
+        """The best evaluation once `step` has this loss. A loss that is not finite is never the best, and one over
+        other targets, as a resumed run may measure, is not compared with those before.
+        """
+        is_lower = math.isfinite(loss) and (loss < self.loss or targets != self.targets)
+        return Best(step, loss, targets) if is_lower else replace(self, since=self.since + 1)
 
     def to_json(self) -> dict[str, Any]:
         """Its values; JSON has no infinity for the loss before there is one."""
-        return {"step": self.step, "loss": self.loss if self.step >= 0 else None, "since": self.since}
+        return {**asdict(self), "loss": self.loss if self.step >= 0 else None}
 
 
 @dataclass(frozen=True)

@@ -95,19 +95,21 @@ def test_the_best_evaluation_is_the_first_of_the_lowest() -> None:
     best = Best()
     found = []
     for step, loss in enumerate((math.inf, math.nan, 3.0, 3.0, -math.inf, 2.0), 1):
-        best = best.after(step, loss)
+        best = best.after(step, loss, 8)
         assert _best(json.loads(json.dumps({"best": best.to_json()})), Path()) == best
         found.append((best.step, best.since))
     assert found == [(-1, 1), (-1, 2), (3, 0), (3, 1), (3, 2), (6, 0)]
+    assert best.after(7, math.nan, 9) == Best(6, 2.0, 8, 1)
+    assert best.after(7, 5.0, 9) == Best(7, 5.0, 9), "with another eval.max_batches, say"
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"loss": None}, {"loss": "x"}, {"since": -2}, {"step": -2}, {"step": 1.0}, {"step": []}]
+    "wrong", [{"loss": None}, {"targets": "8"}, {"loss": "x"}, {"since": -2}, {"step": -2}, {"step": 1.0}, {"step": []}]
 )
 def test_a_record_of_the_best_that_is_malformed_is_refused(wrong: dict[str, Any]) -> None:
     assert _best({}, Path()) == Best()  # of an earlier version
     with pytest.raises(ModelError):
-        _best({"best": {"step": 2, "loss": 1.5, "since": 0, **wrong}}, Path())
+        _best({"best": {"step": 2, "loss": 1.5, "targets": 8, "since": 0, **wrong}}, Path())
 
 
 @pytest.mark.parametrize(("background", "recipe_of"), [("off", make), ("on", make_lora)])
@@ -117,7 +119,7 @@ def test_early_stopping_keeps_the_best_checkpoint_and_makes_it_the_model(
     settings = ("train.early_stop=3", "checkpoint.save_total_limit=1", f"checkpoint.background={background}")
     summary, said = ended(run_of(recipe_of(tmp_path), tmp_path, "train.steps=8", *settings))
     output = tmp_path / "run"
-    assert summary.step == 5 and summary.best == Best(BEST, 3.0, 3)
+    assert summary.step == 5 and summary.best == Best(BEST, 3.0, 1, 3)
     assert summary.state_hash == checkpoints(output)[5]
     assert list(checkpoints(output)) == [BEST, 5]
     assert weights(output) == weights(output / f"checkpoint-{BEST}") != weights(output / "checkpoint-5")
@@ -136,7 +138,7 @@ def test_without_a_best_checkpoint_the_model_is_that_of_the_last_step(corpus: Pa
 def test_the_evaluation_before_the_first_step_does_not_count(corpus: Path, tmp_path: Path) -> None:
     """It has no checkpoint, and here the lowest loss."""
     summary, _ = ended(run_of(corpus, tmp_path, "train.steps=3", "eval.at_start=true", "train.early_stop=2"))
-    assert (summary.step, summary.best) == (3, Best(BEST, 3.0, 1))
+    assert (summary.step, summary.best) == (3, Best(BEST, 3.0, 1, 1))
     assert [row["eval/loss"] for row in rows(tmp_path / "run") if "eval/loss" in row] == [1.0, 5.0, 3.0, 4.0]
 
 
@@ -152,7 +154,7 @@ def test_a_run_that_stops_and_resumes_at_each_step_is_the_uninterrupted_one(corp
     assert rows(tmp_path / "chopped") == rows(tmp_path / "whole")
     for step in (2, 4, 5):
         assert recorded(tmp_path / "chopped", step).step == recorded(tmp_path / "whole", step).step == BEST
-    assert recorded(tmp_path / "chopped", 5) == recorded(tmp_path / "whole", 5) == Best(BEST, 3.0, 3)
+    assert recorded(tmp_path / "chopped", 5) == recorded(tmp_path / "whole", 5) == Best(BEST, 3.0, 1, 3)
     assert weights(tmp_path / "chopped") == weights(tmp_path / "whole")
     again, _ = ended(chopped, resume=True)  # it is complete
     assert (again.step, again.state_hash) == (5, expected.state_hash)
@@ -162,7 +164,7 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(corpus: Path, tmp_p
     ended(run_of(corpus, tmp_path, "train.steps=8", "train.early_stop=3"))
     found, _ = ended(run_of(corpus, tmp_path, "train.steps=8", "train.early_stop=4"), resume=True)
     whole, _ = ended(load(corpus, str(tmp_path / "whole"), *QUICK, "train.steps=8"))
-    assert (found.step, found.best, found.state_hash) == (8, Best(6, 2.0, 2), whole.state_hash)
+    assert (found.step, found.best, found.state_hash) == (8, Best(6, 2.0, 1, 2), whole.state_hash)
     assert (list(checkpoints(tmp_path / "run")), list(checkpoints(tmp_path / "whole"))) == ([5, 6, 8], [4, 6, 8])
 
 
@@ -170,7 +172,7 @@ def test_resuming_from_the_best(corpus: Path, tmp_path: Path) -> None:
     config = run_of(corpus, tmp_path, "train.steps=8", "train.early_stop=3", "checkpoint.save_total_limit=1")
     ended(config)
     found, said = ended(config, resume_from="best")
-    assert (found.step, found.best) == (5, Best(BEST, 3.0, 3)) and f"resumed at step {BEST} " in said
+    assert (found.step, found.best) == (5, Best(BEST, 3.0, 1, 3)) and f"resumed at step {BEST} " in said
     assert (tmp_path / "run" / "abandoned-1" / "checkpoint-5").is_dir()
     for settings in ((), ("checkpoint.best=false",)):
         other = load(corpus, str(tmp_path / f"none{len(settings)}"), *QUICK, *settings, "train.steps=1")
@@ -192,7 +194,7 @@ def test_the_best_of_an_abandoned_future_is_no_longer_the_best(corpus: Path, tmp
         console = io.StringIO()
         found = train(config, resume_from="checkpoint-4", console=console)
     assert "checkpoint-2, which" in console.getvalue()
-    assert found.best == Best(6, 3.5, 2) == recorded(tmp_path / "run", 8)
+    assert found.best == Best(6, 3.5, 1, 2) == recorded(tmp_path / "run", 8)
     assert weights(tmp_path / "run") == weights(tmp_path / "run" / "checkpoint-6")
     assert list(checkpoints(tmp_path / "run" / "abandoned-1")) == [6, 8]
 
@@ -203,7 +205,7 @@ def test_an_evaluation_that_a_signal_put_off_counts_once(corpus: Path, tmp_path:
     config = run_of(corpus, tmp_path, "train.steps=3", "checkpoint.every=null")
     with signal_in_step(2, signal.SIGINT), evaluated(), pytest.raises(InterruptedRun):
         train(config)
-    assert recorded(tmp_path / "run", 2) == Best(1, 5.0)
+    assert recorded(tmp_path / "run", 2) == Best(1, 5.0, 1)
     if killed:  # after the evaluation that was owed, before its checkpoint
         with (
             evaluated(),
@@ -217,8 +219,8 @@ def test_an_evaluation_that_a_signal_put_off_counts_once(corpus: Path, tmp_path:
         pytest.raises(RuntimeError),
     ):
         train(config, resume=True)
-    assert recorded(tmp_path / "run", 2) == Best(2, 3.0)
-    assert ended(config, resume=True)[0].best == Best(2, 3.0, 1)
+    assert recorded(tmp_path / "run", 2) == Best(2, 3.0, 1)
+    assert ended(config, resume=True)[0].best == Best(2, 3.0, 1, 1)
     assert [row["eval/loss"] for row in rows(tmp_path / "run") if "eval/loss" in row] == [5.0, 3.0, 4.0]
 
 
