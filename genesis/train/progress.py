@@ -153,9 +153,8 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
         )
         if name in metrics
     ]
-    of_sets = (name.split("/") for name in metrics if name.count("/") == 2 and name.endswith("/loss"))
-    parts += [f"{name} loss {metrics[f'eval/{name}/loss']:.4f}" for _, name, _ in of_sets]
-    return "  ".join(parts)
+    of_sets = {name: value for name, value in metrics.items() if name.count("/") == 2 and name.endswith("/loss")}
+    return "  ".join(parts) + "".join(f"\n  {name.split('/')[1]}: loss {value:.4f}" for name, value in of_sets.items())
 
 
 def duration(seconds: float) -> str:

@@ -54,7 +54,7 @@ def test_each_set_is_measured_alone(recipe: Path, tmp_path: Path, forks: Forks) 
         alone.pop("eval/gzip_bits_per_byte")
         in_run = {key: last[key.replace("eval/", f"eval/{name}/")] for key in alone}
         assert in_run == pytest.approx(alone, rel=1e-5)  # on another number of threads
-        assert f"{name} loss {last[f'eval/{name}/loss']:.4f}" in console.getvalue()
+        assert f"\n  {name}: loss {last[f'eval/{name}/loss']:.4f}" in console.getvalue()
     counts = {name: last[f"eval/{name}/num_tokens"] for name in ("short", "long")}
     assert last["eval/num_tokens"] == sum(counts.values()) and counts["long"] > 3 * counts["short"]
     for key in ("loss", "token_accuracy"):
