@@ -142,13 +142,13 @@ def test_the_evaluation_before_the_first_step_does_not_count(corpus: Path, tmp_p
     assert [row["eval/loss"] for row in rows(tmp_path / "run") if "eval/loss" in row] == [1.0, 5.0, 3.0, 4.0]
 
 
-def test_a_run_that_stops_and_resumes_at_each_step_is_the_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_that_stops_and_resumes_is_the_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
     settings = ("train.steps=8", "train.early_stop=3", "checkpoint.save_total_limit=null")
     whole, chopped = (load(corpus, str(tmp_path / name), *QUICK, *settings) for name in ("whole", "chopped"))
     expected, _ = ended(whole)
-    for step in range(1, 5):
+    for step in (2, 3):
         with evaluated(), signal_in_step(step), pytest.raises(InterruptedRun):
-            train(chopped, resume=step > 1)
+            train(chopped, resume=step > 2)
     found, _ = ended(chopped, resume=True)
     assert (found.step, found.state_hash, found.best) == (5, expected.state_hash, expected.best)
     assert rows(tmp_path / "chopped") == rows(tmp_path / "whole")
@@ -174,14 +174,12 @@ def test_resuming_from_the_best(corpus: Path, tmp_path: Path) -> None:
     found, said = ended(config, resume_from="best")
     assert (found.step, found.best) == (5, Best(BEST, 3.0, 1, 3)) and f"resumed at step {BEST} " in said
     assert (tmp_path / "run" / "abandoned-1" / "checkpoint-5").is_dir()
-    for settings in ((), ("checkpoint.best=false",)):
-        other = load(corpus, str(tmp_path / f"none{len(settings)}"), *QUICK, *settings, "train.steps=1")
-        with evaluated([math.nan] if not settings else LOSSES):
-            train(other)
-        if not settings:
-            with pytest.raises(ConfigError) as caught:
-                train(other, resume_from="best")
-            assert (caught.value.exit_code, caught.value.where) == (3, "--resume-from")
+    other = load(corpus, str(tmp_path / "none"), *QUICK, "train.steps=1")
+    with evaluated([math.nan]):
+        train(other)
+    with pytest.raises(ConfigError) as caught:
+        train(other, resume_from="best")
+    assert (caught.value.exit_code, caught.value.where) == (3, "--resume-from")
 
 
 def test_the_best_of_an_abandoned_future_is_no_longer_the_best(corpus: Path, tmp_path: Path) -> None:
