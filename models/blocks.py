@@ -417,16 +417,16 @@ class CausalLM(nn.Module):
         """`[2]`: the summed loss, and how many targets have the largest logit of all tokens; the logits exist by chunks
         of rows. It is for evaluation: nothing waits for a device, and the loss has the bits of `loss`.
         """
-        hidden = self.hidden_states(input_ids, position_ids)
-        loss = F.linear_cross_entropy(hidden, self.head_weight, labels, shift=1, num_targets=1)
+        hidden, head = self.hidden_states(input_ids, position_ids), self.head_weight
+        loss = F.linear_cross_entropy(hidden, head, labels, shift=1, num_targets=1)
         rows, targets = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # [N, H], [N]
         if hidden.device.type == "cpu":  # a device would wait for the host to count the targets
             is_target = targets >= 0
             rows, targets = rows[is_target], targets[is_target]
         hits = genesis.zeros((), dtype=loss.dtype, device=loss.device)
-        size = chunk_rows(self.head_weight.shape[0], hidden.dtype.itemsize)
+        size = chunk_rows(head.shape[0], hidden.dtype.itemsize)
         for begin in range(0, len(targets), size):
-            likeliest = self.logits(rows[begin : begin + size]).argmax(-1)
+            likeliest = F.linear(rows[begin : begin + size], head).argmax(-1)
             hits = hits + (likeliest == targets[begin : begin + size]).sum()
         return genesis.stack([loss, hits])
 
