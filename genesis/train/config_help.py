@@ -24,8 +24,6 @@ MAX_EXPLAINED = 100
 # TRL, PEFT, LLaMA-Factory, Axolotl, Unsloth) use for it.
 _MEANINGS = {
     "checkpoint.best": "load_best_model_at_end",
-    "train.early_stop": "early_stopping_patience",
-    "train.name": "run_name",
     "checkpoint.every": "save_steps save_strategy saves_per_epoch",
     "data.cache_dir": "dataset_prepared_path tokenized_path",
     "data.eval": "eval_dataset test_datasets validation_file",
@@ -62,14 +60,18 @@ _MEANINGS = {
     "train.activation_checkpointing": "activation_offloading gradient_checkpointing use_gradient_checkpointing",
     "train.batch_size": "device_batch_size micro_batch_size per_device_train_batch_size train_batch_size",
     "train.device": "no_cuda use_cpu",
+    "train.early_stop": "early_stopping_patience",
     "train.epochs": "max_epochs num_epochs num_train_epochs",
     "train.freeze": "freeze_layers freeze_trainable_layers unfrozen_parameters",
     "train.max_grad_norm": "gradient_clip_val gradient_clipping max_norm",
+    "train.name": "run_name",
     "train.precision": "fp8",
     "train.seed": "data_seed random_state",
     "train.steps": "max_steps num_iterations",
     "adapters train beside bfloat16 weights, and 8 bits are for use (genesis generate --dtype)": "bnb_*"
     " double_quantization load_in_*bit qlora* quantization*",
+    "the best checkpoint is that of the lowest eval/loss": "early_stopping_threshold greater_is_better"
+    " metric_for_best_*",
     "nothing is uploaded, and genesis export writes a folder for the hub": "hub_* push_to_hub*",
     "documents are always packed into full rows, and attention never crosses them": "*packing* group_by_length"
     " length_column_name multipack* pad_to_* padding_*",
