@@ -194,10 +194,11 @@ class Training:
         if self.resumed_at not in (None, self.state.evaluated_at):
             rows = read_metrics(self.metrics.path) if self.state.ranks.is_main else []
             names = ("eval/loss", "eval/num_tokens")
-            found = [[row[n] for n in names] for row in rows if row[STEP] == self.resumed_at and "eval/loss" in row]
+            found = [[row.get(n) for n in names] for row in rows if row[STEP] == self.resumed_at and "eval/loss" in row]
             if found := self.state.ranks.from_main("evaluated", found):
                 self.state.evaluated_at = self.state.step
-                self._judge(math.nan if found[0][0] is None else found[0][0], found[0][1])
+                loss, targets = (value if type(value) in (int, float) else math.nan for value in found[0])
+                self._judge(loss, 0 if math.isnan(targets) else int(targets))
 
     @property
     def _is_complete(self) -> bool:

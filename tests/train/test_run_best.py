@@ -222,6 +222,16 @@ def test_an_evaluation_that_a_signal_put_off_counts_once(corpus: Path, tmp_path:
     assert [row["eval/loss"] for row in rows(tmp_path / "run") if "eval/loss" in row] == [5.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize("row", [{"eval/loss": "low"}, {"eval/loss": None, "eval/num_tokens": []}, {"eval/loss": -1.0}])
+def test_a_row_that_somebody_changed_is_no_bug(corpus: Path, tmp_path: Path, row: dict[str, Any]) -> None:
+    config = run_of(corpus, tmp_path, "train.steps=2", "checkpoint.every=null")
+    with signal_in_step(1, signal.SIGINT), evaluated(), pytest.raises(InterruptedRun):
+        train(config)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"train/global_step": 1, **row}) + "\n")
+    assert ended(config, resume=True)[0].best.step == 2
+
+
 def test_killed_at_the_calls_of_a_run(forks: Forks) -> None:
     """Each evaluation is the best, and one checkpoint is kept beside it: the newest always names one that is there."""
     with memory_folder() as folder:
