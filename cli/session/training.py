@@ -424,7 +424,7 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
     if config.checkpoint.save_final:
         with FolderUpdate(output) as folder:
             training.checkpoints.write_model(folder, Snapshot.of(training.state))
-            folder.write(TRAINER, indented_bytes({**training.state.counters(), "state_hash": summary.state_hash}))
+            folder.write(TRAINER, indented_bytes({**training.state.counters(), "state_hash": training.state_hash}))
     _draw(output, console)
     what = "model" if config.lora is None else "adapter"
     for line in _summary_lines(summary, held_out, output, what):

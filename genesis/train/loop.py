@@ -139,6 +139,7 @@ class Training:
         step = self.state.best.step
         if self.config.checkpoint.best and step not in (-1, self.state.step) and self._has_best():
             self.checkpoints.load(self.state, step)
+            self.state_hash = self.state.hash()
 
     def open(self) -> Metrics:
         """Open the record of the run, cut back to where it goes on; the caller closes it.

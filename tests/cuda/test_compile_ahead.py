@@ -95,9 +95,10 @@ def sample(config: Config, model: Any) -> None:
     """The run's samples."""
     tokenizer: Tokenizer = train_bpe(["a text to learn words from"], vocab_size=260)
     drawn = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, 0)
-    draw = functools.partial(sample_texts, stop=frozenset(), parse_special=False, goes_on=lambda: True)
+    draw = functools.partial(sample_texts, stop=frozenset(), goes_on=lambda: True)
     with genesis.no_grad():
-        draw(model, tokenizer, config.eval.prompts, drawn, config.eval.sample_tokens)
+        prompts = [tokenizer.encode(each).tolist() for each in config.eval.prompts]
+        draw(model, tokenizer, prompts, drawn, config.eval.sample_tokens)
 
 
 def test_a_prompt_that_is_too_long_is_no_matter_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

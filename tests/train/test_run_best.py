@@ -121,6 +121,8 @@ def test_early_stopping_keeps_the_best_checkpoint_and_makes_it_the_model(
     output = tmp_path / "run"
     assert summary.step == 5 and summary.best == Best(BEST, 3.0, 1, 3)
     assert summary.state_hash == checkpoints(output)[5]
+    final = json.loads((output / "trainer_state.json").read_text())
+    assert (final["step"], final["state_hash"]) == (BEST, checkpoints(output)[BEST])
     assert list(checkpoints(output)) == [BEST, 5]
     assert weights(output) == weights(output / f"checkpoint-{BEST}") != weights(output / "checkpoint-5")
     assert [line for line in said.splitlines() if "step 5" in line and f"step {BEST}" in line]
