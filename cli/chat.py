@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
-from genesis.io.boundary import boundary, fitting
+from genesis.files.boundary import boundary, fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 from genesis_cli.sampling_options import (
     KvCache,

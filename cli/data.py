@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genesis.errors import DataError, UsageError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
@@ -82,7 +82,7 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
 
 
 def _of_sources(sources: list[str], model: str, overrides: list[str]) -> Config:
-    from genesis.io.hub_cache import local_path
+    from genesis.files.hub_cache import local_path
     from genesis.train.config import DataConfig
     from genesis.train.config_file import parse_config
     from genesis.train.strict_yaml import emit

@@ -14,7 +14,7 @@ import typer
 
 from genesis.errors import DeviceError, DiskError, GenesisError, InterruptedRun, UsageError, escape, of_user
 from genesis.errors import OutOfMemoryError as GenesisOutOfMemoryError
-from genesis.io.boundary import system_error
+from genesis.files.boundary import system_error
 from genesis.train.output import output_error
 from genesis.train.signals import just_raised
 
@@ -86,7 +86,7 @@ def _as_genesis_error(error: BaseException) -> GenesisError | None:
         what = f"the name {escape(error.object)} cannot be written in this system's encoding, {error.encoding}"
         return UsageError(what, where="command line", next="set a locale in UTF-8: LC_ALL=C.UTF-8")
     if isinstance(error, OSError):
-        # Whoever reads says so (`genesis.io.boundary`); what comes here has to do with an output.
+        # Whoever reads says so (`genesis.files.boundary`); what comes here has to do with an output.
         if error.filename is None:
             next = "free space, or check what stdout and stderr are sent to"
             return DiskError(f"writing failed: {error.strerror or error}", next=next)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from genesis.errors import ModelError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.measured import show
 from genesis_cli.options import ConfigName, JsonFile, Overrides
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from genesis.errors import ModelError, UsageError
-from genesis.io.boundary import fitting
-from genesis.io.files import write_file
+from genesis.files.atomic import write_file
+from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["evaluate"]

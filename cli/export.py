@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from genesis.errors import ModelError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Folder, weight_dtype
 
 __all__ = ["export"]

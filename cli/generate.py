@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from genesis.errors import ModelError, UsageError, escape
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 from genesis_cli.sampling_options import (
     KvCache,
@@ -158,7 +158,7 @@ def _write(lines: Iterator[str], out: str) -> None:
     Raises:
         DiskError: it cannot be written.
     """
-    from genesis.io.filesystem import DEFAULT, Writer
+    from genesis.files.filesystem import DEFAULT, Writer
 
     with Writer(DEFAULT, Path(out), os.O_CREAT | os.O_TRUNC) as writer:
         for line in lines:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from genesis.errors import GenesisError, ModelError, UsageError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.estimate import GpuMemory
 
 __all__ = ["init"]
@@ -63,7 +63,7 @@ def init(
     defaults.
     For instance: genesis init chats.yaml --model Qwen/Qwen3-0.6B --data chats.jsonl --gpu-memory 24
     """
-    from genesis.io.files import write_file
+    from genesis.files.atomic import write_file
     from genesis_cli import recipes
     from genesis_cli.session import init as session
 

@@ -54,9 +54,9 @@ def limits_row(found: Limits) -> LimitsRow:
 
 def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
     """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead."""
-    from genesis.io.boundary import boundary
-    from genesis.io.files import write_file
-    from genesis.io.paths import exists, is_folder
+    from genesis.files.atomic import write_file
+    from genesis.files.boundary import boundary
+    from genesis.files.paths import exists, is_folder
 
     if json != STDOUT and (text := "\n".join(lines)):
         print(text)
@@ -82,7 +82,7 @@ def write_into(path: str, data: bytes) -> None:
     Raises:
         DiskError: writing failed.
     """
-    from genesis.io.filesystem import DEFAULT
+    from genesis.files.filesystem import DEFAULT
 
     with DEFAULT.errors("write", Path(path)), open(path, "wb", buffering=0) as stream:
         rest = memoryview(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from genesis.errors import ModelError
-from genesis.io.boundary import boundary
+from genesis.files.boundary import boundary
 from genesis_cli import recipes
 
 if TYPE_CHECKING:

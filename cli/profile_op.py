@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genesis.errors import UsageError, escape
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 from genesis_cli.measured import device_name, dtype_of, integers, limits_row, peer_of, raise_first, show
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genesis.errors import ModelError, UsageError, escape
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.measured import device_name, show
 from genesis_cli.nproc import is_main, launched, ranks_of_run
 
@@ -99,7 +99,7 @@ def profile_run(
 
 def _folder(out: str) -> Path:
     """The folder to write into, created before anything is measured."""
-    from genesis.io.filesystem import disk_error
+    from genesis.files.filesystem import disk_error
 
     folder = Path(out)
     try:
@@ -142,7 +142,7 @@ def _report(command: str, config: Config, found: Profile) -> RunReport:
 def _write(folder: Path, report: RunReport, found: Profile) -> Iterator[str]:
     """Write all files; a line for each."""
     from genesis.backend import CPU
-    from genesis.io.files import write_file
+    from genesis.files.atomic import write_file
     from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
     from genesis.profile.run.memory_picture import memory_json, memory_picture
     from genesis.profile.run.trace import chrome_trace

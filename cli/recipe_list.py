@@ -24,7 +24,7 @@ def recipes(
 
     A recipe is a configuration that runs as it is: genesis train NAME. For instance: genesis recipes quickstart --copy
     """
-    from genesis.io.files import write_file
+    from genesis.files.atomic import write_file
     from genesis_cli.recipes import names, text_of
     from genesis_cli.session.init import check_new
 

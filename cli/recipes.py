@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genesis.errors import ConfigError, escape, nearest
-from genesis.io.boundary import boundary
-from genesis.io.paths import exists
+from genesis.files.boundary import boundary
+from genesis.files.paths import exists
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
@@ -73,7 +73,7 @@ def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Con
 
 def _source(name: str) -> tuple[str | bytes, str]:
     """The text of the configuration called `name`, and its name in errors."""
-    from genesis.io.owner import stranger
+    from genesis.files.owner import stranger
     from genesis.train.config_file import read_source
 
     with boundary(ConfigError, "looking for the configuration", name):
@@ -101,7 +101,7 @@ def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Confi
 
 def _on_this_machine(config: Config) -> Config:
     """`config` with the folders that names on the hub stand for."""
-    from genesis.io.hub_cache import local_path
+    from genesis.files.hub_cache import local_path
 
     for section, key in MODELS:
         found = getattr(config, section)

@@ -24,7 +24,7 @@ def report(
 
     The page is one HTML file without scripts.
     """
-    from genesis.io.files import write_file
+    from genesis.files.atomic import write_file
     from genesis.train.report.page import MOST_RUNS, page_of
     from genesis.train.report.runs import read_run
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from genesis.errors import ModelError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 from genesis_cli.sampling_options import KvCache, kv_cache_type
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from genesis.errors import ModelError, UsageError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.nproc import launched, ranks_of_run
 from genesis_cli.options import ConfigName, Overrides
 

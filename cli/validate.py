@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from genesis.errors import ModelError
-from genesis.io.boundary import fitting
+from genesis.files.boundary import fitting
 from genesis_cli.options import ConfigName, Overrides
 
 __all__ = ["validate"]

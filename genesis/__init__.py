@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
     if name in ("check_op", "cuda_op", "triton_op"):
         return getattr(importlib.import_module("genesis.custom"), name)
     if name in ("load", "save"):
-        return getattr(importlib.import_module("genesis.io.objects"), name)
+        return getattr(importlib.import_module("genesis.saving"), name)
     if name == "generate":  # of the layer above: nothing in here uses it
         return importlib.import_module("genesis_models").generate
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")

@@ -37,10 +37,10 @@ from genesis.functions.info import iinfo as iinfo
 from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.reduce import ValuesAndIndices as ValuesAndIndices
 from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
-from genesis.io.objects import load as load
-from genesis.io.objects import save as save
 from genesis.random import Generator as Generator
 from genesis.random import manual_seed as manual_seed
+from genesis.saving import load as load
+from genesis.saving import save as save
 from genesis.shapes import Size as Size
 from genesis.tensor import Tensor as Tensor
 from genesis_models.generate import generate as generate

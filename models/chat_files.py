@@ -12,10 +12,10 @@ from typing import Any
 
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, UsageError, escape
-from genesis.io.boundary import boundary
-from genesis.io.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG, read_json
-from genesis.io.paths import exists, quote, safe_join
-from genesis.io.strict_json import indented_bytes, parse_object
+from genesis.files.boundary import boundary
+from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG, read_json
+from genesis.files.paths import exists, quote, safe_join
+from genesis.files.strict_json import indented_bytes, parse_object
 from genesis.train.bounds import BOUNDS
 from genesis_models.config import ModelConfig
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, ModelError, UsageError, escape
-from genesis.io.boundary import boundary
-from genesis.io.cards import README
-from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
-from genesis.io.hashing import sha256_file
-from genesis.io.hub_cache import hub_name
-from genesis.io.paths import exists, is_folder, list_folder, safe_join
+from genesis.files.atomic import MANIFEST_NAME, AtomicFolder, read_manifest
+from genesis.files.boundary import boundary
+from genesis.files.cards import README
+from genesis.files.hashing import sha256_file
+from genesis.files.hub_cache import hub_name
+from genesis.files.paths import exists, is_folder, list_folder, safe_join
 from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.card import card_of, public

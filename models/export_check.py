@@ -16,8 +16,8 @@ import numpy as np
 import genesis
 from genesis.dtypes import as_dtype
 from genesis.errors import ModelError, NumericError, escape
-from genesis.io.hf import WeightFolder, list_names
-from genesis.io.safetensors import load_file
+from genesis.files.hf import WeightFolder, list_names
+from genesis.files.safetensors import load_file
 from genesis.nn import LoRALinear
 from genesis_models.adapters import ADAPTER_WEIGHTS, adapted_layers, is_adapter
 from genesis_models.adapters.targets import HEAD

@@ -8,7 +8,7 @@ import genesis
 from genesis import Tensor
 from genesis.backend import CPU
 from genesis.errors import NumericError
-from genesis.io.hf import list_names
+from genesis.files.hf import list_names
 from genesis_models.blocks import CausalLM
 
 __all__ = ["check_finite"]

@@ -17,10 +17,9 @@ from genesis.backend import CPU, as_device
 from genesis.data.tokenizer import Tokenizer
 from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ModelError, NumericError, UsageError, escape
-from genesis.functions.transfer import pinned_empty
-from genesis.io.boundary import boundary
-from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
-from genesis.io.hf import (
+from genesis.files.atomic import AtomicFolder, FolderUpdate, FolderWriter
+from genesis.files.boundary import boundary
+from genesis.files.hf import (
     GENERATION_CONFIG,
     SIDE_FILES,
     TOKENIZER_FILES,
@@ -31,9 +30,10 @@ from genesis.io.hf import (
     save_weights,
     side_files,
 )
-from genesis.io.paths import exists, is_folder, safe_join
-from genesis.io.safetensors import TensorSource
-from genesis.io.strict_json import indented_bytes, read_limited
+from genesis.files.paths import exists, is_folder, safe_join
+from genesis.files.safetensors import TensorSource
+from genesis.files.strict_json import indented_bytes, read_limited
+from genesis.functions.transfer import pinned_empty
 from genesis.nn import LoRALinear
 from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM

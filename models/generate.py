@@ -12,7 +12,7 @@ import numpy as np
 from genesis.backend import CPU
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import GenesisError, UsageError, escape
-from genesis.io.paths import exists
+from genesis.files.paths import exists
 from genesis.keywords import checked
 from genesis.train.bounds import BOUNDS
 from genesis_models.blocks import CausalLM

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import boundary
-from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
-from genesis.io.hub_cache import hub_name, pull_advice
-from genesis.io.manifest import MANIFEST_NAME
-from genesis.io.paths import exists, is_folder, safe_join
+from genesis.files.boundary import boundary
+from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
+from genesis.files.hub_cache import hub_name, pull_advice
+from genesis.files.manifest import MANIFEST_NAME
+from genesis.files.paths import exists, is_folder, safe_join
 from genesis_models.adapters import ADAPTER_CONFIG
 
 __all__ = ["check_model_folder", "hub_advice"]

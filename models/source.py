@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import boundary
-from genesis.io.files import MANIFEST_NAME
-from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
-from genesis.io.hub_cache import local_path
-from genesis.io.owner import check_owner
-from genesis.io.paths import exists, is_folder, list_folder, quote
+from genesis.files.atomic import MANIFEST_NAME
+from genesis.files.boundary import boundary
+from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
+from genesis.files.hub_cache import local_path
+from genesis.files.owner import check_owner
+from genesis.files.paths import exists, is_folder, list_folder, quote
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
     AdapterConfig,

@@ -165,10 +165,10 @@ def used(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     import huggingface_hub.constants
 
-    import genesis.io.hub
+    import genesis.files.hub
 
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(cache / "no token"))
-    monkeypatch.setattr(genesis.io.hub, "PAUSE_S", 0.0)
+    monkeypatch.setattr(genesis.files.hub, "PAUSE_S", 0.0)
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     monkeypatch.delenv("HF_TOKEN", raising=False)

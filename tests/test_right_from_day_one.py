@@ -24,8 +24,8 @@ import genesis_models
 from genesis.backend import CPU
 from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
 from genesis.errors import DiskError, InterruptedRun
-from genesis.io.manifest import verify_manifest
-from genesis.io.safetensors import load_file
+from genesis.files.manifest import verify_manifest
+from genesis.files.safetensors import load_file
 from genesis.train import loop
 from genesis.train.loop import Training
 from genesis.train.shards import accumulate_gradients
@@ -34,7 +34,7 @@ from genesis_models.adapters import adapted_layers
 from genesis_models.blocks import CausalLM
 from tests.adapters.golden import FIXTURES, base_of, logits, reference
 from tests.cli.command import printed
-from tests.io.faults import FailAt, Recorder
+from tests.files.faults import FailAt, Recorder
 from tests.train.chats import SHAPE, chat, make_chats, token, write_chats
 from tests.train.runs import assembled, load, no_waiting, observed, rows, signal_in_step, steps, train
 

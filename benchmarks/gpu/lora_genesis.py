@@ -16,7 +16,7 @@ from benchmarks.gpu.lora_step import serve, tokens
 from genesis import cuda, no_grad, random
 from genesis.backend import as_device
 from genesis.data.loader import IGNORE_INDEX, Batch
-from genesis.io.files import AtomicFolder
+from genesis.files.atomic import AtomicFolder
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer

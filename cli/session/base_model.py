@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
-from genesis.io.hf import CHECKPOINT
+from genesis.files.hf import CHECKPOINT
 from genesis.train.checkpoint import BEST
 from genesis.train.config import Config
 from genesis_cli.session.run_folder import Resume

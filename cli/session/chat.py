@@ -13,9 +13,9 @@ from genesis.data.chat import ChatEncoder, ChatTemplate
 from genesis.data.documents import TokenSet
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
-from genesis.io.boundary import boundary
-from genesis.io.hf import read_chat_templates
-from genesis.io.paths import is_folder
+from genesis.files.boundary import boundary
+from genesis.files.hf import read_chat_templates
+from genesis.files.paths import is_folder
 from genesis.train.config import Config, DataConfig
 
 __all__ = ["TEXTS", "ChatFormat", "EncoderFactory", "unused_settings"]

@@ -15,7 +15,7 @@ from genesis.data.pipeline import Prepared
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import escape
-from genesis.io.files import temporary_folder
+from genesis.files.atomic import temporary_folder
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import draws

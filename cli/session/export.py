@@ -10,11 +10,11 @@ import numpy as np
 
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import boundary
-from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
-from genesis.io.hf import CHECKPOINT
-from genesis.io.hub_cache import name_of
-from genesis.io.paths import exists
+from genesis.files.atomic import MANIFEST_NAME, read_manifest, verify_manifest
+from genesis.files.boundary import boundary
+from genesis.files.hf import CHECKPOINT
+from genesis.files.hub_cache import name_of
+from genesis.files.paths import exists
 from genesis.train.output import Output
 from genesis_cli.session.masters import take_masters
 from genesis_cli.session.phrases import phrased_for

@@ -12,7 +12,7 @@ from genesis.data.sources import STDLIB
 from genesis.data.tokenizer import Tokenizer
 from genesis.data.worker_thread import start_in_thread
 from genesis.errors import GenesisError, NumericError, UsageError, escape
-from genesis.io.files import temporary_folder
+from genesis.files.atomic import temporary_folder
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output

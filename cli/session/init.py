@@ -17,10 +17,10 @@ from genesis.data.corpus import Corpus
 from genesis.data.sources import expand
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import ConfigError, GenesisError, ModelError, OutOfMemoryError, UsageError, escape
-from genesis.io.boundary import boundary
-from genesis.io.hf import read_chat_templates
-from genesis.io.hub_cache import local_path
-from genesis.io.paths import exists, is_folder
+from genesis.files.boundary import boundary
+from genesis.files.hf import read_chat_templates
+from genesis.files.hub_cache import local_path
+from genesis.files.paths import exists, is_folder
 from genesis.profile.format import format_bytes
 from genesis.train.config import CheckpointConfig, Config
 from genesis.train.config_file import parse_config

@@ -8,9 +8,9 @@ import numpy as np
 
 from genesis.dtypes import bfloat16
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import boundary
-from genesis.io.files import verify_manifest
-from genesis.io.paths import exists
+from genesis.files.atomic import verify_manifest
+from genesis.files.boundary import boundary
+from genesis.files.paths import exists
 from genesis.ops.rounding import split_into
 from genesis.optim.saving import MASTER
 from genesis.train.checkpoint import TRAINER, optimizer_tensors

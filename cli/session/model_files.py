@@ -12,10 +12,10 @@ import numpy as np
 
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import escape
-from genesis.io.files import FolderWriter
-from genesis.io.hf import GENERATION_CONFIG, MAX_TEMPLATE_BYTES, SIDE_FILES, TOKENIZER_FILES, side_files
-from genesis.io.paths import safe_join
-from genesis.io.strict_json import read_limited
+from genesis.files.atomic import FolderWriter
+from genesis.files.hf import GENERATION_CONFIG, MAX_TEMPLATE_BYTES, SIDE_FILES, TOKENIZER_FILES, side_files
+from genesis.files.paths import safe_join
+from genesis.files.strict_json import read_limited
 from genesis.train.config import Config
 from genesis.train.snapshot import Snapshot, masters
 from genesis.train.state import FrozenBase

@@ -16,7 +16,7 @@ from genesis.data.pipeline import Prepared, prepare
 from genesis.data.tokenize import SpecialText
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
-from genesis.io.hf import list_names
+from genesis.files.hf import list_names
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing

@@ -11,7 +11,7 @@ from genesis.data.messages import read_messages, read_tools
 from genesis.data.readers.stream import BOM
 from genesis.data.records import Conversation, Position
 from genesis.errors import DataError, ModelError, UsageError, escape
-from genesis.io.strict_json import parse_object, read_limited
+from genesis.files.strict_json import parse_object, read_limited
 from genesis_models.engine import Piece
 
 __all__ = ["LARGEST", "Prompt", "as_lines", "read_lines", "read_prompts", "typed_prompt"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from genesis.data.hub_source import is_data_file
 from genesis.errors import UsageError, escape
-from genesis.io.hub import pull as fetch
-from genesis.io.hub_cache import hub_name
+from genesis.files.hub import pull as fetch
+from genesis.files.hub_cache import hub_name
 from genesis.profile.format import format_bytes
 from genesis.train.output import Output
 from genesis.train.progress import draws, tokenizing
@@ -18,7 +18,7 @@ def pull(text: str, console: Output, *, is_data: bool = False) -> None:
     """Fetch the model or data set that `text` names, and say where it is.
 
     Raises:
-        UsageError: it is not such a name on the hub. GenesisError: as in `genesis.io.hub.pull`.
+        UsageError: it is not such a name on the hub. GenesisError: as in `genesis.files.hub.pull`.
     """
     name = hub_name(text, is_data=is_data)
     if name is None:

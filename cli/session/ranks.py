@@ -16,7 +16,7 @@ from genesis.distributed.environment import LAUNCHER
 from genesis.distributed.staged import StagedGroup
 from genesis.distributed.watch import Watch
 from genesis.errors import InterruptedRun, PeerGoneError
-from genesis.io.strict_json import canonical_bytes
+from genesis.files.strict_json import canonical_bytes
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.ranks import ALONE, SAVING_S, Ranks, check_divides

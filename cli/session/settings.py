@@ -7,9 +7,9 @@ from pathlib import Path
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.errors import ConfigError
-from genesis.io.boundary import boundary
-from genesis.io.paths import exists
-from genesis.io.strict_json import read_limited
+from genesis.files.boundary import boundary
+from genesis.files.paths import exists
+from genesis.files.strict_json import read_limited
 from genesis.ops import fp8 as fp8_ops
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config

@@ -10,7 +10,7 @@ from typing import Literal
 
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
-from genesis.io.hf import read_chat_templates
+from genesis.files.hf import read_chat_templates
 from genesis_cli.session.inference import opened
 from genesis_cli.session.preparation import resolve_device
 from genesis_models.chat_files import stop_ids

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from genesis.data.messages import read_messages
 from genesis.data.records import Conversation, Message, Position, content_text
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
-from genesis.io.boundary import boundary
-from genesis.io.files import write_file
-from genesis.io.paths import exists
-from genesis.io.strict_json import parse_object, read_limited
+from genesis.files.atomic import write_file
+from genesis.files.boundary import boundary
+from genesis.files.paths import exists
+from genesis.files.strict_json import parse_object, read_limited
 from genesis.train.output import Output
 from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY, chosen_sampling
 from genesis_cli.session.phrases import phrased_for

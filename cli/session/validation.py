@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from genesis.data.loader import PackedLoader
-from genesis.io.files import temporary_folder
+from genesis.files.atomic import temporary_folder
 from genesis.train.config import Config
 from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genesis.errors import ModelError, escape
-from genesis.io.hf import TOKENIZER_CONFIG
-from genesis.io.paths import quote
+from genesis.files.hf import TOKENIZER_CONFIG
+from genesis.files.paths import quote
 
 __all__ = ["all_added_tokens", "rebuilding_class", "tokenizer_settings"]
 

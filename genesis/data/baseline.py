@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from genesis.cache import Cache, EntryWriter
 from genesis.data.documents import DocumentIndex
 from genesis.data.records import Document
+from genesis.files.cache import Cache, EntryWriter
 
 __all__ = ["gzip_bits_per_byte", "gzip_bytes"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.data.records import Document
-from genesis.io.hashing import update
+from genesis.files.hashing import update
 
 __all__ = ["DocumentIndex", "Ints", "Progress", "TokenSet", "digest", "index_documents"]
 

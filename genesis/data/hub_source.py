@@ -15,10 +15,10 @@ from typing import Any
 
 from genesis.data.formats import format_by_name, kind_by_name
 from genesis.errors import DataError
-from genesis.io.boundary import boundary
-from genesis.io.cards import read_head
-from genesis.io.hub_cache import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
-from genesis.io.paths import quote, safe_join
+from genesis.files.boundary import boundary
+from genesis.files.cards import read_head
+from genesis.files.hub_cache import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
+from genesis.files.paths import quote, safe_join
 
 __all__ = ["HUB", "hub_files", "is_data_file"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from genesis.data.readers.json_value import parse
 from genesis.data.records import REASONING, Message, Position
 from genesis.errors import nearest
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 
 __all__ = ["MAX_DEPTH", "ROLES", "MessageKeys", "check_plain", "describe", "objects", "read_messages", "read_tools"]
 

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from genesis.cache import Cache, EntryWriter, State
 from genesis.data.baseline import gzip_bits_per_byte
 from genesis.data.corpus import Corpus, FileCounts
 from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, index_documents
@@ -29,8 +28,9 @@ from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bp
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.data.too_long import Note, TooLong, fit
 from genesis.errors import DataError, escape
-from genesis.io.boundary import boundary
-from genesis.io.strict_json import canonical_bytes
+from genesis.files.boundary import boundary
+from genesis.files.cache import Cache, EntryWriter, State
+from genesis.files.strict_json import canonical_bytes
 
 __all__ = ["DataReport", "HeldOut", "MakeEncoder", "Prepared", "StageProgress", "prepare", "prepare_held_out"]
 

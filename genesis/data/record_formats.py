@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from genesis.data.messages import MessageKeys, check_plain, describe, objects, read_messages, read_tools
 from genesis.data.readers.json_value import parse
 from genesis.data.records import Completion, Conversation, Message, Position
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 
 __all__ = ["FIELDS", "Field", "FieldNames", "Format", "RecordFormat"]
 

@@ -32,8 +32,8 @@ from genesis.data.formats import FileFormat, format_by_name, kind_by_name, way_o
 from genesis.data.hub_source import HUB, hub_files
 from genesis.data.record_formats import FieldNames
 from genesis.errors import DataError, escape
-from genesis.io.boundary import boundary
-from genesis.io.paths import exists, is_folder, quote
+from genesis.files.boundary import boundary
+from genesis.files.paths import exists, is_folder, quote
 
 __all__ = ["CHATS", "STDLIB", "SourceFile", "WeightedSource", "expand", "not_text"]
 

@@ -22,13 +22,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from genesis.cache import Cache, Entry, EntryWriter, State
 from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
 from genesis.data.records import Defect, Defects, Document, Remark
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
-from genesis.io.strict_json import parse_object
+from genesis.files.cache import Cache, Entry, EntryWriter, State
+from genesis.files.strict_json import parse_object
 
 __all__ = ["NO_TARGET", "Encoder", "SpecialText", "Tokenized", "reread", "tokenize"]
 

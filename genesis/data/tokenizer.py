@@ -40,9 +40,9 @@ from genesis.data.tokenizer_files import (
 )
 from genesis.data.worker_thread import call_in_thread, feed_in_thread
 from genesis.errors import ConfigError, DataError, InterruptedRun, ModelError, escape
-from genesis.io.files import FolderUpdate
-from genesis.io.hf import TOKENIZER_CONFIG
-from genesis.io.strict_json import canonical_bytes, parse_object
+from genesis.files.atomic import FolderUpdate
+from genesis.files.hf import TOKENIZER_CONFIG
+from genesis.files.strict_json import canonical_bytes, parse_object
 
 __all__ = ["END_OF_TEXT", "MIN_VOCAB", "PATTERN", "Tokenizer", "library_version", "train_bpe"]
 

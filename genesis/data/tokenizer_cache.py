@@ -1,7 +1,7 @@
 """What the checks of a large tokenizer made of its files, kept for the next process: it is checked once, not read once.
 
 The files are read and hashed at each start, so that a changed one is checked again. What may be read back is the rule
-of `genesis.cache`; an entry that breaks it, or that other code has written, is replaced.
+of `genesis.files.cache`; an entry that breaks it, or that other code has written, is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from genesis.cache import USER, Cache, user_folder
+from genesis.files.cache import USER, Cache, user_folder
 
 __all__ = ["CheckedTokenizer", "cached_tokenizer", "user_cache"]
 

@@ -18,11 +18,11 @@ from genesis.data import added_tokens
 from genesis.data.added_tokens import all_added_tokens, rebuilding_class, tokenizer_settings
 from genesis.data.tokenizer_cache import CheckedTokenizer, cached_tokenizer
 from genesis.errors import ModelError, escape
-from genesis.io import strict_json
-from genesis.io.boundary import boundary
-from genesis.io.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
-from genesis.io.paths import exists, is_folder, quote, safe_join
-from genesis.io.strict_json import parse_object, read_limited
+from genesis.files import strict_json
+from genesis.files.boundary import boundary
+from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
+from genesis.files.paths import exists, is_folder, quote, safe_join
+from genesis.files.strict_json import parse_object, read_limited
 
 __all__ = ["MAX_VOCAB", "TOKENIZER_NAME", "TokenizerFiles", "checked_content", "read_tokenizer"]
 

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from genesis.cache import USER, Cache, user_folder
-from genesis.cache.entry import EntryWriter
 from genesis.errors import UsageError, escape
+from genesis.files.cache import USER, Cache, user_folder
+from genesis.files.entry import EntryWriter
 
 __all__ = [
     "ALONE",

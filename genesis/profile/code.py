@@ -16,7 +16,7 @@ from genesis.backend import CPU, Device
 from genesis.bench.limits import has_gpu_time
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 from genesis.op import execute
 from genesis.profile.cases import choices, make_case, op_named
 from genesis.profile.factories import Axes

@@ -29,7 +29,7 @@ from genesis.bench.limits import has_gpu_time, wait_for
 from genesis.bench.timing import Plan, Sampler, Timing, measure, of_wall, summarize
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError, escape
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 from genesis.profile.cases import Case
 from genesis.profile.peers.torch_ops import CALLS
 from genesis.profile.schema import Peer, Ratio

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from genesis.errors import DiskError, escape
-from genesis.io.files import write_file
+from genesis.files.atomic import write_file
 from genesis.report.markdown import markdown_of
 from genesis.report.page import page_of
 from genesis.report.schema import BenchReport

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from genesis.bench.timing import MAD_TO_SIGMA
 from genesis.errors import GenesisError
-from genesis.io.strict_json import read_limited
+from genesis.files.strict_json import read_limited
 from genesis.profile.schema import OpRow
 from genesis.report.schema import Change, Entry, PastRun, SettingsRow, Trend
 

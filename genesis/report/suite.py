@@ -10,7 +10,7 @@ from genesis.backend import CPU, Device
 from genesis.bench.timing import Plan
 from genesis.dtypes import DType
 from genesis.errors import GenesisError, UsageError
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 from genesis.profile import op as measuring
 from genesis.profile.cases import ALIASES, KINDS, label_of, op_named, supported
 from genesis.profile.factories import Axes

@@ -1,6 +1,6 @@
 """Checkpoints: folders `checkpoint-<step>` that transformers or PEFT loads and that a run resumes from. No pickle.
 
-A checkpoint is committed whole (see `genesis.io.files`); nothing is removed before a newer one is complete.
+A checkpoint is committed whole (see `genesis.files.atomic`); nothing is removed before a newer one is complete.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from genesis.errors import (
     OutOfMemoryError,
     escape,
 )
-from genesis.io.boundary import boundary
-from genesis.io.files import (
+from genesis.files.atomic import (
     DEFAULT,
     AtomicFolder,
     FileSystem,
@@ -45,11 +44,12 @@ from genesis.io.files import (
     remove_folder,
     verify_manifest,
 )
-from genesis.io.hashing import StateHash
-from genesis.io.hf import CHECKPOINT, MAX_SHARDS, WeightFolder, read_json, shard_name, write_index
-from genesis.io.paths import is_folder, list_folder, safe_join
-from genesis.io.safetensors import TensorSource, write_tensors
-from genesis.io.strict_json import indented_bytes
+from genesis.files.boundary import boundary
+from genesis.files.hashing import StateHash
+from genesis.files.hf import CHECKPOINT, MAX_SHARDS, WeightFolder, read_json, shard_name, write_index
+from genesis.files.paths import is_folder, list_folder, safe_join
+from genesis.files.safetensors import TensorSource, write_tensors
+from genesis.files.strict_json import indented_bytes
 from genesis.optim.saving import MASTER, StoredTensor
 from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from genesis.errors import ConfigError, UsageError, escape
-from genesis.io.boundary import boundary
-from genesis.io.paths import exists, is_folder, open_regular
+from genesis.files.boundary import boundary
+from genesis.files.paths import exists, is_folder, open_regular
 from genesis.train.config import RESUME, Config, section_class
 from genesis.train.config_help import Problem, explain, show
 from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, emit, parse, parse_value, spell

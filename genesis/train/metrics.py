@@ -22,11 +22,11 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
 from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, escape
-from genesis.io.boundary import boundary, close_read
-from genesis.io.files import atomic_file, write_file
-from genesis.io.filesystem import DEFAULT, disk_error
-from genesis.io.owner import run_file
-from genesis.io.strict_json import read_limited
+from genesis.files.atomic import atomic_file, write_file
+from genesis.files.boundary import boundary, close_read
+from genesis.files.filesystem import DEFAULT, disk_error
+from genesis.files.owner import run_file
+from genesis.files.strict_json import read_limited
 
 __all__ = [
     "FILE_NAME",

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from genesis.cache import private_folder
-from genesis.cache.trust import Refused, open_folder
 from genesis.errors import DataError
-from genesis.io.boundary import close_read
-from genesis.io.files import write_file
+from genesis.files.atomic import write_file
+from genesis.files.boundary import close_read
+from genesis.files.trust import Refused, open_folder, private_folder
 from genesis.train.metrics import DRAWABLE, STEP, read_metrics
 
 if TYPE_CHECKING:

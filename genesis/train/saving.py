@@ -17,7 +17,7 @@ from typing import Literal, Self
 from genesis.backend import Device
 from genesis.backend.host_memory import free_host_memory, host_memory
 from genesis.errors import GenesisError, InterruptedRun
-from genesis.io.filesystem import Call
+from genesis.files.filesystem import Call
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.host_buffer import HostBuffer
 from genesis.train.ranks import SAVING_S

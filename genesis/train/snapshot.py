@@ -16,8 +16,8 @@ import numpy as np
 from genesis import random
 from genesis.array import Array
 from genesis.backend.cpu import threads
-from genesis.io.hashing import StateHash
-from genesis.io.safetensors import TensorSource
+from genesis.files.hashing import StateHash
+from genesis.files.safetensors import TensorSource
 from genesis.ops.rounding import joined
 from genesis.optim import Optimizer
 from genesis.optim.saving import MASTER, RESIDUAL, kept_arrays

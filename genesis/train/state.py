@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from genesis.array import Array
 from genesis.data.loader import PackedLoader
-from genesis.io.hashing import StateHash
+from genesis.files.hashing import StateHash
 from genesis.nn import Module
 from genesis.optim import Optimizer
 from genesis.tensor import Tensor

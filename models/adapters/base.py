@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from genesis.cache import USER, Cache, user_folder
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import boundary
-from genesis.io.hashing import sha256_file
-from genesis.io.hf import WeightFolder, read_json
-from genesis.io.hub_cache import ADAPTER_CONFIG, hub_name, name_of
-from genesis.io.paths import exists, safe_join
-from genesis.io.strict_json import canonical_bytes, indented_bytes
+from genesis.files.boundary import boundary
+from genesis.files.cache import USER, Cache, user_folder
+from genesis.files.hashing import sha256_file
+from genesis.files.hf import WeightFolder, read_json
+from genesis.files.hub_cache import ADAPTER_CONFIG, hub_name, name_of
+from genesis.files.paths import exists, safe_join
+from genesis.files.strict_json import canonical_bytes, indented_bytes
 
 __all__ = ["BASE_NAME", "Base", "base_name", "base_of", "check_same_base", "read_base"]
 

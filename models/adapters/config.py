@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from genesis.errors import ModelError
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 from genesis_models.adapters.patterns import MAX_PATTERNS
 
 __all__ = ["ALL_LINEAR", "AdapterConfig", "adapter_json", "read_adapter_config"]

@@ -14,11 +14,11 @@ from genesis import Tensor, nn, no_grad
 from genesis.backend import backend_for
 from genesis.dtypes import bfloat16, float16, float32, float64
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import boundary
-from genesis.io.files import FolderWriter
-from genesis.io.hf import list_names, read_json
-from genesis.io.paths import exists, is_folder, safe_join
-from genesis.io.safetensors import SafeTensors, TensorSource, write_tensors
+from genesis.files.atomic import FolderWriter
+from genesis.files.boundary import boundary
+from genesis.files.hf import list_names, read_json
+from genesis.files.paths import exists, is_folder, safe_join
+from genesis.files.safetensors import SafeTensors, TensorSource, write_tensors
 from genesis.random import Generator
 from genesis_models.adapters.base import base_name
 from genesis_models.adapters.config import AdapterConfig, adapter_json, read_adapter_config

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from genesis.errors import GenesisError
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 
 __all__ = ["MAX_PATTERNS", "match_names"]
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from genesis import nn
 from genesis.errors import GenesisError, nearest
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 from genesis_models.adapters.config import ALL_LINEAR, MERGE, AdapterConfig
 from genesis_models.adapters.patterns import match_names
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import genesis_models
-from genesis.cache import Cache
 from genesis.data.tokenizer import train_bpe
+from genesis.files.cache import Cache
 from genesis_models.adapters import base as base_model
 from tests.models.golden import FIXTURES
 

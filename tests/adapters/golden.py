@@ -8,7 +8,7 @@ import numpy as np
 
 import genesis
 import genesis_models
-from genesis.io.safetensors import load_file
+from genesis.files.safetensors import load_file
 from genesis_models.adapters import ADAPTER_WEIGHTS, adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
 from tests.models.golden import FIXTURES as MODELS

@@ -15,9 +15,9 @@ import pytest
 
 import genesis_models
 from genesis.errors import ConfigError, GenesisError, ModelError, NumericError, UsageError
-from genesis.io.cards import read_head
-from genesis.io.files import AtomicFolder, read_manifest, verify_manifest
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.atomic import AtomicFolder, read_manifest, verify_manifest
+from genesis.files.cards import read_head
+from genesis.files.safetensors import load_file, save_file
 from genesis.nn import LoRALinear
 from genesis.train.output import Output
 from genesis_cli.main import main

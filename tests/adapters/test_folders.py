@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import genesis
 import genesis_models
 from genesis.errors import ModelError
-from genesis.io.files import AtomicFolder
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.atomic import AtomicFolder
+from genesis.files.safetensors import load_file, save_file
 from genesis.optim import AdamW
 from genesis.train.snapshot import masters, tensor_sources
 from genesis_models.adapters import (

@@ -14,9 +14,9 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
-from genesis.io.files import AtomicFolder
-from genesis.io.hashing import sha256_file
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.atomic import AtomicFolder
+from genesis.files.hashing import sha256_file
+from genesis.files.safetensors import load_file, save_file
 from genesis_cli.session import evaluate, generate
 from genesis_models.adapters import (
     ADAPTER_CONFIG,

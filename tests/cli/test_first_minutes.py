@@ -16,8 +16,8 @@ import yaml
 import genesis_models
 from docs.generate import is_current
 from genesis.data.sources import CHATS, expand
-from genesis.io.cards import read_head
-from genesis.io.hub_cache import local_path
+from genesis.files.cards import read_head
+from genesis.files.hub_cache import local_path
 from genesis.train.config import Config
 from genesis.train.config_file import load_config, parse_config
 from genesis_cli import recipes

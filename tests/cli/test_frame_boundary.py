@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from genesis.errors import ConfigError, DataError, DiskError, GenesisError, ModelError, UsageError
-from genesis.io.boundary import boundary
+from genesis.files.boundary import boundary
 from genesis_cli.errors import exit_code
 from genesis_cli.main import main
 from genesis_cli.measured import show
@@ -211,7 +211,7 @@ class TestKinds:
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
     def test_in_a_model_folder(self, tmp_path: Path, name: str) -> None:
         from genesis.data.tokenizer import Tokenizer
-        from genesis.io.hf import WeightFolder, read_chat_templates, read_json
+        from genesis.files.hf import WeightFolder, read_chat_templates, read_json
 
         fifo(tmp_path / name)
         readers: dict[str, Callable[[], object]] = {
@@ -396,7 +396,7 @@ def test_ratios_keep_two_digits(ratio: float, text: str) -> None:
 
 
 def test_a_path_in_an_error_is_no_repr(tmp_path: Path) -> None:
-    from genesis.io.paths import safe_join
+    from genesis.files.paths import safe_join
 
     with pytest.raises(ModelError) as caught:
         safe_join(tmp_path, "config.json")

@@ -14,8 +14,8 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
-from genesis.io.files import AtomicFolder
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.atomic import AtomicFolder
+from genesis.files.safetensors import load_file, save_file
 from genesis.train.output import printable
 from genesis_cli.session import generation
 from genesis_models.adapters import BASE_NAME, base_of, load_adapter, write_adapter

@@ -17,7 +17,7 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import GenesisError, ModelError, NumericError, OutOfMemoryError, UsageError
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file, save_file
 from genesis.train.config import Config, section_class
 from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-import genesis.io.hub
+import genesis.files.hub
 import genesis_models
 from genesis.errors import ModelError
-from genesis.io import filesystem
-from genesis.io.hub import TRIES
-from genesis.io.hub_cache import HubName, cache_folder, hub_name, in_cache, local_path
+from genesis.files import filesystem
+from genesis.files.hub import TRIES
+from genesis.files.hub_cache import HubName, cache_folder, hub_name, in_cache, local_path
 from tests.cli.command import printed
 from tests.hub import COMMIT, Hub, served, used
 from tests.models.golden import golden
@@ -333,14 +333,14 @@ def test_a_busy_hub_is_waited_for_as_long_as_it_asks(hub: Hub, monkeypatch: pyte
         pauses.append(seconds)
         del hub.odd[WEIGHTS]
 
-    monkeypatch.setattr(genesis.io.hub, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(genesis.files.hub, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     hub.odd[WEIGHTS] = lambda data, start: (503, {"Retry-After": "17"}, b"")
     assert f"'{WEIGHTS}'" in pulled() and pauses == [17]
 
 
 def test_a_body_that_dribbles_ends_the_pull(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genesis.io.hub, "WINDOW_S", 0.002)
-    monkeypatch.setattr(genesis.io.hub, "SLOWEST", 1 << 40)
+    monkeypatch.setattr(genesis.files.hub, "WINDOW_S", 0.002)
+    monkeypatch.setattr(genesis.files.hub, "SLOWEST", 1 << 40)
     hub.drips = 0.01
     code, out, told = printed("pull", NAME)
     assert code == 6 and "bytes came in 0.002 s" in told
@@ -348,10 +348,10 @@ def test_a_body_that_dribbles_ends_the_pull(hub: Hub, monkeypatch: pytest.Monkey
 
 
 def test_a_list_that_is_encoded_or_dribbles(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genesis.io.hub, "LISTING_S", -1.0)
+    monkeypatch.setattr(genesis.files.hub, "LISTING_S", -1.0)
     assert "too slowly" in refused(6)
     monkeypatch.setattr(Hub, "listing", lambda *_: {"sha": COMMIT, "siblings": [{"rfilename": "x"}] * 10_001})
-    monkeypatch.setattr(genesis.io.hub, "LISTING_S", 60.0)
+    monkeypatch.setattr(genesis.files.hub, "LISTING_S", 60.0)
     assert "10,001 files" in refused(6)
 
 
@@ -362,7 +362,7 @@ def test_an_endpoint_that_is_no_address(hub: Hub, monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_at_once(hub: Hub) -> None:
-    from genesis.io.lock import FolderLock
+    from genesis.files.lock import FolderLock
 
     with FolderLock(cache_folder() / ".locks" / "models--org--tiny"):
         told = refused(11)
@@ -386,7 +386,7 @@ def test_the_cache_is_that_of_huggingface_hub(tmp_path: Path) -> None:
     script = """
 import importlib, os
 from huggingface_hub import constants
-from genesis.io.hub_cache import cache_folder
+from genesis.files.hub_cache import cache_folder
 for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "nothing"):
     os.environ[name] = "/x"
     importlib.reload(constants)

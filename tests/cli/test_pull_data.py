@@ -14,7 +14,7 @@ from genesis.data.corpus import Corpus
 from genesis.data.hub_source import hub_files
 from genesis.data.sources import expand
 from genesis.errors import DataError
-from genesis.io.hub_cache import HubName, cache_folder, in_cache
+from genesis.files.hub_cache import HubName, cache_folder, in_cache
 from genesis.train.config import WeightedSource
 from tests.cli.command import printed
 from tests.hub import COMMIT, Hub, served, used

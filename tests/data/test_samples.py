@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis.cache import Cache
 from genesis.data.documents import index_documents
 from genesis.data.loader import PackedLoader
 from genesis.data.records import Document
 from genesis.data.tokenize import SpecialText, Tokenized, tokenize
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError
+from genesis.files.cache import Cache
 from tests.data.helpers import TEXTS, CompletionEncoder, Documents, completion, prepared
 
 CHATS = [completion(f"Count to {n}.", "\n".join(f"{i} and" for i in range(n)), n) for n in range(1, 6)]

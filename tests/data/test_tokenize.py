@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis.cache import Cache
 from genesis.data import tokenize as tokenize_module
 from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, TokenSet, index_documents
 from genesis.data.tokenize import SpecialText, tokenize
 from genesis.data.tokenizer import Ids, Tokenizer
 from genesis.errors import DataError
+from genesis.files.cache import Cache
 from tests.data.helpers import TEXTS
 from tests.data.test_tokenizer_files import byte_level, sentence_piece, write
 

@@ -33,7 +33,7 @@ import typer
 
 import genesis.bench.limits
 import genesis.bench.timing
-import genesis.io.hub
+import genesis.files.hub
 import genesis.train.plot
 import genesis_cli.environment
 from genesis.bench.timing import Timing, summarize
@@ -88,7 +88,7 @@ def warm_up() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
     process.subprocess = ForkedHttp
-    genesis.io.hub.PAUSE_S = 0.0
+    genesis.files.hub.PAUSE_S = 0.0
     nothing = {"device_nodes": [], "devices": [], "problem": "not asked"}
     genesis_cli.environment._probe_cuda = lambda: nothing
 

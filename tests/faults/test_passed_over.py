@@ -13,7 +13,7 @@ import pytest
 
 from genesis.backend import CPU
 from genesis.errors import ConfigError, DiskError, GenesisError, ModelError
-from genesis.io import hub
+from genesis.files import hub
 from genesis.train.report.runs import read_run
 from genesis.train.samples import keep_samples, read_samples
 from genesis_cli.session.chat import _folder as template_folder

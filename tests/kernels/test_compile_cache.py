@@ -17,7 +17,7 @@ import pytest
 
 from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.tma import Facts
-from genesis.cache import Cache
+from genesis.files.cache import Cache
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.host

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.io.safetensors import load_file
+from genesis.files.safetensors import load_file
 
 __all__ = ["EXTRA", "FAMILIES", "FIXTURES", "NAMES", "QWEN", "Golden", "extra", "golden", "relative_error"]
 

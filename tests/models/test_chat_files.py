@@ -10,7 +10,7 @@ import pytest
 
 import genesis_models
 from genesis.errors import ModelError
-from genesis.io.files import AtomicFolder
+from genesis.files.atomic import AtomicFolder
 from genesis_models.chat_files import chat_files, generation_config
 from genesis_models.folder import write_model
 from tests.models.golden import FIXTURES

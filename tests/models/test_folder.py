@@ -15,7 +15,7 @@ import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import DTypeError, ModelError
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file, save_file
 from genesis_models import CausalLM
 from genesis_models.folder import check_weights
 from tests.models.golden import FIXTURES, golden

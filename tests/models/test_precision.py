@@ -13,7 +13,7 @@ import pytest
 from genesis.backend import CPU, Device
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, DTypeError
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file, save_file
 from genesis.train.config_file import parse_config
 from genesis_cli.session.settings import settled
 from genesis_models.folder import stored_dtype

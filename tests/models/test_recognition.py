@@ -12,7 +12,7 @@ import pytest
 
 import genesis_models
 from genesis.errors import ModelError
-from genesis.io.files import AtomicFolder
+from genesis.files.atomic import AtomicFolder
 from genesis_models.recognition import check_model_folder
 from tests.models.golden import FIXTURES
 

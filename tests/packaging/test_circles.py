@@ -11,7 +11,7 @@ import grimp
 import pytest
 
 CORE = {
-    "array", "autograd", "backend", "cache", "cuda", "custom", "dtypes", "errors", "indexing", "kernels", "op", "ops",
+    "array", "autograd", "backend", "cuda", "custom", "dtypes", "errors", "files", "indexing", "kernels", "op", "ops",
     "random", "shapes", "tensor",
 }  # fmt: skip
 

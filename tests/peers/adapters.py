@@ -27,7 +27,7 @@ import genesis
 import genesis_models
 from genesis.data.chat import ChatTemplate
 from genesis.data.tokenizer import train_bpe
-from genesis.io.files import AtomicFolder
+from genesis.files.atomic import AtomicFolder
 from genesis.train.output import Output
 from genesis_cli.main import main as main_of_genesis
 from genesis_cli.session.export import export

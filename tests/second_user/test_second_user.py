@@ -21,10 +21,10 @@ import pytest
 
 from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.compile import Binary
-from genesis.cache import USER, Cache, EntryWriter, private_folder
-from genesis.cache import trust as trust_module
 from genesis.errors import BusyError, ConfigError, DiskError, ModelError
-from genesis.io.lock import FolderLock
+from genesis.files import trust as trust_module
+from genesis.files.cache import USER, Cache, EntryWriter, private_folder
+from genesis.files.lock import FolderLock
 from genesis.train import plot
 from genesis_cli import recipes
 from tests.train.runs import load, make, train

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.io.faults import Recorder
+from tests.files.faults import Recorder
 from tests.train.chats import make_chats
 from tests.train.runs import (
     ENVIRONMENT,

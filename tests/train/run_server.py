@@ -16,23 +16,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import genesis.cache.entry
 import genesis.data.pipeline
 import genesis.distributed.rendezvous
-import genesis.io.filesystem
+import genesis.files.entry
+import genesis.files.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
 import genesis.train.plot
 import genesis.train.ranks
 from genesis.distributed import launch
-from genesis.io.files import DEFAULT
-from genesis.io.filesystem import Call, Observer
+from genesis.files.atomic import DEFAULT
+from genesis.files.filesystem import Call, Observer
 from genesis.train.saving import SAVER
 from genesis_cli import session
 from genesis_cli.main import main
 from genesis_models.blocks import CausalLM
+from tests.files.faults import FailAt, KillAt, OfThread, ShortWrites
 from tests.interpreter import hasten
-from tests.io.faults import FailAt, KillAt, OfThread, ShortWrites
 from tests.train.warm_ranks import start_warm
 
 PATIENCE_SECONDS = 60
@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 60
 def observe(observer: Observer) -> None:
     """Show it every file-system call, those of caches too."""
     DEFAULT._observer = observer
-    genesis.cache.entry.observer = lambda op, path, size: observer(Call(op, path, None, size))
+    genesis.files.entry.observer = lambda op, path, size: observer(Call(op, path, None, size))
 
 
 def kill_at(number: int) -> None:
@@ -217,7 +217,7 @@ def child(request: dict[str, Any]) -> int:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.update(request["environment"])
-    genesis.io.filesystem._flush = lambda descriptor: None  # a kill loses nothing that the kernel was given
+    genesis.files.filesystem._flush = lambda descriptor: None  # a kill loses nothing that the kernel was given
     if not request["picture"]:
         genesis.train.plot.loss_picture = lambda *args, **kwargs: None  # type: ignore[assignment]
     if request["fault"]:

@@ -21,8 +21,8 @@ import pytest
 
 import genesis_models
 from genesis.data.tokenizer import train_bpe
-from genesis.io.files import DEFAULT, Call, Observer
-from genesis.io.manifest import verify_manifest
+from genesis.files.atomic import DEFAULT, Call, Observer
+from genesis.files.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config
 from genesis.train.loop import Summary, Training
@@ -149,7 +149,7 @@ def memory_folder() -> Iterator[Path]:
 
 def no_waiting() -> Any:
     """A context in which nobody waits for the disk: no test cuts the power, and calls are observed all the same."""
-    return mock.patch("genesis.io.filesystem._flush")
+    return mock.patch("genesis.files.filesystem._flush")
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def observed(observer: Observer) -> Iterator[None]:
     def observe(op: str, path: Path, size: int) -> int | None:
         return observer(Call(op, path, None, size))
 
-    with mock.patch.object(DEFAULT, "_observer", observer), mock.patch("genesis.cache.entry.observer", observe):
+    with mock.patch.object(DEFAULT, "_observer", observer), mock.patch("genesis.files.entry.observer", observe):
         yield
 
 

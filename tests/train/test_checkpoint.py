@@ -18,15 +18,15 @@ import pytest
 from genesis import random
 from genesis.backend.cpu import threads
 from genesis.errors import DataError, DiskError, GenesisError, InterruptedRun, ModelError
-from genesis.io import filesystem
-from genesis.io.files import AtomicFolder, FileSystem, sweep
-from genesis.io.manifest import read_manifest, verify_manifest
+from genesis.files import filesystem
+from genesis.files.atomic import AtomicFolder, FileSystem, sweep
+from genesis.files.manifest import read_manifest, verify_manifest
 from genesis.train import checkpoint
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.loop import Training
 from genesis.train.snapshot import Snapshot
 from genesis.train.state import Interval, TrainState
-from tests.io.faults import FailAt, Recorder, ShortWrites, check_power_loss_order
+from tests.files.faults import FailAt, Recorder, ShortWrites, check_power_loss_order
 from tests.train.runs import assembled, checkpoints, load, make, no_waiting, steps
 
 FILES = {
@@ -134,7 +134,9 @@ class TestSaving:
             (old / "notes.txt").write_text("mine")
         else:
             access = os.access
-            monkeypatch.setattr("genesis.io.files.os.access", lambda path, *a, **k: path != old and access(path, *a))
+            monkeypatch.setattr(
+                "genesis.files.atomic.os.access", lambda path, *a, **k: path != old and access(path, *a)
+            )
         before, checks = bytes_of(old), saver(run, keep=1, warn=warned.append)
         for _ in range(3):
             steps(run, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file, save_file
 from genesis.train.checkpoint import OPTIMIZER
 from genesis.train.output import Output
 from genesis_cli.session.export import export

@@ -19,8 +19,8 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import genesis_models
-from genesis.io.hf import TOKENIZER_FILES
-from genesis.io.safetensors import load_file
+from genesis.files.hf import TOKENIZER_FILES
+from genesis.files.safetensors import load_file
 from genesis.train.output import Output
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_WEIGHTS

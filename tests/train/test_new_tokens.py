@@ -11,7 +11,7 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError
-from genesis.io.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file, save_file
 from genesis.train.output import Output
 from genesis_cli.session.export import export
 from genesis_cli.session.inference import evaluate

@@ -12,7 +12,7 @@ import pytest
 
 from genesis import cuda, tensor
 from genesis.errors import ConfigError
-from genesis.io.safetensors import SafeTensors
+from genesis.files.safetensors import SafeTensors
 from genesis.optim import AdamW
 from genesis.train.loop import Training
 from genesis.train.output import Output

@@ -16,7 +16,7 @@ import pytest
 import genesis_models
 from genesis import nn
 from genesis.errors import ConfigError, GenesisError, InterruptedRun, ModelError
-from genesis.io.safetensors import SafeTensors, save_file
+from genesis.files.safetensors import SafeTensors, save_file
 from genesis.optim.saving import MASTER
 from genesis.train.config import Config
 from genesis.train.loop import Training

@@ -23,7 +23,7 @@ from genesis.train.checkpoint import Checkpoints
 from genesis.train.saving import SAVER
 from genesis.train.snapshot import Snapshot, snapshot_bytes
 from genesis.train.state import TrainState
-from tests.io.faults import FailAt, OfThread, Recorder
+from tests.files.faults import FailAt, OfThread, Recorder
 from tests.train.runs import Forks, assembled, checkpoints, load, make_lora, memory_folder, observed, rows, steps, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")

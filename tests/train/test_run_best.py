@@ -22,7 +22,7 @@ from genesis.train.checkpoint import _best
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation
 from genesis.train.state import Best
-from tests.io.faults import Recorder
+from tests.files.faults import Recorder
 from tests.train.runs import (
     Forks,
     checkpoints,

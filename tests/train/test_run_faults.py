@@ -20,7 +20,7 @@ from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.metrics import MetricsWriter
 from genesis_models.blocks import CausalLM
-from tests.io.faults import FailAt, Recorder, ShortWrites
+from tests.files.faults import FailAt, Recorder, ShortWrites
 from tests.train.runs import checkpoints, load, observed, picture, rows, train
 
 

@@ -14,11 +14,11 @@ from unittest import mock
 import pytest
 
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, OutOfMemoryError
-from genesis.io.lock import FolderLock
+from genesis.files.lock import FolderLock
 from genesis.train import plot
 from genesis.train.config_file import load_config
 from genesis_cli.session import training
-from tests.io.faults import Recorder, check_folders_are_flushed
+from tests.files.faults import Recorder, check_folders_are_flushed
 from tests.train.runs import load, observed, picture, rows, train
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from genesis.errors import BusyError, ConfigError, DataError, DiskError, GenesisError, InterruptedRun, ModelError
-from genesis.io.lock import FolderLock
+from genesis.files.lock import FolderLock
 from genesis.train.config import Config
 from tests.train.runs import Forks, checkpoints, load, make, picture, signal_in_step, train
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from genesis.io.filesystem import Call
-from tests.io.faults import Recorder
+from genesis.files.filesystem import Call
+from tests.files.faults import Recorder
 from tests.soak.kills import End, problems
 from tests.train.chats import make_chats
 from tests.train.runs import Forks, checkpoints, load, make, make_lora, memory_folder, observed, rows, train

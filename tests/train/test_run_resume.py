@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-import genesis.io.lock
+import genesis.files.lock
 from genesis import random
 from genesis.backend import cpu
 from genesis.errors import InterruptedRun
@@ -258,7 +258,7 @@ def clock(years: int) -> Iterator[None]:
     with (
         mock.patch("time.time", side_effect=lambda: now() + seconds),
         mock.patch("time.time_ns", side_effect=lambda: now_ns() + seconds * 10**9),
-        mock.patch.object(genesis.io.lock, "datetime", Skewed),
+        mock.patch.object(genesis.files.lock, "datetime", Skewed),
     ):
         yield
 
@@ -277,7 +277,7 @@ def test_the_skewed_clock_is_seen() -> None:
     now = time.time()
     with clock(-10):
         assert time.time() < now - 9 * 365 * 86400
-        assert genesis.io.lock.datetime.now().year < datetime.now().year - 8
+        assert genesis.files.lock.datetime.now().year < datetime.now().year - 8
 
 
 def test_the_same_in_another_process(recipe: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from genesis.data.loader import Batch
 from genesis.errors import UsageError, escape, nearest
-from genesis.io.hf import read_json
+from genesis.files.hf import read_json
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.presets import PRESETS, preset

@@ -22,8 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DeviceError, GenesisError, ModelError
-from genesis.io.boundary import boundary, system_error
-from genesis.io.hf import read_chat_templates
+from genesis.files.boundary import boundary, system_error
+from genesis.files.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import ENDS, Link

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from genesis.errors import DeviceError, InterruptedRun, UsageError, escape
-from genesis.io.hf import read_chat_templates
+from genesis.files.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis.train.signals import SAME_SECONDS, Interrupts
 from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY

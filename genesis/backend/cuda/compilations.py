@@ -1,7 +1,7 @@
 """Compilations: kernels from the cache on disk, or made side by side, each once.
 
-The cache (`genesis.cache`) has one entry a kernel, with what a launch needs and the machine code. An entry that is
-damaged, or that somebody else could have written, is compiled again and replaced.
+Each kernel has one entry in the cache (`genesis.files.cache`): what a launch needs, and the machine code. An entry that
+is damaged, or that somebody else could have written, is compiled again and replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from genesis.backend.cores import usable_cores
 from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name, packed, unpacked
 from genesis.backend.cuda.compile_workers import Workers
-from genesis.cache import USER, Cache, user_folder
+from genesis.files.cache import USER, Cache, user_folder
 
 __all__ = ["Progress", "cache_folder", "compiling", "given_up_on_error", "is_compiling", "progress"]
 

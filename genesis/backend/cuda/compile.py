@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from genesis.backend.cuda.tma import Facts, is_descriptor
-from genesis.cache import private_folder
 from genesis.errors import DeviceError
+from genesis.files.trust import private_folder
 
 __all__ = [
     "Binary",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.errors import ModelError, escape
-from genesis.io.boundary import system_error
+from genesis.files.boundary import system_error
 
 __all__ = ["Job", "Limits", "RenderError", "Rendered", "Renderer"]
 

@@ -39,7 +39,7 @@ from genesis.data.chat.turns import (
 from genesis.data.records import Completion, Conversation, Defect, Document, Message, Remark
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
-from genesis.io.strict_json import canonical_bytes
+from genesis.files.strict_json import canonical_bytes
 
 __all__ = ["ChatEncoder", "Loss", "Sample"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, ModelError, escape, nearest
-from genesis.io.boundary import boundary
-from genesis.io.hf import MAX_TEMPLATE_BYTES, read_chat_templates
-from genesis.io.paths import is_folder
-from genesis.io.strict_json import canonical_bytes, read_limited
+from genesis.files.boundary import boundary
+from genesis.files.hf import MAX_TEMPLATE_BYTES, read_chat_templates
+from genesis.files.paths import is_folder
+from genesis.files.strict_json import canonical_bytes, read_limited
 
 __all__ = ["CHATML", "ChatTemplate", "template_variables"]
 

@@ -12,7 +12,7 @@ from genesis.data.chat.child import common_start
 from genesis.data.chat.marks import Marked, Marker, MarksError, unmarked
 from genesis.data.chat.renderer import Rendered, RenderError
 from genesis.data.records import REASONING, Conversation, Message, Remark, content_text, is_learned
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 
 __all__ = ["Loss", "NoPromptError", "Turn", "TurnError", "TurnReader", "remarks", "template_messages", "wanted_turns"]
 

@@ -15,7 +15,7 @@ from genesis.data.readers.stream import BOM, Stream
 from genesis.data.records import Defect, Row
 from genesis.data.sources import SourceFile
 from genesis.errors import escape
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 
 __all__ = ["csv_rows"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from genesis.data.records import Defect, Position
 from genesis.errors import ModelError, escape
-from genesis.io.paths import quote
-from genesis.io.strict_json import check_structure
+from genesis.files.paths import quote
+from genesis.files.strict_json import check_structure
 
 __all__ = ["MAX_CONTAINERS", "parse"]
 

@@ -13,7 +13,7 @@ from genesis.data.readers.stream import Stream
 from genesis.data.records import Defect, Row
 from genesis.data.sources import SourceFile
 from genesis.errors import DataError, escape
-from genesis.io.paths import quote
+from genesis.files.paths import quote
 
 __all__ = ["parquet_rows"]
 

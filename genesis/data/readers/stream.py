@@ -16,7 +16,7 @@ from genesis.data.formats import HEAD_BYTES
 from genesis.data.records import Defect
 from genesis.data.sources import SourceFile
 from genesis.errors import DataError, escape
-from genesis.io.paths import open_regular
+from genesis.files.paths import open_regular
 
 __all__ = ["BOM", "MAX_EXPANSION", "PIECE", "Stream", "decoded", "lines", "opened"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 
 from genesis.data import record_formats
-from genesis.io.hub_cache import DATA_SOURCE
+from genesis.files.hub_cache import DATA_SOURCE
 from genesis.train.config.section import RESUME, Section, check_json, problem
 from genesis.train.config.values import TEXT_SCHEMA, Factor, PathText, Text
 

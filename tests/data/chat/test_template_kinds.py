@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from genesis.cache import Cache
 from genesis.data.chat import ChatEncoder, ChatPrompts, ChatTemplate, Loss, Sample
 from genesis.data.chat.template import template_variables
 from genesis.data.documents import index_documents
@@ -18,6 +17,7 @@ from genesis.data.records import Conversation, Defect, Document, Position, Remar
 from genesis.data.tokenize import tokenize
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError
+from genesis.files.cache import Cache
 from tests.data.chat.conversations import SYSTEM, WEATHER, assistant, call, tool, user
 from tests.data.chat.golden import golden, pairs
 from tests.data.helpers import Documents

@@ -1,0 +1,544 @@
+"""Committing files and folders so that a crash at any instant leaves the last committed version whole.
+
+The protocol of a folder (`AtomicFolder`), in the order in which it reaches the medium:
+
+1. `.tmp-<name>-<random>` is made next to the target, and in it the marker `.genesis-temporary`.
+2. Each file is written and flushed; its sha256 is taken from the bytes on their way.
+3. `manifest.json` is written last and flushed; then the marker goes and the temporary folder itself is flushed.
+4. The temporary folder is renamed to the target: this is the commit. The parent folder is flushed.
+
+Replacing an existing target puts two renames around step 4: the old version becomes `.old-<name>-<random>` first, and
+`.del-<name>-<random>` once the new one is in place, before it is removed. After a kill between the renames no target
+exists, but an `.old-` folder does, and `sweep` renames it back. Removing a committed folder also starts with a rename
+to `.del-`.
+
+What cannot be removed keeps its name: obstacles that can be seen are looked for before the first rename, and where
+the first file cannot be removed the folder gets its name back.
+
+`sweep` touches a folder only if its name has one of these three patterns and it holds our marker or our manifest, or
+nothing. Call it before you look for committed versions, and while you hold the folder's lock: it cannot tell a dead
+writer's leftovers from a living writer's work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from genesis.errors import DiskError, ModelError, escape
+from genesis.files.boundary import close_read
+from genesis.files.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room, disk_error
+from genesis.files.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
+from genesis.files.paths import check_name, list_folder, quote
+from genesis.files.strict_json import read_limited
+
+__all__ = [
+    "DEFAULT",
+    "MANIFEST_NAME",
+    "AtomicFolder",
+    "Buffer",
+    "Call",
+    "FileRecord",
+    "FileSystem",
+    "FolderShare",
+    "FolderUpdate",
+    "FolderWriter",
+    "Manifest",
+    "Observer",
+    "Writer",
+    "atomic_file",
+    "check_room",
+    "read_manifest",
+    "remove_folder",
+    "sweep",
+    "temporary_folder",
+    "verify_manifest",
+    "write_file",
+]
+
+_MARKER = ".genesis-temporary"
+_MARKER_TEXT = b"Genesis makes this folder while it writes, and removes it.\n"
+_LEFTOVER = re.compile(r"\.(tmp|old|del)-(.+)-[0-9a-f]{16}", re.DOTALL)
+_GET_FLAGS, _FIXED = 0x80086601, 0x10 | 0x20  # FS_IOC_GETFLAGS of Linux; immutable, append only
+
+
+class FolderWriter(Protocol):
+    """What a function needs that writes files into a folder, whichever way they are committed."""
+
+    target: Path  # the folder once they are committed, absolute
+
+    def create(self, name: str) -> Writer:
+        """A writer of the new file `name`."""
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Write the whole file `name`."""
+
+    def existing(self) -> list[str]:
+        """Names that the folder holds from before."""
+
+    def remove(self, name: str) -> None:
+        """Let an older file go when the new ones are committed."""
+
+
+class _StagedFile(Writer):
+    """A file in a temporary folder that is hashed as it is written."""
+
+    def __init__(self, fs: FileSystem, path: Path) -> None:
+        super().__init__(fs, path, os.O_CREAT | os.O_EXCL)
+        self._digest = hashlib.sha256()
+        self.finished = False
+
+    def write(self, data: Buffer) -> None:
+        super().write(data)
+        self._digest.update(data)
+
+    def finish(self) -> None:
+        super().finish()
+        self.finished = True
+
+    def record(self) -> FileRecord:
+        return FileRecord(self.size, self._digest.hexdigest())
+
+
+class FolderShare:
+    """Files that this process writes into the temporary folder of an `AtomicFolder` in another process, which commits.
+
+    A context manager, whose end closes files that are not finished.
+
+    Args:
+        folder: as of `AtomicFolder.staged`.
+        fs: the file system to write through.
+    """
+
+    def __init__(self, folder: Path, fs: FileSystem = DEFAULT) -> None:
+        self._folder, self._fs = folder, fs
+        self._files: dict[str, _StagedFile] = {}
+
+    def create(self, name: str) -> Writer:
+        """A writer of the new file `name`, in no folder; errors as of `AtomicFolder.create`."""
+        self._files[name] = _StagedFile(self._fs, self._folder / name)
+        return self._files[name]
+
+    @property
+    def records(self) -> dict[str, tuple[int, str]]:
+        """Bytes and sha256 of the files that are finished, by name: for `AtomicFolder.take_in`."""
+        finished = {name: file.record() for name, file in self._files.items() if file.finished}
+        return {name: (record.size, record.sha256) for name, record in finished.items()}
+
+    def __enter__(self) -> FolderShare:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.abandon()
+
+
+class _Staging(ABC):
+    """A marked temporary folder in `parent` and the files written to it, committed where its block ends well."""
+
+    def __init__(self, parent: Path, name: str, fs: FileSystem) -> None:
+        self._fs = fs
+        self._folder = parent / _leftover_name("tmp", name)
+        self._files: dict[str, _StagedFile] = {}
+        self._folders: list[str] = []
+
+    def _open(self) -> None:
+        self._fs.mkdir(self._folder)
+        try:
+            with self._fs.create(self._folder / _MARKER) as marker:
+                marker.write(_MARKER_TEXT)
+        except BaseException:
+            self._discard()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    @abstractmethod
+    def _commit(self) -> None:
+        """Let the files take their places."""
+
+    def create(self, name: str) -> Writer:
+        """A writer of the new file `name`; finish it, or use it as a context manager, before the commit.
+
+        A name may have one folder before it (`additional_chat_templates/tool_use.jinja`).
+
+        Raises:
+            DiskError: the file cannot be made. ValueError: a name with more folders, or one that is taken.
+        """
+        folder, _, last = check_name(name).rpartition("/")
+        if "/" in folder or last in (MANIFEST_NAME, _MARKER) or folder in self._files or name in self._folders:
+            raise ValueError(f"the file name {name!r} is taken or has folders")
+        if folder and folder not in self._folders:
+            self._fs.mkdir(self._folder / folder)
+            self._folders.append(folder)
+        return self._stage(name)
+
+    def _stage(self, name: str) -> Writer:
+        if name in (MANIFEST_NAME, _MARKER) or name in self._files:
+            raise ValueError(f"the file name {name!r} is taken")
+        self._files[name] = _StagedFile(self._fs, self._folder / name)
+        return self._files[name]
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Write the whole file `name` and flush it; errors as in `create`."""
+        with self.create(name) as file:
+            file.write(data)
+
+    def _check_finished(self) -> None:
+        unfinished = [name for name, file in self._files.items() if not file.finished]
+        if unfinished:
+            raise ValueError(f"the file {unfinished[0]!r} was not finished before the commit")
+
+    def _discard(self) -> None:
+        """Remove the temporary folder as far as the disk lets us; `sweep` takes the rest."""
+        for file in self._files.values():
+            file.abandon()
+        try:
+            if self._folder.exists():
+                self._fs.rmtree(self._folder, last=(MANIFEST_NAME, _MARKER))
+        except OSError:
+            pass
+
+
+class AtomicFolder(_Staging):
+    """Writes a folder that appears at `target` whole, with its manifest, when the block ends without an error.
+
+    Args:
+        target: the folder to make; its parent is made where missing.
+        fs: the file system to write through.
+        replace: whether a committed folder of ours may be at `target`; it stays until the new one is complete.
+        metadata: plain JSON values for the manifest; `metadata` may also be filled before the block ends.
+
+    Raises:
+        DiskError: writing failed, or `target` exists and `replace` is false. ModelError: what is there is not ours.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        fs: FileSystem = DEFAULT,
+        replace: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.target = Path(os.path.abspath(target))
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        self._replace = replace
+        self._of_others: dict[str, FileRecord] = {}
+        super().__init__(self.target.parent, self.target.name, fs)
+
+    @property
+    def staged(self) -> Path:
+        """The temporary folder, where other processes write files by `FolderShare`."""
+        return self._folder
+
+    def take_in(self, records: Mapping[str, tuple[int, str]]) -> None:
+        """Commit the files, too, that another process has finished, as `FolderShare.records`."""
+        if taken := records.keys() & (self._files.keys() | self._of_others.keys() | {MANIFEST_NAME, _MARKER}):
+            raise ValueError(f"the file name {min(taken)!r} is taken")
+        self._of_others |= {name: FileRecord(*record) for name, record in records.items()}
+
+    def existing(self) -> list[str]:
+        """No names: the folder is a new one."""
+        return []
+
+    def remove(self, name: str) -> None:
+        """Nothing can be removed from a new folder."""
+        raise ValueError(f"{name!r} is not in the new folder {self.target}")
+
+    def __enter__(self) -> AtomicFolder:
+        self._check_target()
+        self._fs.makedirs(self.target.parent)
+        self._open()
+        return self
+
+    def _check_target(self) -> None:
+        """Refuse to replace what was not asked for, or what we did not write."""
+        if not os.path.lexists(self.target):
+            return
+        if not self._replace:
+            raise DiskError(f"{escape(self.target)} exists already", next="remove it or choose another folder")
+        if self.target.is_symlink():
+            raise ModelError(
+                f"{escape(self.target)} is a symbolic link and is not replaced", next="choose another folder"
+            )
+        read_manifest(self.target)
+
+    def _commit(self) -> None:
+        self._check_finished()
+        own = {name: file.record() for name, file in self._files.items()}
+        manifest = Manifest({**own, **self._of_others}, self.metadata)
+        with self._fs.create(self._folder / MANIFEST_NAME) as file:
+            file.write(manifest.to_bytes())
+        self._fs.unlink(self._folder / _MARKER)
+        for folder in self._folders:
+            self._fs.fsync_dir(self._folder / folder)
+        self._fs.fsync_dir(self._folder)
+        self._check_target()
+        if os.path.lexists(self.target):
+            self._exchange()
+        else:
+            self._fs.rename(self._folder, self.target)
+            self._fs.fsync_dir(self.target.parent)
+
+    def _exchange(self) -> None:
+        """Replace the old folder with the new one; at every instant one is whole, as target or as `.old-`."""
+        parent = self.target.parent
+        old = parent / _leftover_name("old", self.target.name)
+        self._fs.rename(self.target, old)
+        try:
+            self._fs.fsync_dir(parent)
+            self._fs.rename(self._folder, self.target)
+        except BaseException:
+            try:
+                self._fs.rename(old, self.target)
+            except DiskError:
+                # The disk refuses the way back too: `sweep` takes it at the next start. The first error is reported.
+                pass
+            raise
+        self._fs.fsync_dir(parent)
+        _remove(old, self.target.name, self._fs)
+
+
+class FolderUpdate(_Staging):
+    """Adds or replaces files in a folder that also holds other things, such as the root of a run's output.
+
+    The files are written under temporary names and flushed. When the block ends without an error each is renamed, in
+    the order of creation, then those given to `remove` go, and the folder is flushed. Each file is old or new, never
+    half; a crash among the renames can leave some files old and some new. No manifest is written.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._removals: list[str] = []
+        super().__init__(self.target, "update", fs)
+
+    def existing(self) -> list[str]:
+        """The names in the folder, sorted."""
+        with self._fs.errors("list", self.target):
+            return sorted(name for name in os.listdir(self.target) if name != self._folder.name)
+
+    def remove(self, name: str) -> None:
+        """Remove the file `name` after the new files are in place."""
+        if "/" in check_name(name):
+            raise ValueError(f"the file name {name!r} has folders")
+        self._removals.append(name)
+
+    def __enter__(self) -> FolderUpdate:
+        self._fs.makedirs(self.target)
+        self._open()
+        return self
+
+    def _commit(self) -> None:
+        self._check_finished()
+        for folder in self._folders:
+            self._make_folder(self.target / folder)
+        for name in self._files:
+            self._fs.rename(self._folder / name, self.target / name)
+        for name in self._removals:
+            if name not in self._files and name in self.existing():
+                self._fs.unlink(self.target / name)
+        for folder in self._folders:
+            self._fs.fsync_dir(self.target / folder)
+        self._fs.fsync_dir(self.target)
+
+    def _make_folder(self, path: Path) -> None:
+        """Make a folder inside the target; what is there already must be one itself, no link to one."""
+        if not os.path.lexists(path):
+            self._fs.mkdir(path)
+        elif not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise ModelError(f"{escape(path)} is no plain folder, and files go into it", next="move it elsewhere")
+
+
+def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = DEFAULT) -> None:
+    """Write the file `path` durably and all at once: after a crash it is the old one or the new one, whole.
+
+    Raises:
+        DiskError: writing failed; an older file at `path` is intact.
+    """
+    with atomic_file(path, fs=fs) as file:
+        file.write(data)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> Iterator[Writer]:
+    """A writer whose file appears at `path` when the block ends without an error; errors as in `write_file`."""
+    path = Path(os.path.abspath(path))
+    # The path is the user's own, so the rules for names from files do not apply to it.
+    with FolderUpdate(path.parent, fs=fs) as update, update._stage(path.name) as file:
+        yield file
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A private folder among the system's temporary files, gone after the block as far as the disk lets us.
+
+    Raises:
+        DiskError: it cannot be made.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="genesis-")
+    except OSError as error:
+        raise disk_error(error, "mkdir", Path(error.filename or tempfile.gettempdir())) from error
+    try:
+        yield folder
+    finally:
+        # What is left there is the system's to clean: it must not change how the command ends.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
+    """Remove the committed folder `path`; readers see it whole or not at all, also after a crash.
+
+    Raises:
+        ModelError: the folder has no manifest of ours, or holds other files too. DiskError: removing failed; the folder
+            is as it was, or under a name that `sweep` knows if some of its files are gone.
+    """
+    path = Path(os.path.abspath(path))
+    if path.is_symlink():
+        raise ModelError(f"{escape(path)} is a symbolic link and is not removed", next="remove it yourself")
+    found = _obstacle(path, {*read_manifest(path).files, MANIFEST_NAME})
+    if found:
+        raise ModelError(f"{escape(path)} is not removed: {found}", where=escape(path), next="remove it yourself")
+    _remove(path, path.name, fs)
+
+
+def sweep(
+    parent: str | os.PathLike[str], *, fs: FileSystem = DEFAULT, warn: Callable[[str], None] | None = None
+) -> list[str]:
+    """Finish what a dead writer left in `parent`: put an old version back, remove temporary folders. Hold the lock.
+
+    Args:
+        warn: called with each leftover that cannot be removed; it stays, as it is in nobody's way.
+
+    Returns:
+        the names of the leftovers that were dealt with, sorted.
+    Raises:
+        DiskError: an old version could not be put back.
+    """
+    parent = Path(os.path.abspath(parent))
+    done = []
+    with fs.errors("list", parent):
+        names = list_folder(parent)
+    for name in names:
+        match = _LEFTOVER.fullmatch(name)
+        if not match or not _is_ours(parent / name, match[1]):
+            continue
+        kind, target = match[1], parent / match[2]
+        if kind == "old" and not os.path.lexists(target):
+            fs.rename(parent / name, target)
+            fs.fsync_dir(parent)
+        else:
+            try:
+                _remove(parent / name, match[2], fs)
+            except DiskError as error:
+                if warn is not None:
+                    warn(f"{escape(parent / name)}, which a dead run left, is not removed: {error.what}")
+                continue
+        done.append(name)
+    return done
+
+
+def _leftover_name(kind: str, name: str) -> str:
+    return f".{kind}-{name}-{secrets.token_hex(8)}"
+
+
+def _remove(folder: Path, name: str, fs: FileSystem) -> None:
+    """Remove our folder so that a crash on the way leaves something `sweep` knows."""
+    match = _LEFTOVER.fullmatch(folder.name)
+    if match and match[1] != "old":
+        fs.rmtree(folder, last=(MANIFEST_NAME, _MARKER))
+        return
+    # A temporary folder is nobody's version; any other must not look like one once it has lost a file.
+    doomed = folder.parent / _leftover_name("del", name)
+    names = set(os.listdir(folder))
+    fs.rename(folder, doomed)
+    try:
+        fs.fsync_dir(folder.parent)
+        fs.rmtree(doomed, last=(MANIFEST_NAME, _MARKER))
+    except DiskError:
+        # It is whole still: under `.del-` nobody would find it.
+        with contextlib.suppress(OSError):
+            if set(os.listdir(doomed)) == names and not os.path.lexists(folder):
+                fs.rename(doomed, folder)
+        raise
+
+
+def _obstacle(folder: Path, names: Collection[str]) -> str:
+    """What is in the way of removing `folder` and its files `names`, as far as can be seen; empty where nothing is."""
+    try:
+        own, inside = os.stat(folder), {name: os.lstat(folder / name) for name in os.listdir(folder)}
+    except OSError as error:
+        return f"it cannot be listed: {error.strerror}"
+    others = sorted(inside.keys() - set(names))
+    if others:
+        return f"it holds {quote(others[0])}, which was not saved with it"
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return "it may not be written to"
+    for name, found in inside.items():
+        if own.st_mode & stat.S_ISVTX and os.geteuid() not in (0, own.st_uid, found.st_uid):
+            return f"{quote(name)} belongs to another user"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{quote(name)} is no regular file"
+        if _is_fixed(folder / name, found):
+            return f"{quote(name)} is immutable"
+    return ""
+
+
+def _is_fixed(path: Path, found: os.stat_result) -> bool:
+    """Whether the regular file may not be removed although its folder may be written to."""
+    flags: int | None = getattr(found, "st_flags", None)  # macOS
+    if flags is not None:
+        return bool(flags & (stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return bool(int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)), sys.byteorder) & _FIXED)
+    except OSError:  # a file system without such flags
+        return False
+    finally:
+        close_read(descriptor)
+
+
+def _is_ours(folder: Path, kind: str) -> bool:
+    """Whether `folder` is a real folder that holds our manifest or, where no version was, our marker or nothing."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return False
+        names = os.listdir(folder)
+        marker = folder / _MARKER
+        if kind != "old" and _MARKER in names and stat.S_ISREG(os.lstat(marker).st_mode):
+            # A kill may have cut the marker short.
+            return _MARKER_TEXT.startswith(read_limited(marker, len(_MARKER_TEXT)))
+        if MANIFEST_NAME in names:
+            read_manifest(folder)
+            return True
+        return kind != "old" and not names
+    except (OSError, ModelError):
+        return False

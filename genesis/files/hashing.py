@@ -1,0 +1,105 @@
+"""Hashes of files and of training state; the state's hash is the H by which two runs are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from genesis.errors import ModelError
+from genesis.files.boundary import close_read, system_error
+from genesis.files.paths import open_regular
+from genesis.files.strict_json import canonical_bytes
+
+__all__ = ["StateHash", "sha256_file", "update"]
+
+_CHUNK = 1 << 20
+_PIECE = 64 << 20
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    """The sha256 of the regular file at `path` as 64 hex digits, read in pieces of 1 MiB.
+
+    Raises:
+        ModelError: not a regular file, or reading failed.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    descriptor = open_regular(path)
+    try:
+        while count := os.readv(descriptor, [buffer]):
+            digest.update(view[:count])
+    except OSError as error:
+        raise system_error(error, ModelError, "reading", path) from error
+    finally:
+        close_read(descriptor)
+    return digest.hexdigest()
+
+
+def update(digest: Any, data: bytes | memoryview) -> None:
+    """Add `data` to a hash of hashlib in pieces, between which signals are seen."""
+    view = memoryview(data)
+    for start in range(0, len(view), _PIECE):
+        digest.update(view[start : start + _PIECE])
+
+
+class StateHash:
+    """sha256 over named arrays and named JSON values.
+
+    The digest depends on names, kinds, dtypes, shapes and bytes, not on the order of adding, on strides or on the
+    machine. Clock times must not be added: equal runs at different times have equal hashes.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[tuple[str, str], bytes] = {}
+
+    def add_array(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Add an array; -0.0 and 0.0 differ, and so do NaNs of different bits.
+
+        Raises:
+            ValueError: the name was added before, or the array holds Python objects.
+        """
+        if array.dtype.hasobject:
+            raise ValueError(f"the array {name!r} holds Python objects")
+        digest = hashlib.sha256(canonical_bytes([array.dtype.name, list(array.shape)]))
+        native = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        update(digest, np.ascontiguousarray(native).reshape(-1).view(np.uint8).data)
+        self._add("array", name, digest.digest())
+
+    def add_json(self, name: str, value: object) -> None:
+        """Add a JSON value: dicts with string keys, lists, strings, integers, finite floats, booleans, None.
+
+        Raises:
+            ValueError: the name was added before, or a number is not finite. TypeError: JSON has no such type.
+        """
+        self._add("json", name, hashlib.sha256(canonical_bytes(value)).digest())
+
+    def holds(self, name: str) -> bool:
+        """Whether an array of this name was added."""
+        return ("array", name) in self._items
+
+    def array_digests(self) -> dict[str, str]:
+        """The digest of each array, for a `StateHash` of another process."""
+        return {name: digest.hex() for (kind, name), digest in self._items.items() if kind == "array"}
+
+    def add_digests(self, digests: Mapping[str, str]) -> None:
+        """Add arrays by what `array_digests` gave. Raises: ValueError, as `add_array`."""
+        for name, digest in digests.items():
+            self._add("array", name, bytes.fromhex(digest))
+
+    def hexdigest(self) -> str:
+        """The hash of all added so far as 64 hex digits."""
+        total = hashlib.sha256(b"genesis state 1\0")
+        for (kind, name), digest in sorted(self._items.items()):
+            total.update(canonical_bytes([kind, name]) + b"\0" + digest)
+        return total.hexdigest()
+
+    def _add(self, kind: str, name: str, digest: bytes) -> None:
+        if (kind, name) in self._items:
+            raise ValueError(f"the {kind} {name!r} was added before")
+        self._items[kind, name] = digest

@@ -1,0 +1,495 @@
+"""The safetensors format: a strict header parser of our own, positional reads without mmap, and a deterministic writer.
+
+A file is 8 bytes of little-endian header length, a JSON header, and the tensors' bytes without holes. Every claim of
+the header is checked against the file's size before memory is taken for a tensor. This is stricter than the format's
+library, which accepts duplicate names, unknown fields and `../` in names. Folders of several files are in `hf`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from genesis.errors import DTypeError, ModelError, OutOfMemoryError, ShapeError, escape
+from genesis.files.atomic import atomic_file
+from genesis.files.boundary import boundary, close_read
+from genesis.files.filesystem import DEFAULT, Buffer, FileSystem
+from genesis.files.paths import open_regular, quote
+from genesis.files.strict_json import check_structure
+
+__all__ = [
+    "DTYPES",
+    "HEADER_SIZE_CAP",
+    "MAX_DIMS",
+    "MAX_TENSORS",
+    "SafeTensors",
+    "TensorEntry",
+    "TensorSource",
+    "load_file",
+    "save_file",
+    "write_tensors",
+]
+
+# The library reads headers up to 100 MB. The largest published checkpoints would need about 130 bytes for each of
+# 40,000 tensors if all stood in one file; three times that bounds what a hostile header costs to a few hundred MiB.
+HEADER_SIZE_CAP = 16 << 20
+MAX_TENSORS = 1 << 16
+MAX_DIMS = 32
+# Three levels are right; a few more are parsed, so that the tensor with too many can be named.
+MAX_DEPTH = 8
+MAX_NAME_CHARS = 1024
+
+# In the order in which the library sorts dtypes: the last is written first, so that wide types are aligned.
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "U8": np.dtype(np.uint8),
+        "I8": np.dtype(np.int8),
+        "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+        "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+        "I16": np.dtype(np.int16),
+        "U16": np.dtype(np.uint16),
+        "F16": np.dtype(np.float16),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "I32": np.dtype(np.int32),
+        "U32": np.dtype(np.uint32),
+        "F32": np.dtype(np.float32),
+        "F64": np.dtype(np.float64),
+        "I64": np.dtype(np.int64),
+        "U64": np.dtype(np.uint64),
+    }
+)
+_RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES.values())}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_METADATA = "__metadata__"
+_PREFIX = 8
+_LARGEST = (1 << 63) - 1
+_WRITE_BYTES = 16 << 20
+_NEXT = "the file is damaged or was made to mislead: download or convert it again"
+_DEFAULT_METADATA: Mapping[str, str] = MappingProxyType({"format": "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What the header says of one tensor; `start` and `stop` are the byte range of its elements in the file."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A tensor that is read when it is written: what a header says of it, and where its values come from."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], npt.NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class SafeTensors:
+    """An open safetensors file: `names`, `entries` and `metadata` from its checked header, tensors read one at a time.
+
+    Args:
+        path: a regular file, or a link to one; its name is the caller's own (names from files go through `safe_join`).
+        header_size_cap: the largest header accepted, in bytes.
+
+    Raises:
+        ModelError: naming the file and, where it is one tensor's fault, the tensor; or reading failed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, header_size_cap: int = HEADER_SIZE_CAP) -> None:
+        self.path = Path(path)
+        self._descriptor: int | None = open_regular(path)
+        try:
+            with boundary(ModelError, "reading", path):
+                size = os.fstat(self._descriptor).st_size
+            header = _read_header(self._descriptor, size, header_size_cap, escape(path))
+            self.metadata, self.entries = _parse_header(header, size - _PREFIX - len(header), escape(path))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names in the header's order."""
+        return tuple(self.entries)
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """The tensor `name` in fresh memory.
+
+        Raises:
+            ModelError: no such tensor, the file ends early, BOOL bytes other than 0 and 1, reading failed.
+                OutOfMemoryError.
+        """
+        entry = self._entry(name)
+        array = self._allocated(entry, entry.shape)
+        self._fill(entry, array)
+        return array
+
+    def read_elements(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The elements [start, stop) of `name`, in row-major order, in fresh memory; errors as in `read_part`."""
+        array = self._allocated(self._entry(name), (stop - start,))
+        self.read_part(name, start, array)
+        return array
+
+    def read_into(self, name: str, buffer: npt.NDArray[Any]) -> None:
+        """Read the tensor `name` into `buffer`, a writable C-contiguous array of the tensor's shape and dtype.
+
+        Raises:
+            ShapeError, DTypeError: another shape or layout, another dtype. ModelError: the file ends early.
+        """
+        entry = self._entry(name)
+        if buffer.dtype != entry.dtype:
+            raise DTypeError(
+                f"{quote(name)} has dtype {entry.dtype}, the buffer {buffer.dtype}", where=escape(self.path)
+            )
+        if buffer.shape != entry.shape or not buffer.flags.c_contiguous or not buffer.flags.writeable:
+            what = f"{quote(name)} of shape {entry.shape} needs a writable contiguous buffer of it, got {buffer.shape}"
+            raise ShapeError(what, where=escape(self.path))
+        self._fill(entry, buffer)
+
+    def read_part(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
+        """Read the elements from number `start` on, in row-major order, into `buffer` `[n]`, contiguous.
+
+        Raises:
+            ShapeError, DTypeError: beyond the tensor's end or another layout, another dtype. ModelError: the file ends.
+        """
+        entry = self._entry(name)
+        if buffer.dtype != entry.dtype:
+            raise DTypeError(
+                f"{quote(name)} has dtype {entry.dtype}, the buffer {buffer.dtype}", where=escape(self.path)
+            )
+        size = entry.nbytes // entry.dtype.itemsize
+        if buffer.ndim != 1 or not buffer.flags.c_contiguous or not 0 <= start <= start + buffer.size <= size:
+            what = f"{buffer.shape} elements from number {start} of {quote(name)}, which has {size}"
+            raise ShapeError(what, where=escape(self.path))
+        self._fill(entry, buffer, start * entry.dtype.itemsize)
+
+    def close(self) -> None:
+        """Close the file; reading is an error from here on."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            close_read(descriptor)
+
+    def _entry(self, name: str) -> TensorEntry:
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise ModelError(
+                f"no tensor {quote(name)} in the file", where=escape(self.path), next="check the name"
+            ) from None
+
+    def _allocated(self, entry: TensorEntry, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        try:
+            return np.empty(shape, entry.dtype)
+        except MemoryError as error:
+            size = math.prod(shape) * entry.dtype.itemsize
+            what = f"no memory for {size:,} bytes of the tensor {quote(entry.name)}"
+            raise OutOfMemoryError(what, where=escape(self.path), next="free memory or take a smaller model") from error
+
+    def _fill(self, entry: TensorEntry, array: npt.NDArray[Any], skip: int = 0) -> None:
+        """Read into an array what begins `skip` bytes after the tensor's start."""
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        if array.nbytes == 0:
+            return
+        raw = array.reshape(-1).view(np.uint8)
+        _read_exactly(self._descriptor, raw.data, entry.start + skip, escape(self.path), quote(entry.name))
+        # numpy takes any non-zero byte for True in some places and compares it with 1 in others.
+        if entry.dtype == np.bool_ and raw.max() > 1:
+            raise _bad(entry.name, "holds bytes other than 0 and 1 as BOOL", escape(self.path))
+
+    def __enter__(self) -> SafeTensors:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load_file(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
+    """All tensors of the file at once, by name; errors as in `SafeTensors`."""
+    with SafeTensors(path) as file:
+        return {name: file.read(name) for name in file.names}
+
+
+class ByteSink(Protocol):
+    """Where a file's bytes go."""
+
+    def write(self, data: Buffer) -> None:
+        """Take all of `data`."""
+
+
+def save_file(
+    tensors: Mapping[str, npt.NDArray[Any]],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] = _DEFAULT_METADATA,
+    *,
+    fs: FileSystem = DEFAULT,
+) -> None:
+    """Write `tensors` to `path` durably and all at once: an older file there stays whole until the new one is.
+
+    Equal tensors and metadata give equal bytes, whatever their order. Errors as in `write_tensors`.
+    """
+    with atomic_file(path, fs=fs) as file:
+        write_tensors(file, tensors, metadata)
+
+
+def write_tensors(
+    sink: ByteSink,
+    tensors: Mapping[str, npt.NDArray[Any] | TensorSource],
+    metadata: Mapping[str, str] = _DEFAULT_METADATA,
+) -> None:
+    """Write `tensors` in the safetensors format to `sink`, one at a time: wide dtypes first, then by name.
+
+    Values of a `TensorSource` are held only while they are written.
+
+    Raises:
+        DTypeError: a dtype without a code in the format. ModelError: a name or metadata that reading would refuse.
+        DiskError: writing failed.
+    """
+    order = sorted(tensors, key=lambda name: (-_rank(name, tensors[name]), name))
+    header = _header(order, tensors, metadata)
+    sink.write(len(header).to_bytes(_PREFIX, "little") + header)
+    for name in order:
+        tensor = tensors[name]
+        for block in _blocks(tensor.read() if isinstance(tensor, TensorSource) else tensor):
+            sink.write(block.reshape(-1).view(np.uint8).data)
+
+
+def _rank(name: str, array: npt.NDArray[Any] | TensorSource) -> int:
+    try:
+        return _RANKS[array.dtype]
+    except KeyError:
+        raise DTypeError(
+            f"safetensors has no code for the dtype {array.dtype} of {quote(name)}", next="cast it"
+        ) from None
+
+
+def _header(
+    order: list[str], tensors: Mapping[str, npt.NDArray[Any] | TensorSource], metadata: Mapping[str, str]
+) -> bytes:
+    """The JSON header, padded with spaces so that the tensors' bytes start at a multiple of 8."""
+    header: dict[str, Any] = {}
+    if metadata:
+        header[_METADATA] = dict(sorted(metadata.items()))
+    start = 0
+    for name in order:
+        array = tensors[name]
+        stop = start + array.nbytes
+        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
+        "utf-8", "surrogatepass"
+    )
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_SIZE_CAP:
+        raise ModelError(
+            f"the header would have {len(text):,} bytes, over {HEADER_SIZE_CAP:,}", next="use several files"
+        )
+    # Nothing is written that this module would not read.
+    _parse_header(text, start, "the tensors to save")
+    return text
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """`array` in C-contiguous pieces along its first axis, so that a view with strides is never copied whole."""
+    if array.flags.c_contiguous:
+        yield array
+        return
+    rows = max(1, _WRITE_BYTES // max(1, array[0].nbytes))
+    for first in range(0, len(array), rows):
+        yield np.ascontiguousarray(array[first : first + rows])
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as it is written, so that duplicate keys are still there to be named."""
+
+
+class _Odd:
+    """A JSON number that is not a plain integer: a fraction, a negative, NaN, or beyond 19 digits."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text[:40]
+
+
+def _integer(text: str) -> int | _Odd:
+    return int(text) if len(text) <= 19 and text[0] != "-" else _Odd(text)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_float=_Odd, parse_constant=_Odd)
+
+
+def _read_header(descriptor: int, size: int, cap: int, where: str) -> bytes:
+    """The header's bytes, once its length fits the file and the cap."""
+    if size < _PREFIX:
+        raise ModelError(f"the file has {size} bytes, too few for a safetensors header", where=where, next=_NEXT)
+    prefix = bytearray(_PREFIX)
+    _read_exactly(descriptor, memoryview(prefix), 0, where, "the header's length")
+    length = int.from_bytes(prefix, "little")
+    if length > min(cap, size - _PREFIX) or length < 2:
+        what = f"the header's length is {length:,} bytes; between 2 and {min(cap, size - _PREFIX):,} are possible here"
+        raise ModelError(what, where=where, next=_NEXT)
+    header = bytearray(length)
+    _read_exactly(descriptor, memoryview(header), _PREFIX, where, "the header")
+    return bytes(header)
+
+
+def _parse_header(header: bytes, data_bytes: int, where: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:
+    """Metadata and tensors of a header over `data_bytes` bytes of elements, every claim checked."""
+    pairs = _decode(header, where)
+    if len(pairs) > MAX_TENSORS + 1:
+        raise ModelError(
+            f"the header has {len(pairs):,} entries, over {MAX_TENSORS:,} tensors", where=where, next=_NEXT
+        )
+    metadata: dict[str, str] | None = None
+    entries: dict[str, TensorEntry] = {}
+    for name, value in pairs:
+        if name == _METADATA:
+            if metadata is not None:
+                raise _bad(name, "appears twice in the header", where)
+            metadata = _check_metadata(value, where)
+            continue
+        if name in entries:
+            raise _bad(name, "appears twice in the header", where)
+        _check_name(name, where)
+        entries[name] = _check_entry(name, value, data_bytes, _PREFIX + len(header), where)
+    _check_cover(entries, _PREFIX + len(header), _PREFIX + len(header) + data_bytes, where)
+    return metadata or {}, entries
+
+
+def _decode(header: bytes, where: str) -> _Pairs:
+    """The header's JSON with objects as pairs; only spaces may follow it."""
+    if header[:1] != b"{":
+        raise ModelError("the header does not start with '{': this is no safetensors file", where=where, next=_NEXT)
+    check_structure(header, where=where, max_depth=MAX_DEPTH, max_containers=4 * MAX_TENSORS)
+    try:
+        text = header.decode("utf-8")
+        pairs, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        reason = escape(error)[:200]
+        raise ModelError(f"the header is not JSON in UTF-8: {reason}", where=where, next=_NEXT) from error
+    if text[end:].strip(" "):
+        raise ModelError(f"the header goes on after its JSON ends at byte {end:,}", where=where, next=_NEXT)
+    assert isinstance(pairs, _Pairs)
+    return pairs
+
+
+def _check_metadata(value: object, where: str) -> dict[str, str]:
+    """The metadata as a dict of strings."""
+    if not isinstance(value, _Pairs):
+        raise _bad(_METADATA, "is not a JSON object", where)
+    result: dict[str, str] = {}
+    for key, text in value:
+        if not isinstance(text, str) or not (_is_unicode(key) and _is_unicode(text)):
+            raise _bad(_METADATA, f"has the key {quote(key)}, whose value is not plain text", where)
+        if key in result:
+            raise _bad(_METADATA, f"has the key {quote(key)} twice", where)
+        result[key] = text
+    return result
+
+
+def _check_name(name: str, where: str) -> None:
+    """Refuse names that could drive a terminal or be taken for a path elsewhere."""
+    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise _bad(name, f"has a name that is empty, over {MAX_NAME_CHARS} characters or not printable", where)
+    if "\\" in name or name.startswith("/") or ".." in name.split("/"):
+        raise _bad(name, "has a name that reads as a path out of a folder", where)
+
+
+def _check_entry(name: str, value: object, data_bytes: int, base: int, where: str) -> TensorEntry:
+    """One tensor of the header; its offsets lie in the file and agree with shape and dtype."""
+    if not isinstance(value, _Pairs):
+        raise _bad(name, "is not described by a JSON object", where)
+    fields = dict(value)
+    if len(fields) != len(value) or fields.keys() != _FIELDS:
+        found = ", ".join(quote(key, 40) for key, _ in value[:8])
+        raise _bad(name, f"has the fields {found or 'none'} instead of dtype, shape and data_offsets", where)
+    code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise _bad(name, f"has the unknown dtype {quote(code, 40)}; known are {', '.join(DTYPES)}", where)
+    if type(shape) is not list or len(shape) > MAX_DIMS or not all(_is_count(size) for size in shape):
+        raise _bad(
+            name, f"has a shape that is not a list of at most {MAX_DIMS} whole numbers: {quote(shape, 60)}", where
+        )
+    if type(offsets) is not list or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
+        raise _bad(name, f"has data_offsets that are not two whole numbers: {quote(offsets, 60)}", where)
+    start, stop = offsets
+    if not start <= stop <= data_bytes:
+        raise _bad(name, f"claims the bytes {start:,} to {stop:,} of {data_bytes:,}", where)
+    dtype = DTYPES[code]
+    # Sizes next to a zero count too: numpy refuses an empty array whose other sizes overflow.
+    if math.prod(size for size in shape if size) * dtype.itemsize > _LARGEST:
+        raise _bad(name, f"has a shape too large for any memory: {quote(shape, 60)}", where)
+    needed = math.prod(shape) * dtype.itemsize
+    if needed != stop - start:
+        raise _bad(name, f"has {stop - start:,} bytes where {code} {quote(shape, 60)} needs {needed:,}", where)
+    return TensorEntry(name, dtype, tuple(shape), base + start, base + stop)
+
+
+def _check_cover(entries: dict[str, TensorEntry], start: int, stop: int, where: str) -> None:
+    """Refuse overlaps, holes and trailing bytes: in order of offset the tensors cover `start` to `stop` exactly."""
+    reached = start
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != reached:
+            kind = "overlaps the tensor before it" if entry.start < reached else "leaves a hole before it"
+            raise _bad(entry.name, f"{kind}: it starts at byte {entry.start:,} of the file, not {reached:,}", where)
+        reached = entry.stop
+    if reached != stop:
+        raise ModelError(f"{stop - reached:,} bytes follow the last tensor", where=where, next=_NEXT)
+
+
+def _is_count(value: object) -> bool:
+    """Whether `value` is a whole number from 0 to 2^63 - 1; a JSON true is none."""
+    return type(value) is int and value <= _LARGEST
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether `text` has no half surrogate pairs, which no encoding can write."""
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def _read_exactly(descriptor: int, view: memoryview, offset: int, where: str, what: str) -> None:
+    """Fill `view` from the file's bytes at `offset`, going on after short reads."""
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(descriptor, [view[done:]], offset + done)
+        except OSError as error:
+            raise ModelError(f"cannot read {what}: {error.strerror}", where=where, next="check the disk") from error
+        if count == 0:
+            raise ModelError(f"the file ended while {what} was read", where=where, next=_NEXT)
+        done += count
+
+
+def _bad(name: str, problem: str, where: str) -> ModelError:
+    return ModelError(f"the tensor {quote(name)} {problem}", where=where, next=_NEXT)

@@ -1,0 +1,154 @@
+"""Strict JSON: parsing that refuses what JSON leaves open, with limits that are checked before memory is taken.
+
+Refused are duplicate keys, NaN and infinities, deep nesting, too many containers and invalid UTF-8. It knows no schema.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from genesis.errors import GenesisError, ModelError, escape
+from genesis.files.boundary import close_read, system_error
+from genesis.files.paths import open_regular, quote
+
+__all__ = ["canonical_bytes", "check_structure", "indented_bytes", "parse_object", "read_limited", "read_object"]
+
+MAX_DEPTH = 64
+MAX_CONTAINERS = 1_000_000
+
+_NEXT = "restore the file, or write it again"
+_STRING = re.compile(rb'"[^"]*"?')
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def check_structure(
+    data: bytes, *, where: str, max_depth: int = MAX_DEPTH, max_containers: int = MAX_CONTAINERS
+) -> None:
+    """Refuse JSON text nested deeper than `max_depth` or with more than `max_containers` lists and objects.
+
+    Runs over the bytes in linear time and takes at most as much memory again, so that it can run before the parser.
+    """
+    # Without escaped characters a quote always opens or closes a string, and brackets inside strings can be dropped.
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+    brackets = _STRING.sub(b"", plain).translate(None, _NOT_BRACKETS)
+    if brackets.count(b"[") + brackets.count(b"{") > max_containers:
+        raise ModelError(f"the JSON holds more than {max_containers:,} lists and objects", where=where, next=_NEXT)
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > max_depth:
+            raise ModelError(f"the JSON is nested deeper than {max_depth} levels", where=where, next=_NEXT)
+
+
+def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """The JSON object in `data`, for which errors say `where`.
+
+    Raises:
+        ModelError: not UTF-8, not JSON, not an object, duplicate keys, NaN or infinite numbers, half surrogate pairs,
+            too deep, too many parts.
+    """
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in items:
+            if key in result:
+                raise ModelError(f"the key {quote(key)} appears twice in one JSON object", where=where, next=_NEXT)
+            result[key] = value
+        return result
+
+    def finite(text: str) -> float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ModelError(f"the number {quote(text)} is not finite", where=where, next=_NEXT)
+        return number
+
+    check_structure(data, where=where, max_depth=max_depth)
+    try:
+        result = json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_float=finite, parse_constant=finite)
+        if _SURROGATE.search(data):
+            json.dumps(result, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"the file is not UTF-8: byte {error.start:,} is invalid", where=where, next=_NEXT) from error
+    except json.JSONDecodeError as error:
+        where_in_file = f"{where}:{error.lineno}:{error.colno}"
+        raise ModelError(f"the file is not JSON: {escape(error.msg)}", where=where_in_file, next=_NEXT) from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            "the JSON holds a number, a text or a nesting beyond every use", where=where, next=_NEXT
+        ) from error
+    if not isinstance(result, dict):
+        raise ModelError("the file holds no JSON object at its top", where=where, next=_NEXT)
+    return result
+
+
+def read_limited(path: str | os.PathLike[str], limit: int, kind: type[GenesisError] = ModelError) -> bytes:
+    """All bytes of the regular file `path`, of which there may be at most `limit`; the size is checked before reading.
+
+    Args:
+        kind: the class of the error: what the file is read as.
+
+    Raises:
+        GenesisError: of class `kind`: no regular file, or a larger one, or reading failed.
+    """
+    descriptor = open_regular(path, kind)
+    try:
+        size = os.fstat(descriptor).st_size
+        data = b"" if size > limit else _read_up_to(descriptor, limit + 1)
+    except OSError as error:
+        raise system_error(error, kind, "reading", path) from error
+    finally:
+        close_read(descriptor)
+    if max(size, len(data)) > limit:
+        raise kind(f"{quote(os.fspath(path), 400)} has {size:,} bytes, more than the {limit:,} allowed", next=_NEXT)
+    return data
+
+
+def read_object(path: str | os.PathLike[str], *, limit: int, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """The JSON object in the file `path` of at most `limit` bytes; errors as in `read_limited` and `parse_object`."""
+    return parse_object(read_limited(path, limit), where=escape(Path(path)), max_depth=max_depth)
+
+
+def indented_bytes(value: object) -> bytes:
+    """JSON in lines, keys sorted: for files that people read, too."""
+    return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def canonical_bytes(value: object) -> bytes:
+    """`value` as the one compact JSON text that equal values share: sorted keys, no spaces, ASCII, finite numbers.
+
+    Raises:
+        TypeError: a key that is no string, or a type that JSON does not have. ValueError: a number that is not finite.
+    """
+    _check_plain(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _read_up_to(descriptor: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    left = limit
+    while left and (part := os.read(descriptor, min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _check_plain(value: object) -> None:
+    """Refuse what `json.dumps` would turn into something else, such as integer keys."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"a JSON key must be a string, found {key!r}")
+            _check_plain(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_plain(item)
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise TypeError(f"JSON has no type for {type(value).__name__}")
