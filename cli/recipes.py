@@ -73,7 +73,7 @@ def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Con
 
 def _source(name: str) -> tuple[str | bytes, str]:
     """The text of the configuration called `name`, and its name in errors."""
-    from genesis.files.owner import stranger
+    from genesis.files.trust import stranger
     from genesis.train.config_file import read_source
 
     with boundary(ConfigError, "looking for the configuration", name):

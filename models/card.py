@@ -15,9 +15,9 @@ from genesis.files.atomic import MANIFEST_NAME, read_manifest
 from genesis.files.cards import README, read_head, with_head
 from genesis.files.hf import CHECKPOINT, read_json
 from genesis.files.hub_cache import DATA_SOURCE, hub_name, local_path, name_of
-from genesis.files.owner import run_file
 from genesis.files.paths import exists, safe_join
 from genesis.files.strict_json import read_limited
+from genesis.files.trust import run_file
 from genesis.train.checkpoint import TRAINER
 from genesis.train.config_file import RESOLVED, parse_config
 from genesis.train.strict_yaml import MAX_BYTES, emit

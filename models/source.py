@@ -12,8 +12,8 @@ from genesis.files.atomic import MANIFEST_NAME
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
 from genesis.files.hub_cache import local_path
-from genesis.files.owner import check_owner
 from genesis.files.paths import exists, is_folder, list_folder, quote
+from genesis.files.trust import check_owner
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
     AdapterConfig,

@@ -17,9 +17,9 @@ from genesis.files.atomic import DEFAULT, write_file
 from genesis.files.filesystem import disk_error
 from genesis.files.hf import CHECKPOINT, INDEX_NAME, SIDE_FILES
 from genesis.files.lock import LOCK_NAME, FolderLock, is_lock_file
-from genesis.files.owner import check_owner
 from genesis.files.paths import safe_join
 from genesis.files.strict_json import read_limited
+from genesis.files.trust import check_owner
 from genesis.train.checkpoint import TRAINER
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config

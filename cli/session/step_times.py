@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from genesis.errors import GenesisError, escape
 from genesis.files.hf import read_json
-from genesis.files.owner import run_file
 from genesis.files.paths import list_folder
 from genesis.files.strict_json import parse_object, read_limited
+from genesis.files.trust import run_file
 from genesis.report.files import default_folder
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, load_config

@@ -20,8 +20,8 @@ from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, InterruptedRun, escape
 from genesis.files.atomic import FolderUpdate, sweep
-from genesis.files.owner import check_owner
 from genesis.files.strict_json import indented_bytes
+from genesis.files.trust import check_owner
 from genesis.train.checkpoint import BEST, TRAINER, Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_reads_back

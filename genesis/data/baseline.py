@@ -10,7 +10,8 @@ import numpy as np
 
 from genesis.data.documents import DocumentIndex
 from genesis.data.records import Document
-from genesis.files.cache import Cache, EntryWriter
+from genesis.files.cache import Cache
+from genesis.files.entry import EntryWriter
 
 __all__ = ["gzip_bits_per_byte", "gzip_bytes"]
 

@@ -29,7 +29,8 @@ from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.data.too_long import Note, TooLong, fit
 from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
-from genesis.files.cache import Cache, EntryWriter, State
+from genesis.files.cache import Cache, State
+from genesis.files.entry import EntryWriter
 from genesis.files.strict_json import canonical_bytes
 
 __all__ = ["DataReport", "HeldOut", "MakeEncoder", "Prepared", "StageProgress", "prepare", "prepare_held_out"]

@@ -27,7 +27,8 @@ from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
 from genesis.data.records import Defect, Defects, Document, Remark
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
-from genesis.files.cache import Cache, Entry, EntryWriter, State
+from genesis.files.cache import Cache, State
+from genesis.files.entry import Entry, EntryWriter
 from genesis.files.strict_json import parse_object
 
 __all__ = ["NO_TARGET", "Encoder", "SpecialText", "Tokenized", "reread", "tokenize"]

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from genesis.errors import DiskError, escape
-from genesis.files.entry import Buffer, Damaged, Entry, EntryWriter, close_read, disk_error, observe, read_entry
-from genesis.files.entry_lock import EntryLock
+from genesis.files.boundary import close_read
+from genesis.files.entry import Damaged, Entry, EntryWriter, read_entry
+from genesis.files.filesystem import DEFAULT, Buffer
+from genesis.files.lock import EntryLock
 from genesis.files.trust import Refused, check_file, open_file, open_folder, private_folder
 
 __all__ = ["USER", "Cache", "Cached", "State", "user_folder"]
@@ -97,6 +99,7 @@ class Cache:
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
         self._own, self._optional, self._setting, self._tell = own, optional, setting, tell
+        self._fs = DEFAULT.for_place(f"another {setting}")
         self._descriptor, self._lock, self._swept = -1, threading.Lock(), False
 
     def find(self, name: str, *, limit: int | None = None) -> Entry | None:
@@ -118,12 +121,13 @@ class Cache:
                 writer.write(part, data)
 
         try:
-            folder = self._open()
-            self._sweep(folder)
-            self._write(folder, name, make, flush=False)
-        except OSError as error:
+            with self._fs.errors("write", self.folder):
+                folder = self._open()
+                self._sweep(folder)
+                self._write(folder, name, make, flush=False)
+        except DiskError:
             if not self._optional:
-                raise error if isinstance(error, DiskError) else disk_error(error, "write", self.folder) from error
+                raise
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
@@ -156,13 +160,13 @@ class Cache:
         if (found := self._found(name)) is not None:
             return Cached(found, "found")
         folder, path = self._open(), self.folder / name
-        with _errors("lock", path):
+        with self._fs.errors("lock", path):
             lock = EntryLock(folder, name, f"{kind} in {self.folder}", self._tell)
             is_first = lock.acquire()
         try:
             if (found := self._found(name)) is not None:
                 return Cached(found, "found")
-            with _errors("remove", path):
+            with self._fs.errors("remove", path):
                 if is_first:
                     _discard_temporary(folder, name)
                 state: State = "rebuilt" if _discard(folder, name) else "made"
@@ -186,13 +190,14 @@ class Cache:
             if isinstance(error, DiskError):
                 raise
             if error.errno in _NO_MEANS:
-                raise disk_error(error, "open", self.folder / name) from error
+                with self._fs.errors("open", self.folder / name):
+                    raise
             return None
 
     def _written(self, name: str) -> Entry | None:
         """The entry that this process has just written, None where its bytes are others. Raises: DiskError."""
         try:
-            with _errors("read", self.folder / name):
+            with self._fs.errors("read", self.folder / name):
                 return self._read(name, None)
         except (Refused, Damaged):
             return None
@@ -209,18 +214,16 @@ class Cache:
         assert _NAME.fullmatch(name), name
         path = self.folder / name
         staged = f"{_TEMPORARY}{name}-{secrets.token_hex(8)}"
-        observe("open", path)
-        try:
+        with self._fs.calling("open", path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(staged, flags, 0o600, dir_fd=folder)
-        except OSError as error:
-            raise disk_error(error, "open", path) from error
         try:
             _claim(descriptor)
-            writer = EntryWriter(descriptor, name, path)
+            writer = EntryWriter(descriptor, name, path, self._fs)
             make(writer)
             writer.finish(flush=flush)
-            _take_place(folder, staged, name, path)
+            with self._fs.calling("rename", path):
+                _take_place(folder, staged, name)
         except BaseException:
             _unlink(folder, staged)
             close_read(descriptor)
@@ -236,15 +239,15 @@ class Cache:
             return self._descriptor
 
     def _opened(self) -> int:
-        observe("open", self.folder)
         try:
-            return open_folder(self.folder, own=self._own)
+            with self._fs.calling("open", self.folder):
+                return open_folder(self.folder, own=self._own)
         except Refused as error:
             reason = str(error)
-        except OSError as error:
+        except DiskError as error:
             if not self._optional:
-                raise disk_error(error, "open", self.folder) from error
-            reason = error.strerror or str(error)
+                raise
+            reason = os.strerror(error.errno or errno.EIO)
         if (str(self.folder), reason) not in _warned:
             _warned.add((str(self.folder), reason))
             self._tell(
@@ -255,8 +258,8 @@ class Cache:
             name = hashlib.sha256(str(self.folder).encode(errors="surrogateescape")).hexdigest()[:16]
             return open_folder(private_folder() / name)
         except (OSError, Refused) as error:
-            code = error.errno if isinstance(error, OSError) else errno.EACCES
-            raise disk_error(OSError(code, str(error)), "open", self.folder) from error
+            with self._fs.errors("open", self.folder):
+                raise OSError(error.errno if isinstance(error, OSError) else errno.EACCES, str(error)) from error
 
     def _sweep(self, folder: int) -> None:
         """Once: remove what writers that died have left; a living one holds a lock on its file."""
@@ -266,16 +269,6 @@ class Cache:
         for name in os.listdir(folder):
             if name.startswith(_TEMPORARY) and not _is_claimed(folder, name):
                 _unlink(folder, name)
-
-
-@contextmanager
-def _errors(op: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DiskError:
-        raise
-    except OSError as error:
-        raise disk_error(error, op, path) from error
 
 
 def _claim(descriptor: int) -> None:
@@ -305,17 +298,13 @@ def _is_claimed(folder: int, name: str) -> bool:
         close_read(descriptor)
 
 
-def _take_place(folder: int, staged: str, name: str, path: Path) -> None:
-    """Rename; what is no entry (a folder of an older version, say) gives way."""
-    observe("rename", path)
+def _take_place(folder: int, staged: str, name: str) -> None:
+    """Rename; what is not an entry (a folder of an older version, say) gives way."""
     try:
-        try:
-            os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except (IsADirectoryError, FileExistsError):
-            _discard(folder, name)
-            os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError as error:
-        raise disk_error(error, "rename", path) from error
+        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except (IsADirectoryError, FileExistsError):
+        _discard(folder, name)
+        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _discard(folder: int, name: str) -> bool:

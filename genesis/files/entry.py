@@ -10,33 +10,18 @@ is stored, so that nothing can contradict itself. What differs from the one file
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from genesis.errors import DiskError, escape
+from genesis.files.filesystem import Buffer, FileSystem, as_bytes
 
-__all__ = [
-    "Buffer",
-    "Damaged",
-    "Entry",
-    "EntryWriter",
-    "Observer",
-    "PartWriter",
-    "close_read",
-    "disk_error",
-    "read_entry",
-]
-
-Buffer = bytes | bytearray | memoryview
+__all__ = ["Damaged", "Entry", "EntryWriter", "PartWriter", "read_entry"]
 
 MARK = b"genesis cache 1\n"
 ALIGNMENT = 64
@@ -45,11 +30,6 @@ TAIL = LENGTH.size + hashlib.sha256().digest_size
 MAX_INDEX = 1 << 16
 _CHUNK = 1 << 20
 _SMALL = 1 << 20  # bytes; a larger entry is mapped, not read
-
-# Called before each call that changes the disk, with what it does, where, and the bytes of a write; it may raise, or
-# return how many bytes a write takes. For tests.
-Observer = Callable[[str, Path, int], int | None]
-observer: Observer | None = None
 
 
 class Damaged(Exception):
@@ -146,10 +126,11 @@ class EntryWriter:
         descriptor: of a new file; this object closes it.
         name: the entry's.
         path: how errors name the file.
+        fs: the file system to write through.
     """
 
-    def __init__(self, descriptor: int, name: str, path: Path) -> None:
-        self._descriptor, self._name, self._path = descriptor, name, path
+    def __init__(self, descriptor: int, name: str, path: Path, fs: FileSystem) -> None:
+        self._descriptor, self._name, self._path, self._fs = descriptor, name, path, fs
         self._digest, self._place = hashlib.sha256(), 0
         self._sizes: dict[str, int] = {}
         self._open: PartWriter | None = None
@@ -181,20 +162,13 @@ class EntryWriter:
         self._append(index + LENGTH.pack(len(index)))
         self._append(self._digest.digest())
         if flush:
-            observe("fsync", self._path)
-            try:
-                os.fsync(self._descriptor)
-            except OSError as error:
-                raise disk_error(error, "fsync", self._path) from error
+            self._fs.fsync(self._descriptor, self._path)
 
     def close(self) -> None:
         """Close the file; closing again does nothing. Raises: DiskError: what was written may be lost."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                raise disk_error(error, "close", self._path) from error
+            self._fs.close(descriptor, self._path)
 
     def _part(self, name: str, data: Buffer) -> None:
         self._append(data)
@@ -205,19 +179,10 @@ class EntryWriter:
             self._append(bytes(gap))
 
     def _append(self, data: Buffer) -> None:
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
+        view = as_bytes(data)
         self._digest.update(view)
         self._place += len(view)
-        while view:
-            limit = observe("write", self._path, len(view))
-            try:
-                done = os.write(self._descriptor, view[: min(limit, 64 * _CHUNK)])
-                if not done:
-                    raise OSError(errno.EIO, "the file takes no more bytes")
-            except OSError as error:
-                raise disk_error(error, "write", self._path, needed=len(view)) from error
-            view = view[done:]
+        self._fs.write(self._descriptor, self._path, view)
 
 
 class PartWriter:
@@ -244,44 +209,3 @@ class PartWriter:
     ) -> None:
         if kind is None and not self.finished:
             self.finish()
-
-
-def observe(op: str, path: Path, size: int = 0) -> int:
-    """Show a call that is about to happen to the observer; the bytes that a write may take."""
-    if observer is None:
-        return size
-    try:
-        limit = observer(op, path, size)
-    except DiskError:
-        raise
-    except OSError as error:
-        raise disk_error(error, op, path, needed=size) from error
-    return size if limit is None else min(size, limit)
-
-
-def close_read(descriptor: int) -> None:
-    """Close a descriptor of which no written byte depends; an error that comes with closing changes nothing."""
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
-
-
-def disk_error(error: OSError, op: str, path: Path, *, needed: int = 0) -> DiskError:
-    """The `DiskError` for a call of the cache that failed; on a full disk with needed and free bytes."""
-    what = f"{op} of {escape(path)} failed: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what += f" (needed {needed:,} bytes, free {_free(path):,} bytes)"
-    advice: dict[Any, str] = {errno.EACCES: "check who may write there", errno.EROFS: "check who may write there"}
-    next = f"{advice.get(error.errno, 'free space, or check the disk')}, or choose another data.cache_dir"
-    result = DiskError(what, where=escape(path), next=next)
-    result.errno = error.errno
-    return result
-
-
-def _free(path: Path) -> int:
-    for folder in path.parents:
-        try:
-            info = os.statvfs(folder)
-        except OSError:
-            continue
-        return info.f_bavail * info.f_frsize
-    return 0

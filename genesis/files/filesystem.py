@@ -1,7 +1,7 @@
 """The file-system calls that must survive a crash, each observable so that tests can record, fail or end it.
 
-All durable writing of the project goes through a `FileSystem`. It knows single calls only; `files` builds protocols of
-them.
+All durable writing of the project goes through a `FileSystem`. It knows single calls only; `atomic` and `cache` build
+protocols of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 
 from genesis.errors import DiskError, escape
 
-__all__ = ["DEFAULT", "Buffer", "Call", "FileSystem", "Observer", "Writer", "check_room", "disk_error"]
+__all__ = ["DEFAULT", "Buffer", "Call", "FileSystem", "Observer", "Writer", "as_bytes", "check_room", "disk_error"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -54,19 +54,29 @@ class FileSystem:
     Args:
         observer: called before each call. It may record it, raise an `OSError` instead, or return a number to make
             a write take at most that many bytes.
+        elsewhere: the other place that errors advise to choose.
     """
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(self, observer: Observer | None = None, *, elsewhere: str = "another output folder") -> None:
         self._observer = observer
+        self._elsewhere = elsewhere
 
     def shown(self, observer: Callable[[Call], None]) -> FileSystem:
         """The same calls, shown to another observer first, which may raise an `OSError` instead of one."""
 
-        def observe(call: Call) -> int | None:
+        def show_both(call: Call) -> int | None:
             observer(call)
-            return None if self._observer is None else self._observer(call)
+            return self.show(call)
 
-        return FileSystem(observe)
+        return FileSystem(show_both, elsewhere=self._elsewhere)
+
+    def for_place(self, elsewhere: str) -> FileSystem:
+        """The same calls with the same observer; errors advise to choose `elsewhere`."""
+        return FileSystem(self.show, elsewhere=elsewhere)
+
+    def show(self, call: Call) -> int | None:
+        """Show the observer a call that is about to happen; returns how many bytes a write may take, None for all."""
+        return None if self._observer is None else self._observer(call)
 
     def create(self, path: Path) -> Writer:
         """A writer of the new file `path`, which must not exist."""
@@ -78,15 +88,14 @@ class FileSystem:
 
     def open_write(self, path: Path, flags: int) -> int:
         """A write-only descriptor of `path`, opened with the further `flags`."""
-        with self._calling("open", path):
+        with self.calling("open", path):
             return os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
 
     def write(self, descriptor: int, path: Path, data: Buffer) -> None:
         """Write all of `data`, going on after short writes."""
-        # An empty view of several dimensions cannot be cast.
-        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        view = as_bytes(data)
         while view:
-            with self._calling("write", path, size=len(view)) as limit:
+            with self.calling("write", path, size=len(view)) as limit:
                 done = os.write(descriptor, view[: min(limit, _CHUNK)])
                 if done == 0:
                     raise OSError(errno.EIO, "the file takes no more bytes")
@@ -94,13 +103,13 @@ class FileSystem:
 
     def fsync(self, descriptor: int, path: Path) -> None:
         """Return once the file's bytes are on the medium."""
-        with self._calling("fsync", path):
+        with self.calling("fsync", path):
             _flush(descriptor)
 
     def close(self, descriptor: int, path: Path) -> None:
         """Close the descriptor, also when closing reports an error."""
         try:
-            with self._calling("close", path):
+            with self.calling("close", path):
                 pass
         except BaseException:
             # This error keeps its path and its bytes, whatever closing adds to it.
@@ -112,7 +121,7 @@ class FileSystem:
 
     def fsync_dir(self, path: Path) -> None:
         """Return once the folder's own entries (new names, renames, removals) are on the medium."""
-        with self._calling("fsync_dir", path):
+        with self.calling("fsync_dir", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
             try:
                 _flush(descriptor)
@@ -126,22 +135,22 @@ class FileSystem:
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically; an existing target file is replaced."""
-        with self._calling("rename", source, target=target):
+        with self.calling("rename", source, target=target):
             os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
         """Remove a file or a link."""
-        with self._calling("unlink", path):
+        with self.calling("unlink", path):
             os.unlink(path)
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty folder."""
-        with self._calling("rmdir", path):
+        with self.calling("rmdir", path):
             os.rmdir(path)
 
     def mkdir(self, path: Path) -> None:
         """Make one new folder."""
-        with self._calling("mkdir", path):
+        with self.calling("mkdir", path):
             os.mkdir(path)
 
     def makedirs(self, path: Path) -> None:
@@ -173,10 +182,10 @@ class FileSystem:
         self.rmdir(path)
 
     @contextmanager
-    def _calling(self, op: str, path: Path, *, target: Path | None = None, size: int = 0) -> Iterator[int]:
-        """Tell the observer of the call; yields how many bytes a write may take."""
+    def calling(self, op: str, path: Path, *, target: Path | None = None, size: int = 0) -> Iterator[int]:
+        """A block that makes the call `op`, which the observer sees first; yields how many bytes a write may take."""
         with self.errors(op, path, size=size):
-            limit = self._observer(Call(op, path, target, size)) if self._observer else None
+            limit = self.show(Call(op, path, target, size))
             yield size if limit is None else min(size, limit)
 
     @contextmanager
@@ -187,7 +196,7 @@ class FileSystem:
         except DiskError:
             raise
         except OSError as error:
-            raise disk_error(error, op, path, needed=size) from error
+            raise disk_error(error, op, path, needed=size, elsewhere=self._elsewhere) from error
 
 
 class Writer:
@@ -247,14 +256,22 @@ class Writer:
             self.finish()
 
 
-def disk_error(error: OSError, op: str, path: Path, *, needed: int = 0) -> DiskError:
+def as_bytes(data: Buffer) -> memoryview:
+    """The bytes of a buffer of any shape as one row."""
+    # An empty view of several dimensions cannot be cast.
+    return memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+
+
+def disk_error(
+    error: OSError, op: str, path: Path, *, needed: int = 0, elsewhere: str = "another output folder"
+) -> DiskError:
     """The `DiskError` for the call `op` on `path` that failed; on a full disk with needed and free bytes."""
     what = f"{op} of {escape(path)} failed: {error.strerror or error}"
     if error.errno in _NO_ROOM:
         what += f" (needed {needed:,} bytes, free {_free_bytes(path):,} bytes)"
-        advice = "free space or quota on this disk, or choose another output folder; what was saved before is intact"
+        advice = f"free space or quota on this disk, or choose {elsewhere}; what was saved before is intact"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        advice = "check who may write there, or choose another output folder"
+        advice = f"check who may write there, or choose {elsewhere}"
     else:
         advice = "check the disk and the path; what was saved before is intact"
     result = DiskError(what, where=escape(path), next=advice)

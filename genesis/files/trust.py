@@ -1,7 +1,12 @@
-"""Folders and files that nobody but this user can have changed, opened so that nothing can be exchanged meanwhile.
+"""Whom a file may belong to: folders and files that nobody but this user can have written.
 
-A path is walked from the root with one descriptor a folder. What is checked is what the descriptor holds, and the next
-name is looked up in it, so a folder that is renamed or replaced during the walk changes nothing.
+`open_folder` and `open_file` open what is ours alone, such as a cache. A path is walked from the root with one
+descriptor a folder. What is checked is what the descriptor holds, and the next name is looked up in it, so a folder
+that is renamed or replaced during the walk changes nothing.
+
+`check_owner` is for what a command finds by itself (the newest checkpoint, the record of a run, a configuration in the
+current folder that has a recipe's name): what another user put there is refused. A file that the user names is the
+user's choice.
 """
 
 from __future__ import annotations
@@ -18,10 +23,12 @@ import tempfile
 import threading
 from pathlib import Path
 
-from genesis.errors import DiskError, escape
-from genesis.files.entry import close_read, observe
+from genesis.errors import DataError, DiskError, ModelError, escape
+from genesis.files.boundary import boundary, close_read
+from genesis.files.filesystem import DEFAULT, Call, disk_error
+from genesis.files.paths import exists, safe_join
 
-__all__ = ["Refused", "check_file", "open_file", "open_folder", "private_folder"]
+__all__ = ["Refused", "check_file", "check_owner", "open_file", "open_folder", "private_folder", "run_file", "stranger"]
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
@@ -126,12 +133,14 @@ def _replaced(old: int, new: int) -> int:
 
 def _make(folder: int, path: Path, mode: int) -> None:
     """Make the folder `path`, whose parent is open, and flush its name."""
-    observe("mkdir", path)
+    with DEFAULT.errors("mkdir", path):
+        DEFAULT.show(Call("mkdir", path))
     try:
         os.mkdir(path.name, mode, dir_fd=folder)
     except FileExistsError:  # another process was faster
         return
-    observe("fsync_dir", path.parent)
+    with DEFAULT.errors("fsync_dir", path.parent):
+        DEFAULT.show(Call("fsync_dir", path.parent))
     try:
         parent = os.open(".", _FOLDER, dir_fd=folder)
         try:
@@ -222,6 +231,63 @@ def _is_private_group(group: int) -> bool:
     except KeyError:
         return False
     return user.pw_gid == group and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+
+
+def stranger(path: str | os.PathLike[str]) -> int | None:
+    """The user, neither this one nor root, to whom `path` itself belongs; else None, also where nothing is.
+
+    Root also works in folders of others: there the folder's owner is no stranger. Raises: DiskError.
+    """
+    try:
+        owner = os.lstat(path).st_uid
+        if owner in _trusted():
+            return None
+        if os.geteuid() == 0 and owner == os.stat(Path(path).absolute().parent).st_uid:
+            return None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise disk_error(error, "look at", Path(path)) from error
+    return owner
+
+
+def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
+    """Refuse a file, or a folder with the files in it, that another user has put there.
+
+    Args:
+        trusted: a user whose files are taken too: whose folder it is that the user named.
+
+    Raises:
+        ModelError: with the user. DiskError: the folder cannot be listed.
+    """
+    try:
+        inside = [path / name for name in sorted(os.listdir(path))] if path.is_dir() else []
+    except OSError as error:
+        raise disk_error(error, "list", path) from error
+    for one in (path, *inside):
+        if (user := stranger(one)) not in (None, trusted):
+            raise ModelError(f"{escape(one)} was put there by user {user}", where=escape(path), next=next)
+
+
+def run_file(folder: Path, name: str) -> Path | None:
+    """The path of the file `name` in the folder of a run; None where nothing has that name.
+
+    Raises:
+        DataError: it is a link or no regular file, or of a user other than this one, root and the folder's.
+        DiskError: it cannot be looked at.
+    """
+    path = folder / name
+    with boundary(DiskError, "reading the run", path):
+        if not exists(path):
+            return None
+        of_folder = os.stat(folder).st_uid
+    next = "move the file away, or name the folder of another run"
+    try:
+        safe_join(folder, name)
+        check_owner(path, next=next, trusted=of_folder)
+    except ModelError as error:
+        raise DataError(error.what, where=escape(path), next=next) from None
+    return path
 
 
 _private: dict[int, Path] = {}

@@ -25,8 +25,8 @@ from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, es
 from genesis.files.atomic import atomic_file, write_file
 from genesis.files.boundary import boundary, close_read
 from genesis.files.filesystem import DEFAULT, disk_error
-from genesis.files.owner import run_file
 from genesis.files.strict_json import read_limited
+from genesis.files.trust import run_file
 
 __all__ = [
     "FILE_NAME",

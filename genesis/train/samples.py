@@ -12,9 +12,9 @@ from genesis.errors import DataError, DiskError, escape
 from genesis.files.atomic import write_file
 from genesis.files.boundary import boundary
 from genesis.files.filesystem import DEFAULT, Writer
-from genesis.files.owner import run_file
 from genesis.files.paths import exists, open_regular
 from genesis.files.strict_json import read_limited
+from genesis.files.trust import run_file
 
 __all__ = ["SAMPLES_NAME", "Sample", "append_samples", "keep_samples", "read_samples"]
 

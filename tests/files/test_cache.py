@@ -17,12 +17,13 @@ import pytest
 
 from genesis.errors import DiskError
 from genesis.files import entry as entry_module
-from genesis.files import entry_lock as lock_module
+from genesis.files import lock as lock_module
 from genesis.files import trust as trust_module
-from genesis.files.cache import Cache, Entry, EntryWriter, private_folder
-from genesis.files.entry_lock import EntryLock
-from genesis.files.lock import FolderLock
-from genesis.files.trust import Refused, open_folder
+from genesis.files.cache import Cache
+from genesis.files.entry import Entry, EntryWriter
+from genesis.files.filesystem import DEFAULT, Call
+from genesis.files.lock import EntryLock, FolderLock
+from genesis.files.trust import Refused, open_folder, private_folder
 
 KEY = {"format": 1, "documents": "abc"}
 PARTS = {"tokens.bin": bytes(range(256)) * 40, "offsets.bin": b"\x01" * 16, "empty": b""}
@@ -418,17 +419,17 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["open", "write", "fsync", "rename"])
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    def observe(called: str, path: Path, size: int) -> None:
-        if called == op and path != tmp_path:
+    def observe(call: Call) -> None:
+        if call.op == op and call.path != tmp_path:
             raise OSError(28, "No space left on device")
 
     Cache(tmp_path).put("other", PARTS)
-    monkeypatch.setattr(entry_module, "observer", observe)
+    monkeypatch.setattr(DEFAULT, "_observer", observe)
     with pytest.raises(DiskError, match=r"No space left.*needed .* bytes, free ") as caught:
         Cache(tmp_path).get("tokens", KEY, Builder())
     assert (caught.value.exit_code, caught.value.errno) == (8, 28)
     Cache(tmp_path, optional=True).put("one", PARTS)
-    monkeypatch.setattr(entry_module, "observer", None)
+    monkeypatch.setattr(DEFAULT, "_observer", None)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({"other", "one"} if op == "fsync" else {"other"}), "what is put is not flushed"
 
@@ -477,7 +478,7 @@ def test_who_waits_says_for_whom_and_finds_what_was_made(tmp_path: Path, monkeyp
 
 HOLDER = """
 import os, sys
-from genesis.files.entry_lock import EntryLock
+from genesis.files.lock import EntryLock
 EntryLock(os.open(sys.argv[1], os.O_RDONLY), sys.argv[2], "it", print).acquire()
 print("held", flush=True)
 sys.stdin.read()
@@ -551,7 +552,7 @@ def test_who_has_waited_long_goes_on_alone(tmp_path: Path, monkeypatch: pytest.M
     """The lock stays with who took it first."""
     monkeypatch.setattr("genesis.files.cache._MOST", 2)
     cache, pauses = Cache(tmp_path), list[float]()
-    monkeypatch.setattr("genesis.files.entry_lock.time.sleep", pauses.append)
+    monkeypatch.setattr("genesis.files.lock.time.sleep", pauses.append)
 
     def other() -> None:
         with cache.alone("kernel"):

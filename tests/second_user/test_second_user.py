@@ -23,8 +23,10 @@ from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.compile import Binary
 from genesis.errors import BusyError, ConfigError, DiskError, ModelError
 from genesis.files import trust as trust_module
-from genesis.files.cache import USER, Cache, EntryWriter, private_folder
+from genesis.files.cache import USER, Cache
+from genesis.files.entry import EntryWriter
 from genesis.files.lock import FolderLock
+from genesis.files.trust import private_folder
 from genesis.train import plot
 from genesis_cli import recipes
 from tests.train.runs import load, make, train

@@ -18,7 +18,6 @@ from typing import Any
 
 import genesis.data.pipeline
 import genesis.distributed.rendezvous
-import genesis.files.entry
 import genesis.files.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
@@ -41,7 +40,6 @@ PATIENCE_SECONDS = 60
 def observe(observer: Observer) -> None:
     """Show it every file-system call, those of caches too."""
     DEFAULT._observer = observer
-    genesis.files.entry.observer = lambda op, path, size: observer(Call(op, path, None, size))
 
 
 def kill_at(number: int) -> None:

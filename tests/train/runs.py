@@ -21,7 +21,7 @@ import pytest
 
 import genesis_models
 from genesis.data.tokenizer import train_bpe
-from genesis.files.atomic import DEFAULT, Call, Observer
+from genesis.files.atomic import DEFAULT, Observer
 from genesis.files.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config
@@ -155,11 +155,7 @@ def no_waiting() -> Any:
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
     """Shows every file-system call of runs in this process to `observer`, those of caches too."""
-
-    def observe(op: str, path: Path, size: int) -> int | None:
-        return observer(Call(op, path, None, size))
-
-    with mock.patch.object(DEFAULT, "_observer", observer), mock.patch("genesis.files.entry.observer", observe):
+    with mock.patch.object(DEFAULT, "_observer", observer):
         yield
 
 

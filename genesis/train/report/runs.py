@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from genesis.errors import DataError, DiskError, escape
 from genesis.files.boundary import boundary
-from genesis.files.owner import run_file
 from genesis.files.paths import exists, is_folder, list_folder
 from genesis.files.strict_json import read_limited
+from genesis.files.trust import run_file
 from genesis.train.config_file import RESOLVED
 from genesis.train.metrics import DRAWABLE, FILE_NAME, STEP, Place, read_metrics
 from genesis.train.samples import SAMPLES_NAME, Sample, read_samples
