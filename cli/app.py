@@ -34,8 +34,6 @@ from genesis_cli.serve import serve
 from genesis_cli.train import TrainCommand, train
 from genesis_cli.validate import validate
 
-__all__ = ["app", "run"]
-
 DEBUG = "--debug"
 EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
 

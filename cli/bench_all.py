@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from genesis.report.schema import Section
     from genesis_models.config import ModelConfig
 
-__all__ = ["bench", "bench_all"]
-
 QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
 CPU_CASES = ((1, 4, 8), (256,))
 GPU_CASES = ((1, 4, 8), (512, 1024))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from genesis_cli.session.bench.schema import Breakdown
     from genesis_models.config import ModelConfig
 
-__all__ = ["Given", "bench_generation"]
-
 BATCHES, PROMPTS = "1,8,32", "128"
 
 
@@ -68,7 +66,7 @@ def bench_generation(given: Given, json: str | None, *, others: Mapping[str, boo
     """
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
-    from genesis_cli.session.bench import generation
+    from genesis_cli.session.bench import generation, measuring
     from genesis_cli.session.bench.generation_report import render_lines
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.precision import AUTO, weight_type
@@ -89,7 +87,7 @@ def bench_generation(given: Given, json: str | None, *, others: Mapping[str, boo
     device = resolve_device(given.device)
     is_quantized = asked in QUANTIZED
     kind = weight_type(AUTO if is_quantized else asked, device, config.stored_dtype).name
-    plan = {"plan": generation.FAST} if given.fast else {}
+    plan = {"plan": measuring.FAST} if given.fast else {}
     settings = generation.Settings(asked if is_quantized else kind, kind, new, given.temperature or 0.0, **plan)
     settings.sampling.check()
     limits, cases = limits_of(device, as_dtype(kind)), list(itertools.product(batches, prompts))
@@ -119,8 +117,8 @@ def _report(
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
     from genesis_cli.environment import facts
-    from genesis_cli.session.bench.generation import FAST
     from genesis_cli.session.bench.generation_report import GenerationReport, GenerationSettings
+    from genesis_cli.session.bench.measuring import FAST
     from genesis_cli.session.bench.schema import ModelFacts
     from genesis_models.registry import parameter_count
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from genesis_cli.session.bench.schema import Report
     from genesis_models.config import ModelConfig
 
-__all__ = ["bench_model"]
-
 LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
 CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
 
@@ -215,6 +213,7 @@ def _report(command: str, size: str, request: Request, measured: Measured, ranks
     from genesis_cli.session.bench.cases import FORMULA
     from genesis_cli.session.bench.doubling import doublings, room_of
     from genesis_cli.session.bench.schema import ModelFacts, Report, SettingsRow
+    from genesis_cli.session.bench.steps import OPTIMIZER
     from genesis_models.registry import parameter_count
 
     config, settings, limits = request.config, request.settings, measured.limits
@@ -231,7 +230,7 @@ def _report(command: str, size: str, request: Request, measured: Measured, ranks
         ),
         settings=SettingsRow(
             dtype=settings.dtype,
-            optimizer=measuring.OPTIMIZER,
+            optimizer=OPTIMIZER,
             checkpointing=settings.checkpointing,
             threads=threads() if device == CPU else None,
             is_fast=settings.plan is measuring.FAST,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from genesis.report.schema import Section
     from genesis.report.suite import Job
 
-__all__ = ["Given", "bench_ops", "finish", "measured_ops", "setup_of"]
-
 Given = list[tuple[str, str | bool | None]]  # options with their values
 
 

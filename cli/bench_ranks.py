@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from genesis_cli.session.bench.schema import PeerStep, Row, SharedStep
     from genesis_models.config import ModelConfig
 
-__all__ = ["Measured", "Request", "measured_by", "together"]
-
 
 @dataclass(frozen=True)
 class Request:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from genesis.train.output import Output
     from genesis_cli.session.talk import Talk
 
-__all__ = ["COMMANDS", "chat"]
-
 COMMANDS = {
     "/help": "these commands",
     "/reset": "forget the conversation, and keep the system message",

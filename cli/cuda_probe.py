@@ -8,8 +8,6 @@ import glob
 import json
 from typing import Any
 
-__all__ = ["probe"]
-
 # CUdevice_attribute numbers of the driver's public API.
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 

@@ -14,8 +14,6 @@ from genesis.files.boundary import fitting
 if TYPE_CHECKING:
     from genesis.train.config import Config
 
-__all__ = ["data", "preview"]
-
 _OVERRIDE = re.compile(r"[a-z]+\.[a-z_]+(\.\w+)*=")
 
 data = typer.Typer(help="Look at training data.", add_completion=False, rich_markup_mode=None)

@@ -11,8 +11,6 @@ from genesis.errors import UsageError, nearest
 from genesis_cli.measured import device_name, show
 from genesis_cli.options import JsonFile, MeasuredDevice
 
-__all__ = ["demo"]
-
 
 def demo(
     name: Annotated[

@@ -10,8 +10,6 @@ import typer
 
 from genesis.errors import escape
 
-__all__ = ["env", "report"]
-
 
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Show versions, devices and what is missing.

@@ -17,8 +17,6 @@ from typing import Any
 from genesis import __version__
 from genesis_cli import cuda_probe
 
-__all__ = ["facts", "missing_for_cuda", "packages"]
-
 PROBE_SECONDS = 20
 MIN_CAPABILITY = (8, 0)
 MIN_CUDA = "12.0"

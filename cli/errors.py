@@ -18,17 +18,6 @@ from genesis.files.boundary import system_error
 from genesis.train.output import output_error
 from genesis.train.signals import just_raised
 
-__all__ = [
-    "EXIT_BUG",
-    "EXIT_INTERRUPTED",
-    "block",
-    "exit_code",
-    "flush_stdout",
-    "make_printable",
-    "prepare_descriptors",
-    "settle_stdout",
-]
-
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 OPEN_FILES = 32  # that a command may need at one time, with two ranks or a few clients

@@ -11,8 +11,6 @@ from genesis.files.boundary import fitting
 from genesis_cli.measured import show
 from genesis_cli.options import ConfigName, JsonFile, Overrides
 
-__all__ = ["GpuMemory", "estimate"]
-
 GpuMemory = Annotated[
     float | None,
     typer.Option(

@@ -12,8 +12,6 @@ from genesis.files.atomic import write_file
 from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     folder: Folder,

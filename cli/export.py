@@ -11,8 +11,6 @@ from genesis.errors import ModelError
 from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Folder, weight_dtype
 
-__all__ = ["export"]
-
 
 def export(
     folder: Folder,

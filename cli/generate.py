@@ -27,8 +27,6 @@ from genesis_cli.sampling_options import (
     kv_cache_type,
 )
 
-__all__ = ["generate"]
-
 LONGEST_PROMPT = 16 << 20  # bytes of stdin
 
 

@@ -15,8 +15,6 @@ from genesis.errors import GenesisError, ModelError, UsageError
 from genesis.files.boundary import fitting
 from genesis_cli.estimate import GpuMemory
 
-__all__ = ["init"]
-
 # Those of `genesis_cli.session.init`, whose import takes longer than a shell should wait for.
 GOALS = ("lora", "full", "pretrain", "scratch")
 

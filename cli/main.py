@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-__all__ = ["main"]
-
 LAUNCHER = "GENESIS_LAUNCHER"  # as in `genesis.distributed.environment`, which takes longer to import
 
 

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
 
-__all__ = [
-    "STDOUT",
-    "device_name",
-    "dtype_of",
-    "integers",
-    "limits_row",
-    "peer_of",
-    "raise_first",
-    "show",
-    "show_progress",
-    "sizes",
-]
-
 STDOUT = "-"
 
 

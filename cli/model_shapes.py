@@ -11,8 +11,6 @@ from genesis_cli import recipes
 if TYPE_CHECKING:
     from genesis_models.config import ModelConfig
 
-__all__ = ["shape_named"]
-
 
 def shape_named(size: str, option: str) -> ModelConfig:
     """The shape called `size`, which was given for `option`.

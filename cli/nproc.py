@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from genesis.train.config import Config
 
-__all__ = ["asked_ranks", "is_main", "is_rank", "launched", "ranks_of_run"]
-
 
 def asked_ranks(nproc: str, device: str) -> int:
     """How many ranks `--nproc` asks for; "all" are as many as there are GPUs or CPU cores for `device`.

@@ -14,25 +14,6 @@ from genesis.errors import UsageError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = [
-    "Base",
-    "ConfigName",
-    "Device",
-    "Dtype",
-    "Folder",
-    "JsonFile",
-    "MeasuredDevice",
-    "OpDtype",
-    "Overrides",
-    "Reports",
-    "TorchPython",
-    "VsTorch",
-    "complete_config",
-    "complete_recipe",
-    "settings",
-    "weight_dtype",
-]
-
 
 def complete_recipe(incomplete: str) -> list[str]:
     """The recipes that a shell completes `incomplete` to."""

@@ -10,8 +10,6 @@ from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, To
 from genesis_cli.profile_op import Request, measure_op, show_code
 from genesis_cli.profile_run import STEPS, is_run, profile_run
 
-__all__ = ["profile"]
-
 
 def profile(
     context: typer.Context,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from genesis.profile.schema import Failure, OpReport, OpRow
     from genesis.shapes import Shape
 
-__all__ = ["Request", "measure_op", "show_code"]
-
 
 @dataclass(frozen=True)
 class Request:

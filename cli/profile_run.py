@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from genesis.train.config import Config
     from genesis_cli.session.profiling import Profile
 
-__all__ = ["STEPS", "is_run", "profile_run"]
-
 STEPS = 5  # profiled unless said otherwise
 MOST_STEPS = 1000
 OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "generate", "nproc")

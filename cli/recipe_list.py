@@ -10,8 +10,6 @@ import typer
 from genesis.errors import UsageError, nearest
 from genesis_cli.options import complete_recipe
 
-__all__ = ["recipes"]
-
 
 def recipes(
     name: Annotated[

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 # Settings that name a model.
 MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
 
-__all__ = ["load", "load_run", "names", "text_of"]
-
 
 def names() -> list[str]:
     """Names of the shipped recipes."""

@@ -9,8 +9,6 @@ import typer
 
 from genesis.errors import UsageError, escape
 
-__all__ = ["report", "watch"]
-
 NAME = "report.html"
 
 

@@ -9,19 +9,6 @@ import typer
 from genesis.errors import UsageError, escape
 from genesis_cli.options import settings
 
-__all__ = [
-    "KvCache",
-    "MinP",
-    "Penalty",
-    "Seed",
-    "System",
-    "Temperature",
-    "TopK",
-    "TopP",
-    "given_drawing",
-    "kv_cache_type",
-]
-
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before the chat's.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["schema"]
-
 
 def schema() -> None:
     """Print the JSON schema of configurations.

@@ -11,8 +11,6 @@ from genesis.files.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 from genesis_cli.sampling_options import KvCache, kv_cache_type
 
-__all__ = ["serve"]
-
 
 def serve(
     folder: Folder,

@@ -16,8 +16,6 @@ from genesis_cli.options import ConfigName, Overrides
 if TYPE_CHECKING:
     from genesis_cli.session.run_folder import Resume
 
-__all__ = ["TrainCommand", "train"]
-
 RESUME, MUST, ALLOW = "--resume", "must", "allow"
 
 

@@ -8,8 +8,6 @@ from genesis.errors import ModelError
 from genesis.files.boundary import fitting
 from genesis_cli.options import ConfigName, Overrides
 
-__all__ = ["validate"]
-
 
 def validate(config: ConfigName, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its model.

@@ -13,8 +13,6 @@ from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType, as_dtype
 from genesis.shapes import Shape, as_index, contiguous_strides, is_contiguous, numel
 
-__all__ = ["Array", "Spec", "empty", "from_numpy", "label"]
-
 
 class Spec(NamedTuple):
     """Shape and dtype of an array, also of one that does not exist yet."""

@@ -12,24 +12,6 @@ import numpy as np
 
 from genesis.errors import DTypeError
 
-__all__ = [
-    "DType",
-    "as_dtype",
-    "bfloat16",
-    "bool_",
-    "float8_e4m3fn",
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "promote_types",
-    "result_type",
-    "uint8",
-]
-
 BOOL, INTEGER, FLOAT = 0, 1, 2  # categories, in the order in which they win
 
 

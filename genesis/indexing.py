@@ -22,8 +22,6 @@ from genesis.ops.index import mask_count, mask_indices, placed
 from genesis.ops.shape import Item, Layout, slice_layout
 from genesis.shapes import Shape, broadcast_shapes, contiguous_strides
 
-__all__ = ["IndexPlan", "Kind", "plan_get", "plan_set"]
-
 
 class Kind(enum.StrEnum):
     """What an index does: reads a view or gathered elements; writes arrays or one value into a view, or scatters."""

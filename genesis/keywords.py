@@ -14,8 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from genesis.errors import unknown_keyword
 
-__all__ = ["check_calls", "checked", "refuse_unknown"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -17,23 +17,6 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.shapes import numel
 
-__all__ = [
-    "Accumulated",
-    "BackwardStep",
-    "Context",
-    "Cost",
-    "GradientLease",
-    "Op",
-    "Saves",
-    "Spec",
-    "common_device",
-    "execute",
-    "gradient_like",
-    "observe",
-    "op",
-    "registry",
-]
-
 registry: dict[str, Op] = {}
 
 

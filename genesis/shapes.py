@@ -10,22 +10,6 @@ from typing import Any
 
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 
-__all__ = [
-    "Shape",
-    "Size",
-    "as_index",
-    "broadcast_shapes",
-    "broadcast_strides",
-    "contiguous_strides",
-    "is_contiguous",
-    "normalize_axes",
-    "normalize_axis",
-    "numel",
-    "reduced_shape",
-    "resolve_shape",
-    "view_strides",
-]
-
 Shape = tuple[int, ...]
 
 

@@ -30,8 +30,6 @@ from genesis.functions.methods import Methods
 from genesis.op import registry
 from genesis.shapes import Shape, Size, normalize_axis
 
-__all__ = ["Tensor"]
-
 
 def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
     if not ndim:

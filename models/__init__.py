@@ -9,8 +9,9 @@ text = model.generate("Once upon a time", max_tokens=50).text
 
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.config import ModelConfig
+from genesis_models.engine import Sampling
 from genesis_models.folder import load, save
-from genesis_models.generate import Generated, Sampling, generate
+from genesis_models.generate import Generated, generate
 from genesis_models.presets import PRESETS, preset
 from genesis_models.quantize import quantize
 from genesis_models.registry import ARCHITECTURES, build

@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from genesis.data.tokenizer import Tokenizer
     from genesis_models.generate import Generated, Settings
 
-__all__ = [
-    "MLP",
-    "Attention",
-    "CausalLM",
-    "Context",
-    "Decoder",
-    "EngineCache",
-    "KeyValueCache",
-    "LayerCache",
-    "PackedHeads",
-    "Tables",
-    "pairs",
-    "widest_matmul",
-]
-
 CHECKPOINTING = ("none", "selective", "full")
 
 Tables = Sequence[tuple[Tensor, Tensor]]

@@ -8,8 +8,6 @@ from genesis.backend.host_memory import host_memory
 from genesis.dtypes import as_dtype
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["check_fits"]
-
 
 def check_fits(count: int, dtype: str, device: Device, *, where: str) -> None:
     """Raises: OutOfMemoryError, where `count` weights alone need more than all memory of `device`."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from genesis import __version__
 from genesis.errors import ConfigError, ModelError, escape
-from genesis.files.atomic import MANIFEST_NAME, read_manifest
 from genesis.files.cards import README, read_head, with_head
 from genesis.files.hf import CHECKPOINT, read_json
 from genesis.files.hub_cache import DATA_SOURCE, hub_name, local_path, name_of
+from genesis.files.manifest import MANIFEST_NAME, read_manifest
 from genesis.files.paths import exists, safe_join
 from genesis.files.strict_json import read_limited
 from genesis.files.trust import run_file
@@ -22,8 +22,6 @@ from genesis.train.checkpoint import TRAINER
 from genesis.train.config_file import RESOLVED, parse_config
 from genesis.train.strict_yaml import MAX_BYTES, emit
 from genesis_models.source import ModelSource
-
-__all__ = ["card_of", "public"]
 
 LARGEST = 1 << 20  # of a README, in bytes
 TEXTS = {("data", "template_args"), ("data", "fields"), ("eval", "prompts")}  # settings that hold no paths

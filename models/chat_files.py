@@ -19,17 +19,6 @@ from genesis.files.strict_json import indented_bytes, parse_object
 from genesis.train.bounds import BOUNDS
 from genesis_models.config import ModelConfig
 
-__all__ = [
-    "chat_files",
-    "check_ids",
-    "drawing_line",
-    "end_ids",
-    "file_drawing",
-    "generation_config",
-    "new_tokens",
-    "stop_ids",
-]
-
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How transformers draws tokens where a generation_config.json says that they are drawn, and not how.
 _DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": 0.0}

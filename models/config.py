@@ -14,8 +14,6 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, ModelError, escape
 
-__all__ = ["FAMILIES", "Family", "ModelConfig", "Reader", "RopeConfig", "family"]
-
 # The largest value of each dimension: far above every published model, and small enough to count with.
 MOST: Mapping[str, int] = {
     "vocab_size": 1 << 24,

@@ -8,19 +8,18 @@ from typing import Any
 
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, ModelError, UsageError, escape
-from genesis.files.atomic import MANIFEST_NAME, AtomicFolder, read_manifest
+from genesis.files.atomic import AtomicFolder
 from genesis.files.boundary import boundary
 from genesis.files.cards import README
 from genesis.files.hashing import sha256_file
 from genesis.files.hub_cache import hub_name
+from genesis.files.manifest import MANIFEST_NAME, read_manifest
 from genesis.files.paths import exists, is_folder, list_folder, safe_join
 from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.card import card_of, public
 from genesis_models.folder import side_bytes, write_model
 from genesis_models.source import ModelSource
-
-__all__ = ["EXPORT", "check_target", "write_export"]
 
 EXPORT = "export"  # in the metadata of an export's manifest; what has it may be written over
 

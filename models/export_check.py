@@ -24,8 +24,6 @@ from genesis_models.adapters.targets import HEAD
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 
-__all__ = ["Answers", "Difference", "answers", "check_answers", "check_weights_of", "difference"]
-
 # Half a unit in the last place, relative, and the least positive number.
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _LEAST = {"float64": 2.0**-1074, "float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24}

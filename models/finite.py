@@ -11,8 +11,6 @@ from genesis.errors import NumericError
 from genesis.files.hf import list_names
 from genesis_models.blocks import CausalLM
 
-__all__ = ["check_finite"]
-
 PIECE = 1 << 22  # elements that are looked at together
 
 

@@ -46,8 +46,6 @@ from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, find_source
 
-__all__ = ["check_weights", "load", "load_source", "read_config", "save", "side_bytes", "stored_dtype", "write_model"]
-
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREFIX = "model."
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]

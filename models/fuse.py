@@ -21,8 +21,6 @@ from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis_models.blocks import Context, PackedHeads, pairs
 
-__all__ = ["fuse", "unfuse"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -15,8 +15,6 @@ from genesis_models import blocks
 from genesis_models.blocks import MLP, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, RopeConfig, family
 
-__all__ = ["Attention", "Decoder", "DecoderLayer", "Gemma3Config", "Gemma3ForCausalLM", "norm"]
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 

@@ -17,25 +17,11 @@ from genesis.keywords import checked
 from genesis.train.bounds import BOUNDS
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, file_drawing, stop_ids
-from genesis_models.engine import Engine, Finish, Request, Sampling, choose, continue_texts, length_of
+from genesis_models.engine import Engine, Finish, Request, Sampling, continue_texts, length_of
 from genesis_models.engine.engine import check_prompt
 
 if TYPE_CHECKING:
     from genesis_models.engine.device import DeviceEngine
-
-__all__ = [
-    "GPU_ROWS",
-    "MAX_TOKENS",
-    "ROWS",
-    "Generated",
-    "Sampling",
-    "Settings",
-    "choose",
-    "continue_ids",
-    "engine_for",
-    "generate",
-    "tokenizer_of",
-]
 
 WHERE = "generate"  # of errors
 MAX_TOKENS = 128  # as the schema's eval.sample_tokens

@@ -13,8 +13,6 @@ from genesis_models import blocks
 from genesis_models.blocks import MLP, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["Attention", "Decoder", "DecoderLayer", "GraniteConfig", "GraniteForCausalLM"]
-
 
 @family("granite", "Granite 3 without experts")
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from genesis import Tensor, nn
 from genesis_models.blocks import MLP, Attention, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["DecoderLayer", "MistralConfig", "MistralForCausalLM"]
-
 
 @family("mistral", "Mistral 7B, Mistral Nemo")
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from genesis_models import blocks
 from genesis_models.blocks import MLP, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["Attention", "DecoderLayer", "Olmo2Config", "Olmo2ForCausalLM"]
-
 
 @family("olmo2", "OLMo 2")
 @dataclass(frozen=True, slots=True)

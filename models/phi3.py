@@ -14,9 +14,6 @@ from genesis import Tensor, nn
 from genesis_models.blocks import CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["MLP", "Attention", "DecoderLayer", "Phi3Config", "Phi3ForCausalLM"]
-
-
 ROPE_KINDS = {
     "default": "default",
     "longrope": "longrope",

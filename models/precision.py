@@ -8,8 +8,6 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
 
-__all__ = ["AUTO", "WEIGHT_TYPES", "WeightType", "weight_type"]
-
 AUTO = "auto"
 WEIGHT_TYPES = ("float32", "bfloat16", "float16")
 

@@ -7,8 +7,6 @@ from typing import Any
 from genesis.errors import ConfigError
 from genesis_models.registry import ARCHITECTURES
 
-__all__ = ["PRESETS", "preset"]
-
 PRESETS: dict[str, dict[str, Any]] = {
     name: raw for model in ARCHITECTURES.values() for name, raw in model.presets.items()
 }

@@ -14,8 +14,6 @@ from genesis.nn.quantized import Kind, QuantizedLinear, quantize_layers
 from genesis_models.adapters.layers import adapted_layers
 from genesis_models.blocks import CausalLM
 
-__all__ = ["QUANTIZED", "is_quantized", "quantize"]
-
 QUANTIZED: tuple[Kind, ...] = ("fp8", "int8")
 M = TypeVar("M", bound=CausalLM)
 

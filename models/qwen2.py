@@ -12,8 +12,6 @@ from genesis import Tensor, nn
 from genesis_models.blocks import MLP, Attention, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["DecoderLayer", "Qwen2Config", "Qwen2ForCausalLM"]
-
 
 @family("qwen2", "Qwen2, Qwen2.5")
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from genesis import Tensor, nn
 from genesis_models.blocks import MLP, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["Attention", "DecoderLayer", "Qwen3Config", "Qwen3ForCausalLM"]
-
 
 @family("qwen3", "Qwen3 without experts")
 @dataclass(frozen=True, slots=True)

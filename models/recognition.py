@@ -14,8 +14,6 @@ from genesis.files.manifest import MANIFEST_NAME
 from genesis.files.paths import exists, is_folder, safe_join
 from genesis_models.adapters import ADAPTER_CONFIG
 
-__all__ = ["check_model_folder", "hub_advice"]
-
 CONFIG, RESOLVED = "config.json", "config.resolved.yaml"
 NEEDED = f"{CONFIG} and safetensors weights"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -25,8 +25,6 @@ from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 from genesis_models.smollm3 import SmolLM3ForCausalLM
 
-__all__ = ["ARCHITECTURES", "build", "empty_model", "fuses", "parameter_count", "parameter_shapes"]
-
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "gemma3_text": Gemma3ForCausalLM,
     "granite": GraniteForCausalLM,

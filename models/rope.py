@@ -16,8 +16,6 @@ from genesis.backend import CPU
 from genesis.nn import functional as F
 from genesis_models.config import ModelConfig
 
-__all__ = ["Rotary", "frequencies", "tables"]
-
 
 def _default(theta: float, size: int) -> np.ndarray:
     """θ^(-2i/D) for i = 0 … D/2 - 1 (Su et al., 2021)."""

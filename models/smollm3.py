@@ -13,8 +13,6 @@ from genesis_models import blocks
 from genesis_models.blocks import MLP, CausalLM, Context
 from genesis_models.config import ModelConfig, Reader, family
 
-__all__ = ["Attention", "DecoderLayer", "SmolLM3Config", "SmolLM3ForCausalLM"]
-
 
 @family("smollm3", "SmolLM3")
 @dataclass(frozen=True, slots=True)

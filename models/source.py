@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
-from genesis.files.atomic import MANIFEST_NAME
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
 from genesis.files.hub_cache import local_path
+from genesis.files.manifest import MANIFEST_NAME
 from genesis.files.paths import exists, is_folder, list_folder, quote
 from genesis.files.trust import check_owner
 from genesis_models.adapters import (
@@ -25,8 +25,6 @@ from genesis_models.adapters import (
     read_base,
 )
 from genesis_models.recognition import check_model_folder, hub_advice
-
-__all__ = ["ModelSource", "find_source", "newest_checkpoint", "saved_model"]
 
 _NEXT = "name the folder of its base model: --base FOLDER"
 

@@ -33,7 +33,7 @@ import numpy as np
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.data.loader import Batch
-from genesis.files.atomic import verify_manifest
+from genesis.files.manifest import verify_manifest
 from genesis.train import loop
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config

@@ -13,8 +13,6 @@ from genesis_cli.session.run_folder import Resume
 from genesis_models.adapters import Base, base_of, check_same_base, is_adapter, read_base
 from genesis_models.recognition import check_model_folder
 
-__all__ = ["adapter_to_resume", "checked_base"]
-
 
 def adapter_to_resume(config: Config, resume: Resume, resume_from: str | None) -> Path | None:
     """The checkpoint that a run with adapters goes on from; None where it begins, or that folder holds none."""

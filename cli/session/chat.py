@@ -18,8 +18,6 @@ from genesis.files.hf import read_chat_templates
 from genesis.files.paths import is_folder
 from genesis.train.config import Config, DataConfig
 
-__all__ = ["TEXTS", "ChatFormat", "EncoderFactory", "unused_settings"]
-
 CHATS = {"messages", "alpaca", "sharegpt"}  # formats whose records are conversations
 LOOKED_AT = 1 << 18  # tokens, at the most: every conversation ends its turns alike
 

@@ -12,8 +12,6 @@ from genesis.profile.run.collectives import CollectiveWatch, StepTimes, medians
 from genesis.train.ranks import Ranks
 from genesis.train.state import TrainState
 
-__all__ = ["forget_graphs", "mean_of_ranks", "timed_collectives"]
-
 
 def timed_collectives(
     state: TrainState, device: Device, steps: Callable[[], Callable[[], object]], count: int

@@ -26,8 +26,6 @@ from genesis_models.engine import Request
 from genesis_models.generate import engine_for
 from genesis_models.registry import empty_model
 
-__all__ = ["compile_samples", "compiled_ahead", "draw_samples"]
-
 CHARACTERS = 4  # of a prompt's token, about
 TOKENS = 4  # of a sample that are drawn: the first, those of steps before they are captured, and one after it
 

@@ -21,8 +21,6 @@ from genesis.train.output import Output
 from genesis.train.progress import draws
 from genesis_cli.session.preparation import file_lines, model_config, prepare_data
 
-__all__ = ["preview"]
-
 BINS, BAR = 10, 40
 SHOWN = 1000  # tokens of a sample
 

@@ -27,8 +27,6 @@ from genesis_cli.session.training import arithmetic
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
 
-__all__ = ["DRIVER", "Estimate", "Place", "estimate", "estimate_lines", "largest_batch", "place_of"]
-
 DRIVER = 640 << 20  # of a GPU's memory, for the driver's context and Genesis's kernels
 ASSUMED = 90  # the architecture of a GPU that is not here: that of an H100 and an H200
 MOST = 1 << 16  # rows of a batch

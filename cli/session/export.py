@@ -10,10 +10,10 @@ import numpy as np
 
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
-from genesis.files.atomic import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT
 from genesis.files.hub_cache import name_of
+from genesis.files.manifest import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.files.paths import exists
 from genesis.train.output import Output
 from genesis_cli.session.masters import take_masters
@@ -27,8 +27,6 @@ from genesis_models.export_check import answers, check_answers, check_weights_of
 from genesis_models.finite import check_finite
 from genesis_models.folder import load, load_source, read_config
 from genesis_models.source import ModelSource, find_source, saved_model
-
-__all__ = ["export"]
 
 EXPORT = {"model.path": "FOLDER", "model.dtype": "--dtype"}
 MEMORY = "it needs 4 bytes for each parameter, and as many again with --check: use a machine with more memory"

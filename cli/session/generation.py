@@ -27,8 +27,6 @@ from genesis_models.engine.engine import check_prompt
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource
 
-__all__ = ["chosen_sampling", "generate", "sample_prompts", "sample_texts"]
-
 # What a user types where a training run has a setting.
 GENERATE = COMMON | {
     "train.seed": "--seed",

@@ -37,8 +37,6 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
-__all__ = ["HostPlan", "host_plan"]
-
 LAYERS = (2, 4)
 
 

@@ -27,8 +27,6 @@ from genesis_models.precision import AUTO
 from genesis_models.quantize import QUANTIZED, quantize
 from genesis_models.source import ModelSource, find_source
 
-__all__ = ["COMMON", "evaluate", "found_source", "opened"]
-
 # What a user types where a training run has a setting.
 COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
 EVAL = COMMON | {

@@ -36,21 +36,6 @@ from genesis_models.folder import read_config
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import fuses
 
-__all__ = [
-    "GOALS",
-    "Asked",
-    "Sized",
-    "check_goal",
-    "check_model",
-    "check_new",
-    "check_source",
-    "config_text",
-    "described",
-    "goal_of",
-    "place_for",
-    "with_values",
-]
-
 # Goal -> what it is, the recipe that it starts from on a GPU and on the CPU, and the data that ships for it.
 GOALS = {
     "lora": ("adapters beside the weights of a model, from chats", "qwen2.5-0.5b-lora", "example:chats"),

@@ -8,16 +8,14 @@ import numpy as np
 
 from genesis.dtypes import bfloat16
 from genesis.errors import ModelError, escape
-from genesis.files.atomic import verify_manifest
 from genesis.files.boundary import boundary
+from genesis.files.manifest import verify_manifest
 from genesis.files.paths import exists
 from genesis.ops.rounding import split_into
 from genesis.optim.saving import MASTER
 from genesis.train.checkpoint import TRAINER, optimizer_tensors
 from genesis_models.blocks import CausalLM
 from genesis_models.source import newest_checkpoint
-
-__all__ = ["take_masters"]
 
 
 def take_masters(model: CausalLM, folder: Path) -> str | None:

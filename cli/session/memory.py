@@ -19,8 +19,6 @@ from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
 
-__all__ = ["advice", "advised", "planned_memory", "run_plan", "with_batch"]
-
 TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
 SAVING = ("none", "selective", "full")
 SIZED = ("batch", "activations", "workspace")  # parts that grow with the tokens of a step

@@ -34,8 +34,6 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model
 
-__all__ = ["ONE_RANK", "MemoryPlan", "PlannedRanks", "memory_plan", "saved_bytes", "zeros"]
-
 STEPS = 2  # the second one has what the first made once
 
 

@@ -25,8 +25,6 @@ from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import chat_files, generation_config
 from genesis_models.folder import write_model
 
-__all__ = ["ModelFiles"]
-
 
 @dataclass(frozen=True)
 class ModelFiles:

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.train.config import Config, section_class
 
-__all__ = ["phrased_for"]
-
 # Not inside a path or a longer name; whether it is a setting of the schema is looked up.
 _SETTING = re.compile(r"(?<![\w./-])([a-z]+\.[a-z_]+)(?![\w/-]|\.\w)")
 _CLAUSES = re.compile(r"(,? or |; |, )")

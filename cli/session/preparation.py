@@ -28,19 +28,6 @@ from genesis_models.folder import read_config
 from genesis_models.presets import preset
 from genesis_models.registry import fuses
 
-__all__ = [
-    "Stages",
-    "check_rows",
-    "describe_gpu",
-    "file_lines",
-    "model_config",
-    "new_token_lines",
-    "prepare_data",
-    "resolve_device",
-    "sample_counts",
-    "special_text_warning",
-]
-
 
 def resolve_device(name: str, ranks: Ranks = ALONE) -> Device:
     """The device that a setting means; "auto" is a GPU where there is one that Genesis can use, else the CPU.

@@ -33,7 +33,8 @@ from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench.generation import FAST, Settings, generation_row
+from genesis_cli.session.bench.generation import Settings, generation_row
+from genesis_cli.session.bench.measuring import FAST
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
 from genesis_cli.session.compile_ahead import compiled_ahead
@@ -43,8 +44,6 @@ from genesis_cli.session.ranks import check_same_data, joined, same_settings
 from genesis_cli.session.settings import settled
 from genesis_cli.session.training import announce, arithmetic, assemble, make_model
 from genesis_models.blocks import CausalLM
-
-__all__ = ["Profile", "profile", "profiled", "subject_of"]
 
 WARM_UP: Final = 2
 UNTIL_RECORDED: Final = 3

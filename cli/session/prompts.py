@@ -14,8 +14,6 @@ from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.files.strict_json import parse_object, read_limited
 from genesis_models.engine import Piece
 
-__all__ = ["LARGEST", "Prompt", "as_lines", "read_lines", "read_prompts", "typed_prompt"]
-
 LARGEST = 64 << 20  # bytes of a file of prompts
 EXAMPLES = 'write a line as {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
 

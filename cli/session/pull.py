@@ -11,8 +11,6 @@ from genesis.train.output import Output
 from genesis.train.progress import draws, tokenizing
 from genesis_models.config import ModelConfig
 
-__all__ = ["pull"]
-
 
 def pull(text: str, console: Output, *, is_data: bool = False) -> None:
     """Fetch the model or data set that `text` names, and say where it is.

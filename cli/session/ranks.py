@@ -23,8 +23,6 @@ from genesis.train.ranks import ALONE, SAVING_S, Ranks, check_divides
 from genesis.train.signals import Interrupts
 from genesis_cli.session.preparation import resolve_device
 
-__all__ = ["check_same_data", "joined", "met", "same_settings"]
-
 JOIN_S = 120.0  # how long ranks may take to come: hosts of a cluster do not start at the same moment
 
 

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from genesis.errors import ConfigError, DataError, DiskError, InterruptedRun, ModelError, escape
-from genesis.files.atomic import DEFAULT, write_file
-from genesis.files.filesystem import disk_error
+from genesis.files.atomic import write_file
+from genesis.files.filesystem import DEFAULT, disk_error
 from genesis.files.hf import CHECKPOINT, INDEX_NAME, SIDE_FILES
 from genesis.files.lock import LOCK_NAME, FolderLock, is_lock_file
 from genesis.files.paths import safe_join
@@ -29,8 +29,6 @@ from genesis.train.plot import PICTURE_NAME
 from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
-
-__all__ = ["Resume", "RunFolder", "check_is_ours", "check_places", "recorded_overrides"]
 
 # Go on from the newest checkpoint: never, always, or where there is a run.
 Resume = bool | Literal["allow"]

@@ -13,8 +13,6 @@ from genesis.nn import functional as F
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.engine import check_prompt
 
-__all__ = ["Score", "scores"]
-
 PACKED = 4096  # tokens of a forward pass, unless one sequence has more
 SCORED = 256  # positions whose logits are there at a time
 

@@ -23,8 +23,6 @@ from genesis_models.folder import stored_dtype
 from genesis_models.precision import AUTO, WeightType, weight_type
 from genesis_models.registry import fuses
 
-__all__ = ["sample_drawing", "sample_drawing_line", "settled", "usable_precision"]
-
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
     """`config` with the type that its `model.dtype` means on `device`, and that type with the reason for it; and with

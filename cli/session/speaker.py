@@ -20,8 +20,6 @@ from genesis_models.engine.text import Runner
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource
 
-__all__ = ["Speaker", "template_folder"]
-
 SMALLEST = 1024  # tokens of a cache that grows with a conversation
 
 

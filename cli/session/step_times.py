@@ -21,8 +21,6 @@ from genesis.train.metrics import FILE_NAME
 from genesis_models.config import ModelConfig
 from genesis_models.presets import PRESETS, preset
 
-__all__ = ["StepTime", "measured_step"]
-
 MAX_BYTES = 64 << 20
 # What decides how long a step takes, beside the model.
 DECIDES = {

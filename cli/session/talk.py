@@ -23,8 +23,6 @@ from genesis_cli.session.speaker import Speaker
 from genesis_models.engine import Finish, Request, Sampling
 from genesis_models.source import find_source
 
-__all__ = ["LARGEST", "Talk", "talk"]
-
 LARGEST = 64 << 20  # bytes of a file for `load`
 SYSTEM = ("system", "developer")
 

@@ -24,8 +24,6 @@ from genesis_models.engine import Request, Sampling, continue_texts
 from genesis_models.engine.engine import check_prompt
 from genesis_models.generate import engine_for
 
-__all__ = ["MATCHES", "Item", "Match", "evaluate_task", "matches", "read_items"]
-
 Match = Literal["exact", "number", "regex"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "regex")
 EXAMPLES = 'write a line as {"prompt": "2 + 2 =", "answer": "4"} or {"prompt": "…", "choices": ["a", "b"], "answer": 1}'

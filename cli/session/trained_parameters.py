@@ -24,8 +24,6 @@ from genesis_models.recognition import hub_advice
 from genesis_models.registry import ARCHITECTURES
 from genesis_models.source import newest_checkpoint
 
-__all__ = ["check_trained", "filled_lora", "select_trained", "trained_lines"]
-
 # Settings that may differ from those of the adapter in `lora.init_from`: they change nothing that was trained.
 FREE = ("dropout",)
 

@@ -71,8 +71,6 @@ from genesis_models.folder import load, read_config
 from genesis_models.precision import WeightType
 from genesis_models.registry import build, parameter_count
 
-__all__ = ["announce", "arithmetic", "assemble", "cpu_threads", "make_model", "train"]
-
 
 def train(
     config: Config,

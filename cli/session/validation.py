@@ -21,8 +21,6 @@ from genesis_cli.session.training import arithmetic
 from genesis_models.folder import check_weights
 from genesis_models.registry import parameter_count
 
-__all__ = ["validate"]
-
 
 def validate(config: Config, *, console: Output) -> None:
     """Check what `train` would use, without training and without writing: device, model, memory, data, tokenizer."""

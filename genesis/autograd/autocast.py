@@ -19,20 +19,6 @@ from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64,
 from genesis.errors import DTypeError, UsageError
 from genesis.op import Op
 
-__all__ = [
-    "Kept",
-    "Settings",
-    "autocast",
-    "autocasting",
-    "fp32_type",
-    "get_autocast_dtype",
-    "is_autocast_enabled",
-    "low_precision_type",
-    "resumed",
-    "settings",
-    "wanted_types",
-]
-
 DEVICES = ("cpu", "cuda")
 CHOICES = (bfloat16, float16)
 

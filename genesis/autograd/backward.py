@@ -15,8 +15,6 @@ from genesis.autograd.record import TensorBase
 from genesis.errors import GradientError, ShapeError
 from genesis.op import registry
 
-__all__ = ["backward", "grad"]
-
 
 def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]:
     """The edge of an output with the gradient that enters there."""

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis import random
+from genesis.array import Spec
 from genesis.autograd.autocast import resumed, settings
 from genesis.autograd.graph import Saved
 from genesis.autograd.modes import enable_grad
 from genesis.autograd.record import TensorBase, saving_calls
 from genesis.errors import GradientError
-from genesis.op import Spec
 from genesis.random import Generator
-
-__all__ = ["checkpoint"]
-
 
 Call = tuple[Spec | None, ...]  # what a repeated call is recognised by: its inputs' shapes and dtypes
 

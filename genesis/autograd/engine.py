@@ -21,8 +21,6 @@ from genesis.autograd.modes import is_anomaly_enabled
 from genesis.errors import GradientError, NumericError
 from genesis.op import Accumulated, GradientLease, registry
 
-__all__ = ["BackwardPass", "run_backward", "units"]
-
 units: weakref.WeakSet[Array] = weakref.WeakSet()  # the 1s with which passes start at losses
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.autograd.graph import BaseNode, Edge, NodeStep
 from genesis.autograd.modes import is_grad_enabled, no_grad
 from genesis.autograd.record import TensorBase
 from genesis.errors import GradientError
-from genesis.op import Spec, registry
-
-__all__ = ["Function", "FunctionContext"]
+from genesis.op import registry
 
 
 class FunctionContext:

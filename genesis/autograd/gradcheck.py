@@ -14,8 +14,6 @@ from genesis.autograd.record import TensorBase
 from genesis.dtypes import float64
 from genesis.errors import GradientError
 
-__all__ = ["gradcheck", "jacobians"]
-
 STEP = 1e-6  # balances truncation (step²) against rounding (eps/step) for values near 1
 
 

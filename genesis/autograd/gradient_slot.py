@@ -15,8 +15,6 @@ from genesis.array import Array
 from genesis.op import registry
 from genesis.shapes import contiguous_strides
 
-__all__ = ["GradientSlot", "Lease", "is_same_window"]
-
 _lock = threading.Lock()
 
 

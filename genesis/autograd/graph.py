@@ -9,25 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.autograd.gradient_slot import Lease
-from genesis.autograd.modes import mode
+from genesis.backend.recording import mode
 from genesis.errors import GradientError
-from genesis.op import BackwardStep, Context, GradientLease, Op, Spec, registry
-
-__all__ = [
-    "AccumulateNode",
-    "BaseNode",
-    "Edge",
-    "Leaf",
-    "Node",
-    "NodeStep",
-    "Saved",
-    "TapeWatch",
-    "calling_line",
-    "tape_watches",
-    "watching_tape",
-]
+from genesis.op import BackwardStep, Context, GradientLease, Op, registry
 
 _sequence = itertools.count(1)
 

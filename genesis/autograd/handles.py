@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-__all__ = ["HookHandle"]
-
 
 class HookHandle:
     """Takes a hook off its tensor: by `remove()`, by a call, or at the end of a `with` block."""

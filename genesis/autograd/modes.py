@@ -16,18 +16,6 @@ from genesis.backend.recording import mode
 from genesis.errors import DTypeError
 from genesis.keywords import refuse_unknown
 
-__all__ = [
-    "detect_anomaly",
-    "enable_grad",
-    "fixed_weights",
-    "inference_mode",
-    "is_anomaly_enabled",
-    "is_grad_enabled",
-    "mode",
-    "no_grad",
-    "set_grad_enabled",
-]
-
 
 def is_grad_enabled() -> bool:
     """Whether ops record what backward needs."""

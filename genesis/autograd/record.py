@@ -12,16 +12,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.autograd.autocast import Kept, autocasting, fp32_type, low_precision_type, wanted_types
 from genesis.autograd.gradient_slot import GradientSlot, Lease, is_same_window
 from genesis.autograd.graph import AccumulateNode, BaseNode, Edge, Node, Saved
-from genesis.autograd.modes import is_grad_enabled, mode
+from genesis.autograd.modes import is_grad_enabled
+from genesis.backend.recording import mode
 from genesis.dtypes import DType
 from genesis.errors import GradientError
-from genesis.op import Op, Spec, execute, registry
-
-__all__ = ["SavedCalls", "TensorBase", "apply", "apply_", "in_fp32", "in_low_precision", "saving_calls"]
+from genesis.op import Op, execute, registry
 
 
 class TensorBase:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-__all__ = ["usable_cores"]
-
 
 def usable_cores() -> int:
     """Those of the process's affinity, where the system has such a thing."""

@@ -24,21 +24,6 @@ from genesis.errors import OutOfMemoryError
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = [
-    "CpuBackend",
-    "CpuStorage",
-    "backend",
-    "each_thread",
-    "is_split",
-    "most_reserved",
-    "one_blas_thread",
-    "parallel",
-    "pool",
-    "scratch",
-    "set_threads",
-    "threads",
-]
-
 _POOLED_FROM = 64 << 10  # bytes; smaller blocks are malloc's business
 _PAGE = 4096
 _SLACK = 64 << 20  # bytes kept for reuse beyond a quarter of the peak

@@ -13,19 +13,6 @@ import itertools
 import sys
 from typing import Any, NamedTuple
 
-__all__ = [
-    "CPU",
-    "CUDA",
-    "CUDA_HOST",
-    "CUDA_MANAGED",
-    "VERSION",
-    "Described",
-    "Taken",
-    "capsule",
-    "settle",
-    "take",
-]
-
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 VERSION = (1, 0)
 _READ_ONLY, _COPIED = 1, 2  # flags of the versioned form

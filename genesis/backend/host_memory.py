@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["free_host_memory", "host_memory"]
-
 # Files of a container's memory, of cgroups 2 and 1: limit, use, and the file cache in it that the kernel takes back.
 CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),

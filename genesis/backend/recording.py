@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["mode"]
-
 
 class Mode(threading.local):
     """The switches of each thread; what runs for every op reads them here, without a call.

@@ -12,8 +12,6 @@ from genesis.bench.timing import Sampler
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["cold_calls", "graph_calls", "of_graph"]
-
 REPLAY_SECONDS = 1e-3  # that a replay lasts at least, so that its start and end do not count
 LEAST_CALLS, MOST_CALLS = 4, 100  # in a graph
 CACHES = 4  # times its size is written to empty the cache

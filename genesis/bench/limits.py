@@ -25,8 +25,6 @@ from genesis.op import registry
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Limits", "copy_rate", "has_gpu_time", "limits_of", "time_on_gpu", "wait_for"]
-
 QUICK = Plan(seconds=0.5)
 COPIED = {"cpu": (128 << 20,), "cuda": (256 << 20, 1 << 30), "interpreter": (1 << 12,)}  # bytes
 WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192), "interpreter": (16,)}  # of the square matrices

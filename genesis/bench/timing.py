@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["Plan", "Sampler", "Timing", "kept", "measure", "median_interval", "of_host", "of_wall", "summarize"]
-
 Sampler = Callable[[int], float]  # seconds that so many calls take together
 
 NORMAL_95 = 1.96  # standard deviations on both sides of a normal's centre that hold 95 % of it

@@ -11,21 +11,6 @@ from genesis.backend.cuda.driver import Properties, is_interpreted, start
 from genesis.backend.cuda.faults import check as check_faults
 from genesis.errors import DeviceError
 
-__all__ = [
-    "MIN_CAPABILITY",
-    "backend",
-    "check_supported",
-    "current_device",
-    "device",
-    "device_count",
-    "get_device_capability",
-    "get_device_name",
-    "get_device_properties",
-    "is_available",
-    "set_device",
-    "synchronize",
-]
-
 MIN_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16
 
 AnyDevice = Device | str | int | None

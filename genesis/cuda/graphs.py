@@ -17,8 +17,6 @@ from genesis.functions.elementwise import clone
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["Graph", "Graphed", "make_graphed"]
-
 T = TypeVar("T")
 
 

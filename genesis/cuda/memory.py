@@ -9,27 +9,6 @@ from typing import Any, NamedTuple
 from genesis.backend.cuda.memory import Pool
 from genesis.cuda.devices import AnyDevice, backend, synchronize
 
-__all__ = [
-    "LeakReport",
-    "MemoryBlock",
-    "MemoryPool",
-    "empty_cache",
-    "leak_check",
-    "max_memory_allocated",
-    "max_memory_cached",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_cached",
-    "memory_pool",
-    "memory_reserved",
-    "memory_snapshot",
-    "memory_stats",
-    "pinned_memory_reserved",
-    "reset_peak_memory_stats",
-    "set_poison",
-]
-
 
 def _pool(device: AnyDevice) -> Pool:
     return backend(device).pool

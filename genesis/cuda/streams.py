@@ -12,8 +12,6 @@ from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.cuda.devices import AnyDevice, backend
 from genesis.errors import DeviceError, UsageError
 
-__all__ = ["Event", "Stream", "current_stream", "default_stream", "stream"]
-
 
 class Stream:
     """A queue of work that runs in order, and concurrently with other streams.

@@ -8,12 +8,12 @@ Genesis do. With a numpy `reference` it runs on the CPU, too, and `check_op` hol
 user-kernels.md is the tutorial. Importing this imports neither Triton nor CUDA.
 """
 
+from genesis.array import Spec
 from genesis.custom.check import check_op
 from genesis.custom.from_cuda import CudaOp, cuda_op
 from genesis.custom.from_triton import triton_op
 from genesis.custom.user_op import UserOp, cdiv, load_op, user_ops
 from genesis.keywords import check_calls
-from genesis.op import Spec
 
 __all__ = ["CudaOp", "Spec", "UserOp", "cdiv", "check_op", "cuda_op", "load_op", "triton_op", "user_ops"]
 

@@ -15,8 +15,6 @@ from genesis.dtypes import DType, as_dtype, float32, float64
 from genesis.errors import NumericError, UsageError
 from genesis.tensor import Tensor
 
-__all__ = ["CheckReport", "Checked", "check_op"]
-
 # (relative, absolute), those of torch.testing.assert_close.
 TOLERANCES = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
 SHAPES = ((1,), (7,), (1025,), (33, 65))  # sizes that no tile divides

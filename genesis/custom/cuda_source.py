@@ -22,8 +22,6 @@ from genesis.errors import DTypeError, UsageError
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Parameter", "SourceKernel", "parameters_of", "read_kernel"]
-
 # Scalar types of C++ of parameter lists; the words of one may come in any order.
 SCALARS: dict[str, Any] = {
     "bool": ctypes.c_bool,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from genesis.custom.cuda_source import SourceKernel
     from genesis.custom.nvrtc import Compiled
 
-__all__ = ["CudaOp", "cuda_op"]
-
 
 def cuda_op(
     name: str,

@@ -12,8 +12,6 @@ from genesis.custom.user_op import Rule, Saved, UserOp
 from genesis.dtypes import DType
 from genesis.errors import UsageError
 
-__all__ = ["triton_op"]
-
 
 def triton_op(
     name: str,

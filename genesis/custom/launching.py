@@ -11,8 +11,6 @@ from genesis.errors import UsageError, UserCode
 if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Grid
 
-__all__ = ["Constants", "arguments_of", "constants_of", "dense", "is_empty", "sizes_of"]
-
 Rule = Callable[..., Any]
 Constants = Mapping[str, Any] | Rule
 Outs = Array | tuple[Array, ...]

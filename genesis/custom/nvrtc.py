@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
 
-__all__ = ["C_TYPES", "Compiled", "compile_source"]
-
 # Element types in CUDA C++, and where the two that are not built in come from.
 C_TYPES = {
     "float64": "double",

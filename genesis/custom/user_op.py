@@ -22,8 +22,6 @@ from genesis.errors import DeviceError, GradientError, ShapeError, UsageError, U
 from genesis.op import Context, Op, registry
 from genesis.ops.sweep import is_narrow
 
-__all__ = ["Saved", "UserOp", "cdiv", "load_op", "user_ops"]
-
 Saved = Literal["inputs", "outputs", "both"]
 Rule = Callable[..., Any]
 Infer = Callable[..., Spec | tuple[Spec, ...]]

@@ -13,8 +13,6 @@ from genesis.errors import ModelError, escape
 from genesis.files.hf import TOKENIZER_CONFIG
 from genesis.files.paths import quote
 
-__all__ = ["all_added_tokens", "rebuilding_class", "tokenizer_settings"]
-
 _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _LISTED, _EXTRA, _OLD_EXTRA = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"

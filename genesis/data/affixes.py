@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Affixes", "post_processor_affixes", "start_template"]
-
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
 MAX_IDS = 1024  # around a text: a template names lists of ids as often as it likes
 

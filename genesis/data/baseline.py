@@ -13,8 +13,6 @@ from genesis.data.records import Document
 from genesis.files.cache import Cache
 from genesis.files.entry import EntryWriter
 
-__all__ = ["gzip_bits_per_byte", "gzip_bytes"]
-
 FORMAT = 2
 SIZES_NAME = "sizes.bin"
 _PIECE = 1 << 20

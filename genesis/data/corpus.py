@@ -24,8 +24,6 @@ from genesis.data.records import Conversation, Defect, Defects, Document, Positi
 from genesis.data.sources import SourceFile, WeightedSource, expand, not_text
 from genesis.errors import DataError, escape
 
-__all__ = ["Corpus", "FileCounts"]
-
 
 @dataclass(frozen=True)
 class FileCounts:

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from genesis.data.records import Document
 from genesis.files.hashing import update
 
-__all__ = ["DocumentIndex", "Ints", "Progress", "TokenSet", "digest", "index_documents"]
-
 Ints = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 

@@ -10,17 +10,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-__all__ = [
-    "HEAD_BYTES",
-    "SUPPORTED",
-    "FileFormat",
-    "format_by_name",
-    "kind_by_content",
-    "kind_by_name",
-    "looks_like_records",
-    "way_out",
-]
-
 FileFormat = Literal["text", "jsonl", "json", "csv", "parquet"]
 
 SUPPORTED = "Genesis reads UTF-8 text, JSONL, arrays in JSON, CSV and TSV, each also as .gz, and Parquet"

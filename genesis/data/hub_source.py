@@ -20,8 +20,6 @@ from genesis.files.cards import read_head
 from genesis.files.hub_cache import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
 from genesis.files.paths import quote, safe_join
 
-__all__ = ["HUB", "hub_files", "is_data_file"]
-
 HUB, TRAIN = "hf:", "train"
 # Files about the data, which have the endings of data.
 _ABOUT = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")

@@ -20,8 +20,6 @@ from genesis.data.documents import TokenSet
 from genesis.data.packing import Chunks, Packing, chunk_counts, cut, pack
 from genesis.errors import ConfigError, DataError, IndexRangeError, ModelError, escape
 
-__all__ = ["IGNORE_INDEX", "Batch", "PackedLoader", "chunks_with_target"]
-
 Ints = npt.NDArray[np.int64]
 
 IGNORE_INDEX = -100

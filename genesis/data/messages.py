@@ -17,8 +17,6 @@ from genesis.data.records import REASONING, Message, Position
 from genesis.errors import nearest
 from genesis.files.paths import quote
 
-__all__ = ["MAX_DEPTH", "ROLES", "MessageKeys", "check_plain", "describe", "objects", "read_messages", "read_tools"]
-
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_DEPTH = 64
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Chunks", "Packing", "chunk_counts", "cut", "pack"]
-
 Ints = npt.NDArray[np.int64]
 
 WINDOW = 1024

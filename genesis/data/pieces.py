@@ -18,8 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CutRule", "cut_rule", "puts_prefix", "without_prefix"]
-
 # `/` may belong to the line end before it (GPT-4o), and U+180E is white space for some.
 _AFTER_LINE = re.compile(r"(?<=[^\s\u180e])\n(?=[^\s\u180e/])")
 _BEFORE_SPACE = re.compile(r"(?<=[^\s\u180e])(?= [^\s\u180e])")

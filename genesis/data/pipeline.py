@@ -33,8 +33,6 @@ from genesis.files.cache import Cache, State
 from genesis.files.entry import EntryWriter
 from genesis.files.strict_json import canonical_bytes
 
-__all__ = ["DataReport", "HeldOut", "MakeEncoder", "Prepared", "StageProgress", "prepare", "prepare_held_out"]
-
 # Called with the stage ("train a tokenizer", "tokenize"), the bytes of text done, and their total.
 StageProgress = Callable[[str, int, int], None]
 # Called where there are records; what it makes is closed here.

@@ -26,8 +26,6 @@ from genesis.data.readers.json_value import parse
 from genesis.data.records import Completion, Conversation, Message, Position
 from genesis.files.paths import quote
 
-__all__ = ["FIELDS", "Field", "FieldNames", "Format", "RecordFormat"]
-
 Format = Literal["auto", "text", "messages", "prompt_completion", "alpaca", "dolly", "question_answer", "sharegpt"]
 Field = Literal[
     "text", "messages", "tools", "prompt", "completion", "instruction", "input", "output", "system", "history",

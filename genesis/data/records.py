@@ -12,22 +12,6 @@ from typing import Any, NamedTuple
 
 from genesis.errors import DataError, escape
 
-__all__ = [
-    "REASONING",
-    "Completion",
-    "Conversation",
-    "Defect",
-    "Defects",
-    "Document",
-    "Message",
-    "Position",
-    "Remark",
-    "Row",
-    "content_text",
-    "is_learned",
-    "record_text",
-]
-
 Message = dict[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")  # its names in a message; the first one is read
 

@@ -35,8 +35,6 @@ from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
 from genesis.files.paths import exists, is_folder, quote
 
-__all__ = ["CHATS", "STDLIB", "SourceFile", "WeightedSource", "expand", "not_text"]
-
 STDLIB, CHATS = "stdlib:", "example:chats"
 _NOT_STDLIB = ("site-packages", "dist-packages", "idlelib")
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from genesis.errors import DataError
 
-__all__ = ["LARGEST_SHARE", "holdout_points", "split"]
-
 LARGEST_SHARE = 0.25  # of the bytes to hold out: the most that one document may have
 
 

@@ -8,8 +8,6 @@ from functools import cache
 
 from genesis.data.tokenizer import Tokenizer
 
-__all__ = ["StreamDecoder", "token_bytes", "token_text"]
-
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so what is still open after so many tokens will never become one.
 _LONGEST_CHARACTER = 4

@@ -31,8 +31,6 @@ from genesis.files.cache import Cache, State
 from genesis.files.entry import Entry, EntryWriter
 from genesis.files.strict_json import parse_object
 
-__all__ = ["NO_TARGET", "Encoder", "SpecialText", "Tokenized", "reread", "tokenize"]
-
 FORMAT = 2  # of the files, and of the rules by which a document becomes ids
 TOKENS_NAME = "tokens.bin"
 OFFSETS_NAME = "offsets.bin"

@@ -44,8 +44,6 @@ from genesis.files.atomic import FolderUpdate
 from genesis.files.hf import TOKENIZER_CONFIG
 from genesis.files.strict_json import canonical_bytes, parse_object
 
-__all__ = ["END_OF_TEXT", "MIN_VOCAB", "PATTERN", "Tokenizer", "library_version", "train_bpe"]
-
 _ENCODING = threading.Lock()  # how a library reads special tokens is set before each call, of any thread
 
 Ids = npt.NDArray[np.int64]

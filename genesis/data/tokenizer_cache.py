@@ -17,8 +17,6 @@ from typing import Any
 
 from genesis.files.cache import USER, Cache, user_folder
 
-__all__ = ["CheckedTokenizer", "cached_tokenizer", "user_cache"]
-
 MIN_BYTES = 1 << 20  # of files that are worth an entry; checking 1 MiB takes 0.1 s
 MAX_BYTES = 128 << 20  # of an entry
 

@@ -18,8 +18,6 @@ from typing import Any
 from genesis.data.tokenizer_cache import user_cache
 from genesis.errors import ModelError
 
-__all__ = ["check_bounded", "is_bounded"]
-
 MAX_PARTS = 32  # of a sequence of normalizers, pre-tokenizers or decoders
 MAX_GROWTH = 16.0  # bytes after all replacements for a byte before them
 MAX_PREPENDED = 64  # characters

@@ -24,8 +24,6 @@ from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 from genesis.files.paths import exists, is_folder, quote, safe_join
 from genesis.files.strict_json import parse_object, read_limited
 
-__all__ = ["MAX_VOCAB", "TOKENIZER_NAME", "TokenizerFiles", "checked_content", "read_tokenizer"]
-
 TOKENIZER_NAME = "tokenizer.json"
 SENTENCE_PIECE = "tokenizer.model"
 MAPPING_NAME = "special_tokens_map.json"

@@ -17,8 +17,6 @@ from genesis.data.loader import chunks_with_target
 from genesis.data.packing import cut
 from genesis.errors import DataError, escape
 
-__all__ = ["Note", "TooLong", "fit"]
-
 TooLong = Literal["drop", "truncate", "split", "fail"]
 
 

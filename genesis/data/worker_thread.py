@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["call_in_thread", "feed_in_thread", "start_in_thread"]
-
 T = TypeVar("T")
 
 _BATCH_CHARS = 1 << 20

@@ -12,8 +12,6 @@ import genesis
 from genesis.demos.comparing import Setting, Way, compare, factor
 from genesis.demos.schema import DemoRow, Section
 
-__all__ = ["sections"]
-
 
 def sections(setting: Setting) -> Iterator[Section]:
     """One table; bytes are those of the elements that are used, and of the indices."""

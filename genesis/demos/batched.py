@@ -13,8 +13,6 @@ from genesis.demos.comparing import Setting, Way, compare, factor
 from genesis.demos.schema import DemoRow, Section
 from genesis.profile.format import format_seconds
 
-__all__ = ["looped", "sections"]
-
 
 def looped(x: Tensor, y: Tensor) -> Tensor:
     """The products of x and y [B, n, n], one matrix after the other."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
     from genesis.backend.cuda.launch import KernelLaunch
 
-__all__ = ["FAST", "Setting", "Way", "compare", "factor", "passes"]
-
 FAST = Plan(precision=0.1, seconds=0.06, warm_up=0.02)
 CLOSE = 0.15  # ratios that differ by less are called equal
 T = TypeVar("T")

@@ -16,8 +16,6 @@ from genesis.demos.schema import DemoRow, Section
 from genesis.errors import DeviceError
 from genesis.profile.format import format_ratio
 
-__all__ = ["gelu_by_hand", "sections", "softmax_by_hand"]
-
 
 def gelu_by_hand(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), op by op: each makes a tensor of x's size and reads it again."""

@@ -11,8 +11,6 @@ import triton.language as tl
 import genesis
 from genesis.custom import UserOp, cdiv
 
-__all__ = ["in_cuda", "in_triton"]
-
 SOURCE = """
 extern "C" __global__ void gelu(float* __restrict__ out, const float* __restrict__ x, long long n) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -26,6 +24,7 @@ extern "C" __global__ void gelu(float* __restrict__ out, const float* __restrict
 
 @triton.jit
 def gelu(p_out, p_x, n, BLOCK: tl.constexpr):
+    """out = GELU(x) of n elements, BLOCK to a program."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
     x = tl.load(p_x + i, mask=m)

@@ -13,8 +13,6 @@ from genesis.demos.comparing import Setting, Way, compare, factor
 from genesis.demos.schema import DemoRow, Section
 from genesis.profile.format import format_bytes
 
-__all__ = ["in_new_memory", "in_place", "into", "sections"]
-
 # x -> x/2 + 1/2, twice: values go towards 1 however often it runs.
 
 

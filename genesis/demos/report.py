@@ -10,8 +10,6 @@ from genesis.demos.schema import DemoReport, DemoRow, Section
 from genesis.errors import escape
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
 
-__all__ = ["render_lines"]
-
 WIDTH = 100
 LEFT = ("way", "note")
 MANY_FLOPS = 16  # a byte: with more, arithmetic is what a way is measured by

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from genesis.profile.schema import Measured, StrictModel, Time
 
-__all__ = ["DemoReport", "DemoRow", "Section"]
-
 
 class DemoRow(StrictModel):
     """One way of doing the work."""

@@ -10,8 +10,6 @@ from genesis.backend import Device
 from genesis.dtypes import BOOL, FLOAT, float8_e4m3fn, float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
 
-__all__ = ["ALIGNMENT", "Member", "check_array", "check_gather", "check_reduction", "check_root", "parts_of"]
-
 ALIGNMENT = 32  # elements
 
 

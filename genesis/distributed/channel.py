@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FAILURE", "MESSAGE", "Channel", "Frame", "Late"]
-
 MESSAGE, FAILURE = 0, 1
 Frame = tuple[int, str, bytes]  # kind, name, payload
 

@@ -15,8 +15,6 @@ from genesis.distributed.nccl import LITTLE, STAGING, NcclGroup
 from genesis.distributed.peers import Peers
 from genesis.distributed.staged import StagedGroup
 
-__all__ = ["INSTALL", "group_for"]
-
 INSTALL = 'pip install "nccl4py>=0.6,<0.7" nvidia-nccl-cu13'  # the extra `distributed`
 _RELEASE = "0.6."
 _HAS_COPIES = 22800  # NCCL 2.28, the first whose all-to-all and all-gather go by DMA engines

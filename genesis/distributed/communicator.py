@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import DistributedError
 
-__all__ = ["ZERO_CTAS", "Communicator", "Memory", "Tuning", "bindings", "identity_of"]
-
 ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO
 
 _BYTE = 1  # ncclUint8: what travels is never computed with

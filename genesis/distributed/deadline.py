@@ -8,8 +8,6 @@ import time
 
 from genesis.backend.cuda.driver import Driver
 
-__all__ = ["Deadline"]
-
 ANSWER_S = 0.05  # how long a question may take before it counts as one without an answer yet
 
 

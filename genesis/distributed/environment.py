@@ -15,19 +15,6 @@ from genesis.errors import UsageError, escape
 from genesis.files.cache import USER, Cache, user_folder
 from genesis.files.entry import EntryWriter
 
-__all__ = [
-    "ALONE",
-    "HAVE_MET",
-    "JOB_KEY",
-    "LAUNCHER",
-    "LISTENER",
-    "World",
-    "job_key",
-    "rank_count",
-    "read_world",
-    "refuse_ranks",
-]
-
 JOB_KEY = "GENESIS_JOB_KEY"
 LAUNCHER = "GENESIS_LAUNCHER"  # the process id of our own launcher
 LISTENER = "GENESIS_LISTENER"  # the descriptor of the socket that it hands to rank 0

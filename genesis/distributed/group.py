@@ -19,8 +19,6 @@ from genesis.distributed.arguments import check_array, check_gather, check_reduc
 from genesis.distributed.peers import Peers
 from genesis.dtypes import FLOAT, DType, float32
 
-__all__ = ["Alone", "Group", "PeersGroup"]
-
 _BLOCK = 1 << 18  # elements that travel at a time
 
 

@@ -28,8 +28,6 @@ from typing import IO, Any
 from genesis.distributed.environment import HAVE_MET, JOB_KEY, LAUNCHER, LISTENER, LOOPBACK, refuse_ranks
 from genesis.errors import DistributedError, InterruptedRun, UsageError, escape
 
-__all__ = ["GRACE_S", "STOPPED_GRACE_S", "STOPPED_S", "launch"]
-
 # How long others may take to end after a rank that failed; one that said nothing, or went before all had met, when
 # there is nothing to save and nobody else may see it go; one that only saw another go; one that a signal stopped.
 GRACE_S, KILLED_GRACE_S, ECHO_GRACE_S, STOPPED_GRACE_S = 5.0, 1.0, 2.5, 30.0

@@ -21,8 +21,6 @@ from genesis.dtypes import DType, uint8
 from genesis.errors import DistributedError, PeerGoneError
 from genesis.ops.rank_sum import rank_sum
 
-__all__ = ["MappedMemory"]
-
 _TRIAL = 64  # bytes of each rank
 
 

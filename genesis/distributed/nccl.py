@@ -26,8 +26,6 @@ from genesis.errors import DeviceError, DistributedError
 from genesis.ops.elementwise import copy
 from genesis.ops.rank_sum import rank_sum
 
-__all__ = ["LITTLE", "STAGING", "NcclGroup"]
-
 STAGING = 48 << 20  # bytes that come from other ranks at a time, on their way into a sum: a bucket's
 LITTLE = 1 << 20  # the same where gradients and weights travel another way
 ABORT_S = 2.0  # how long NCCL may take to give up: kernels end at once, it waits for the end of graphs

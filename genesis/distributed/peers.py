@@ -25,8 +25,6 @@ from genesis.distributed.environment import World
 from genesis.distributed.rendezvous import connect
 from genesis.errors import ConfigError, DistributedError, GenesisError, PeerGoneError, escape
 
-__all__ = ["Peers"]
-
 _STOP = struct.Struct("<qq")  # signal number or 0, step
 _MARGIN_S = 2.0
 _FAREWELL_S = 1.0

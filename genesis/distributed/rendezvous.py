@@ -22,8 +22,6 @@ from genesis.distributed.channel import FAILURE, Channel, Late
 from genesis.distributed.environment import JOB_KEY, World
 from genesis.errors import ConfigError, DistributedError, GenesisError, InterruptedRun, PeerGoneError, escape
 
-__all__ = ["connect", "listen"]
-
 _HANDSHAKE_S = 5.0
 _MARGIN_S = 2.0
 _TURN_S = 0.02

@@ -14,8 +14,6 @@ from genesis.backend import backend_for
 from genesis.distributed.group import Group
 from genesis.dtypes import DType
 
-__all__ = ["StagedGroup"]
-
 
 class StagedGroup:
     """Args: of: the group that does the work. Arrays on the CPU go to it as they are."""

@@ -21,8 +21,6 @@ from typing import Protocol, Self
 from genesis.distributed.peers import Peers
 from genesis.errors import DistributedError
 
-__all__ = ["Watch"]
-
 _TURN_S = 0.1
 _NOTICES_S = 0.4  # how long a rank may take to notice by itself
 _ENDS_S = 1.0  # and then to end

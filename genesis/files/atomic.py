@@ -41,34 +41,10 @@ from typing import Any, Protocol
 
 from genesis.errors import DiskError, ModelError, escape
 from genesis.files.boundary import close_read
-from genesis.files.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room, disk_error
-from genesis.files.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
+from genesis.files.filesystem import DEFAULT, Buffer, FileSystem, Writer, disk_error
+from genesis.files.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest
 from genesis.files.paths import check_name, list_folder, quote
 from genesis.files.strict_json import read_limited
-
-__all__ = [
-    "DEFAULT",
-    "MANIFEST_NAME",
-    "AtomicFolder",
-    "Buffer",
-    "Call",
-    "FileRecord",
-    "FileSystem",
-    "FolderShare",
-    "FolderUpdate",
-    "FolderWriter",
-    "Manifest",
-    "Observer",
-    "Writer",
-    "atomic_file",
-    "check_room",
-    "read_manifest",
-    "remove_folder",
-    "sweep",
-    "temporary_folder",
-    "verify_manifest",
-    "write_file",
-]
 
 _MARKER = ".genesis-temporary"
 _MARKER_TEXT = b"Genesis makes this folder while it writes, and removes it.\n"

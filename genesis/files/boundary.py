@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError, escape
 
-__all__ = ["boundary", "close_read", "fitting", "system_error"]
-
 _ADVICE = {
     errno.EACCES: "check its permissions and those of the folders above it",
     errno.EPERM: "check its permissions and those of the folders above it",

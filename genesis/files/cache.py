@@ -27,8 +27,6 @@ from genesis.files.filesystem import DEFAULT, Buffer
 from genesis.files.lock import EntryLock
 from genesis.files.trust import Refused, check_file, open_file, open_folder, private_folder
 
-__all__ = ["USER", "Cache", "Cached", "State", "user_folder"]
-
 State = Literal["found", "made", "rebuilt"]
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"

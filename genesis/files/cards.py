@@ -9,8 +9,6 @@ from typing import Any
 from genesis.files.paths import exists, safe_join
 from genesis.files.strict_json import read_limited
 
-__all__ = ["README", "read_head", "with_head"]
-
 README = "README.md"
 MAX_BYTES = 8 << 20
 

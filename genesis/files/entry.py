@@ -21,8 +21,6 @@ from types import TracebackType
 
 from genesis.files.filesystem import Buffer, FileSystem, as_bytes
 
-__all__ = ["Damaged", "Entry", "EntryWriter", "PartWriter", "read_entry"]
-
 MARK = b"genesis cache 1\n"
 ALIGNMENT = 64
 LENGTH = struct.Struct("<Q")

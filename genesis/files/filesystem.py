@@ -18,8 +18,6 @@ from types import TracebackType
 
 from genesis.errors import DiskError, escape
 
-__all__ = ["DEFAULT", "Buffer", "Call", "FileSystem", "Observer", "Writer", "as_bytes", "check_room", "disk_error"]
-
 Buffer = bytes | bytearray | memoryview
 
 # The kernel takes at most 2 GiB a call; smaller pieces let a signal be seen in time.

@@ -15,8 +15,6 @@ from genesis.files.boundary import close_read, system_error
 from genesis.files.paths import open_regular
 from genesis.files.strict_json import canonical_bytes
 
-__all__ = ["StateHash", "sha256_file", "update"]
-
 _CHUNK = 1 << 20
 _PIECE = 64 << 20
 

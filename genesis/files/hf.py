@@ -19,30 +19,6 @@ from genesis.files.paths import check_name, exists, list_folder, open_regular, q
 from genesis.files.safetensors import SafeTensors, TensorEntry, TensorSource, write_tensors
 from genesis.files.strict_json import indented_bytes, parse_object, read_limited, read_object
 
-__all__ = [
-    "CHAT_TEMPLATE",
-    "CHECKPOINT",
-    "GENERATION_CONFIG",
-    "INDEX_NAME",
-    "MAX_SHARDS",
-    "SIDE_FILES",
-    "TEMPLATE_FOLDER",
-    "TOKENIZER_CONFIG",
-    "TOKENIZER_FILES",
-    "WEIGHTS_NAME",
-    "WeightFolder",
-    "copy_side_files",
-    "file_limit",
-    "list_names",
-    "read_chat_templates",
-    "read_json",
-    "read_weight_map",
-    "save_weights",
-    "shard_name",
-    "side_files",
-    "write_index",
-]
-
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"

@@ -30,8 +30,6 @@ from genesis.files.lock import FolderLock
 from genesis.files.paths import check_name, exists, open_regular, quote
 from genesis.files.strict_json import parse_object
 
-__all__ = ["HubFile", "Pulled", "pull"]
-
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_FILES = 10_000
 TRIES, FIRST_TRIES = 5, 2  # in a row without a byte further, of a file and of the list of files

@@ -19,23 +19,6 @@ from genesis.files.boundary import boundary
 from genesis.files.paths import exists, is_folder, list_folder
 from genesis.files.strict_json import read_limited
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "COMMIT",
-    "CONFIG",
-    "DATA_SOURCE",
-    "MAIN",
-    "HubName",
-    "cache_folder",
-    "cached_revisions",
-    "hub_name",
-    "in_cache",
-    "local_path",
-    "name_of",
-    "pull_advice",
-    "pulled_data",
-]
-
 MAIN = "main"
 # One of the two is linked last: a snapshot that has none is incomplete.
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"

@@ -29,8 +29,6 @@ from genesis.files.filesystem import DEFAULT, disk_error
 from genesis.files.strict_json import parse_object, read_limited
 from genesis.files.trust import Refused, check_file
 
-__all__ = ["LOCK_NAME", "EntryLock", "FolderLock", "is_lock_file"]
-
 LOCK_NAME = ".lock"
 POLL_S = 0.05
 PATIENCE = 40  # polls until an `EntryLock` says whom it waits for: 2 s

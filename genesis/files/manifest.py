@@ -16,8 +16,6 @@ from genesis.files.hashing import sha256_file
 from genesis.files.paths import check_name, quote, safe_join
 from genesis.files.strict_json import canonical_bytes, parse_object, read_limited
 
-__all__ = ["MANIFEST_NAME", "FileRecord", "Manifest", "read_manifest", "verify_manifest"]
-
 MANIFEST_NAME = "manifest.json"
 VERSION = 1
 MAX_BYTES = 16 << 20

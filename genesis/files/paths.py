@@ -18,19 +18,6 @@ from pathlib import Path
 from genesis.errors import GenesisError, ModelError, escape
 from genesis.files.boundary import boundary, close_read, system_error
 
-__all__ = [
-    "MAX_COMPONENTS",
-    "MAX_COMPONENT_BYTES",
-    "MAX_NAME_BYTES",
-    "check_name",
-    "exists",
-    "is_folder",
-    "list_folder",
-    "open_regular",
-    "quote",
-    "safe_join",
-]
-
 MAX_NAME_BYTES = 1024
 MAX_COMPONENT_BYTES = 255
 MAX_COMPONENTS = 16

@@ -28,19 +28,6 @@ from genesis.files.filesystem import DEFAULT, Buffer, FileSystem
 from genesis.files.paths import open_regular, quote
 from genesis.files.strict_json import check_structure
 
-__all__ = [
-    "DTYPES",
-    "HEADER_SIZE_CAP",
-    "MAX_DIMS",
-    "MAX_TENSORS",
-    "SafeTensors",
-    "TensorEntry",
-    "TensorSource",
-    "load_file",
-    "save_file",
-    "write_tensors",
-]
-
 # The library reads headers up to 100 MB. The largest published checkpoints would need about 130 bytes for each of
 # 40,000 tensors if all stood in one file; three times that bounds what a hostile header costs to a few hundred MiB.
 HEADER_SIZE_CAP = 16 << 20

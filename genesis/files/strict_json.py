@@ -16,8 +16,6 @@ from genesis.errors import GenesisError, ModelError, escape
 from genesis.files.boundary import close_read, system_error
 from genesis.files.paths import open_regular, quote
 
-__all__ = ["canonical_bytes", "check_structure", "indented_bytes", "parse_object", "read_limited", "read_object"]
-
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1_000_000
 

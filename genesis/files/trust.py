@@ -28,8 +28,6 @@ from genesis.files.boundary import boundary, close_read
 from genesis.files.filesystem import DEFAULT, Call, disk_error
 from genesis.files.paths import exists, safe_join
 
-__all__ = ["Refused", "check_file", "check_owner", "open_file", "open_folder", "private_folder", "run_file", "stranger"]
-
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
 # A parent may be closed to reading; where the system has no descriptor for passing through, it must be readable.

@@ -9,8 +9,6 @@ from genesis.functions.surface import public
 from genesis.functions.types import DTypeLike, Tensor
 from genesis.ops import softmax as ops
 
-__all__: list[str] = []
-
 
 @public(nn=True)
 def softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:

@@ -20,8 +20,6 @@ from genesis.dtypes import INTEGER, DType
 from genesis.errors import DTypeError, unknown_keyword
 from genesis.random import Generator
 
-__all__ = ["bare", "fitting", "integer", "integers", "normalized", "number", "plain", "truth"]
-
 Convert = Callable[[Any, str, str], Any]
 
 

@@ -11,8 +11,6 @@ from genesis.functions.shape import array_of
 from genesis.functions.surface import public
 from genesis.functions.types import Tensor
 
-__all__: list[str] = []
-
 
 @public
 def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:

@@ -29,9 +29,6 @@ from genesis.ops import create as ops
 from genesis.ops import elementwise
 from genesis.shapes import Shape
 
-__all__: list[str] = []
-
-
 # --- From data --------------------------------------------------------------------------------------------------------
 
 

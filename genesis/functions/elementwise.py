@@ -17,8 +17,6 @@ from genesis.functions.transfer import overwrite
 from genesis.functions.types import DTypeLike, Operand, Tensor
 from genesis.ops import elementwise as ops
 
-__all__ = ["pow", "pow_"]
-
 _EXPONENT = {"exponent": "y"}
 pow = registered(binary(ops.pow), "pow", _EXPONENT)
 pow_ = registered(inplace_two(ops.pow), "pow_", _EXPONENT)

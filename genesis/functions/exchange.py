@@ -40,8 +40,6 @@ from genesis.shapes import contiguous_strides
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["cuda_array_interface", "dlpack_device", "from_cuda_array_interface", "to_dlpack"]
-
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
 _KINDS: dict[DType, tuple[int, int]] = {
     float64: (_FLOAT, 64),

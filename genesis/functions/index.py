@@ -27,9 +27,6 @@ from genesis.ops import shape as views
 from genesis.ops.create import arange
 from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, normalize_axis, numel
 
-__all__ = ["IndexPlan"]
-
-
 # --- x[index] ---------------------------------------------------------------------------------------------------------
 
 

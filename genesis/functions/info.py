@@ -15,8 +15,6 @@ from genesis.functions.arguments import plain
 from genesis.functions.surface import public
 from genesis.keywords import check_calls
 
-__all__ = ["finfo", "iinfo"]
-
 
 class finfo:  # noqa: N801  torch's name
     """The limits of a float type (float32 unless given).

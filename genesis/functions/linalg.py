@@ -17,8 +17,6 @@ from genesis.ops import linear as linear_ops
 from genesis.ops.reduce import sum_to_shape
 from genesis.shapes import Shape, broadcast_shapes, numel
 
-__all__: list[str] = []
-
 
 def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
     """Check the number of dimensions of each operand."""

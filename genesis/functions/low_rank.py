@@ -12,8 +12,6 @@ from genesis.ops import dora
 from genesis.ops.low_rank import LowRank, Pair
 from genesis.random import default_generator
 
-__all__ = ["LowRankPairs", "dora_factors", "with_pairs"]
-
 
 class LowRankPairs(NamedTuple):
     """What adapters add to linear layers on one input x: c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ), for some or all of them.

@@ -11,8 +11,6 @@ from genesis.functions.arguments import plain
 from genesis.functions.types import Operand, Tensor
 from genesis.op import Op
 
-__all__ = ["as_operand", "binary", "check_operands", "inplace", "inplace_two", "unary"]
-
 NUMBERS = (float, int, bool)
 Made = Callable[..., Any]
 

@@ -25,8 +25,6 @@ from genesis.functions.arguments import bare
 from genesis.functions.surface import methods
 from genesis.functions.types import Operand, Tensor
 
-__all__ = ["Methods"]
-
 # torch's further names of methods.
 _ALIASES = {
     "absolute": "abs",

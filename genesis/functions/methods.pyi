@@ -11,10 +11,6 @@ from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.random import Generator
 from genesis.tensor import Tensor
 
-__all__ = [
-    "Methods",
-]
-
 class Methods:
     """Base of Tensor."""
     def abs(self, *, out: Tensor | None = None) -> Tensor:

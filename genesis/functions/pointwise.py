@@ -13,8 +13,6 @@ from genesis.op import registry
 from genesis.ops import activation as _activation  # noqa: F401  its records
 from genesis.ops import elementwise as _elementwise  # noqa: F401
 
-__all__: list[str] = []
-
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any: ...
@@ -27,4 +25,3 @@ for _op in registry.values():
             _made[f"{_op.public}_"] = (inplace if _op.operands == 1 else inplace_two)(_op)
         for _name, _function in _made.items():
             globals()[_name] = registered(_function, _name, method=_op.method, nn=bool(_op.module))
-            __all__.append(_name)

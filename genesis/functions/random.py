@@ -24,8 +24,6 @@ from genesis.ops import random as ops
 from genesis.random import Generator, default_generator
 from genesis.shapes import Shape, numel
 
-__all__: list[str] = []
-
 
 def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
     """Seed and offset of the next `words` 32-bit words, as attributes of an op."""

@@ -20,8 +20,6 @@ from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import reduce as ops
 
-__all__ = ["ValuesAndIndices"]
-
 
 class ValuesAndIndices(NamedTuple):
     """Selected elements and where along the dimension they stood."""

@@ -19,9 +19,6 @@ from genesis.ops import elementwise
 from genesis.ops import shape as ops
 from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
 
-__all__: list[str] = []
-
-
 # --- Arguments --------------------------------------------------------------------------------------------------------
 
 

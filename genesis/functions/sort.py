@@ -14,8 +14,6 @@ from genesis.functions.types import Tensor
 from genesis.ops import reduce as reduce_ops
 from genesis.ops import sort as ops
 
-__all__: list[str] = []
-
 
 def _last(name: str, dim: int | None, axis: int | None) -> int:
     """The dimension to work along: the last one unless given."""

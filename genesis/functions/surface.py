@@ -12,8 +12,6 @@ from typing import Any, TypeVar, overload
 
 from genesis.functions.arguments import normalized
 
-__all__ = ["functional", "functions", "layer_function", "methods", "public", "registered"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 functions: dict[str, Any] = {}  # by name in `genesis`
@@ -67,10 +65,9 @@ def public(
 
 
 def public(made: Any = None, /, *, keywords: dict[str, str] | None = None, **facts: Any) -> Any:
-    """Decorator: a public function, with the arguments of `registered`. Its module exports it."""
+    """Decorator: a public function, with the arguments of `registered`."""
 
     def register(written: Any) -> Any:
-        written.__globals__.setdefault("__all__", []).append(written.__name__)
         return registered(written, written.__name__, keywords, **facts)
 
     return register if made is None else register(made)

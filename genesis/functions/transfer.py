@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
     from genesis.backend.cuda.pinned import PinnedBlock
 
-__all__ = ["is_pinned", "moved", "overwrite", "pinned_empty", "record_stream"]
-
 
 def _backend(device: Device) -> CudaBackend:
     return backend_for(device)  # type: ignore[return-value]

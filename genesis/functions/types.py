@@ -13,8 +13,6 @@ import numpy as np
 from genesis.backend import Device
 from genesis.dtypes import DType
 
-__all__ = ["DTypeLike", "DeviceLike", "Dims", "Operand", "Sizes", "Tensor"]
-
 Tensor: TypeAlias = Any
 Operand: TypeAlias = Any  # a tensor or a number: `Tensor | float` in the stubs
 Dims: TypeAlias = int | tuple[int, ...] | list[int] | None

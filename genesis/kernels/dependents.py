@@ -20,8 +20,6 @@ from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 
-__all__ = ["FEW_ROWS", "allow_next", "can_overlap", "largest_cluster", "prefetch", "wait_for_previous"]
-
 FEW_ROWS = 32  # of steps of generation, whose other kernels come too soon after one another to be brought in late
 
 

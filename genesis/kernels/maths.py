@@ -18,32 +18,6 @@ from triton.language.extra import libdevice
 
 from genesis.backend.cuda.driver import is_interpreted
 
-__all__ = [
-    "ceil",
-    "cos",
-    "divide",
-    "erf",
-    "exp",
-    "exp2",
-    "expm1",
-    "float32_power",
-    "floor",
-    "floor_divide",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "modulo",
-    "power",
-    "rint",
-    "root",
-    "rounded_product",
-    "sin",
-    "tan",
-    "tanh",
-    "trunc",
-]
-
 
 @triton.jit
 def exp(x):

@@ -10,8 +10,6 @@ import triton.language as tl
 from genesis.array import Array
 from genesis.shapes import Shape
 
-__all__ = ["as_matrix", "collapse", "needs_int64", "offsets", "program_indices"]
-
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
     """The same elements in as few dimensions as all operands allow, in the same order.

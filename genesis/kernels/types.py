@@ -12,8 +12,6 @@ from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import ALL, DType, float8_e4m3fn, float32, float64
 
-__all__ = ["TRITON", "converted", "float_argument", "work_type"]
-
 TRITON = {
     "float64": tl.float64,
     "float32": tl.float32,

@@ -12,8 +12,6 @@ from genesis.nn.layers import Linear
 from genesis.nn.module import Module
 from genesis.tensor import Tensor
 
-__all__ = ["Attention", "KVCache", "RoPE"]
-
 
 class RoPE(Module):
     """Rotary position embedding of heads.

@@ -9,8 +9,6 @@ from typing import Any, overload
 from genesis.errors import IndexRangeError, UsageError
 from genesis.nn.module import Module
 
-__all__ = ["ModuleDict", "ModuleList", "Sequential"]
-
 
 class _Numbered(Module):
     """Submodules named "0", "1", …"""

@@ -22,8 +22,6 @@ from genesis.ops import attention_step as steps
 from genesis.ops.fp8 import suits_fp8
 from genesis.tensor import Tensor
 
-__all__ = ["attention_step", "gated_mlp", "linear_sum", "norm_rope", "packed_linear"]
-
 
 def _is_plain(module: Module, kind: type[Module]) -> bool:
     return type(module) is kind and not (module._pre_hooks or module._forward_hooks or module._backward_hooks)

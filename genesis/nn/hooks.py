@@ -12,8 +12,6 @@ from genesis.autograd import Function, FunctionContext
 from genesis.autograd.modes import is_grad_enabled
 from genesis.tensor import Tensor
 
-__all__ = ["BackwardWatch", "CallWatch", "RemovableHandle", "call_watches", "watching_calls"]
-
 _ids = itertools.count()
 
 # Given a module, what is entered around its forward.

@@ -30,8 +30,6 @@ from genesis.ops import rope as rope_ops
 from genesis.ops import swiglu as swiglu_ops
 from genesis.tensor import Tensor
 
-__all__: list[str] = []
-
 # --- Activations ------------------------------------------------------------------------------------------------------
 
 

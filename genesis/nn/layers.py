@@ -16,8 +16,6 @@ from genesis.nn.parameter import Parameter
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
-
 
 class Linear(Module):
     """x·Wᵀ + b on the last dimension.

@@ -23,8 +23,6 @@ from genesis.nn.parameter import Parameter
 from genesis.random import Generator
 from genesis.tensor import Tensor
 
-__all__ = ["LoRALinear", "low_rank_pairs"]
-
 
 class LoRALinear(Linear):
     """c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ) + b: a linear layer that learns A and B, and for DoRA c, with W and b frozen.

@@ -23,8 +23,6 @@ from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
 
-__all__ = ["reduction_of"]
-
 OldReduction = bool | None  # a name of its own: `reduction_of` says more of a wrong one than a bool's reader does
 IGNORE = -100  # the label that counts for nothing, as everywhere in this field
 

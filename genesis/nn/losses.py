@@ -7,8 +7,6 @@ from genesis.nn.loss_functions import reduction_of
 from genesis.nn.module import Module
 from genesis.tensor import Tensor
 
-__all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "MSELoss"]
-
 
 class _Loss(Module):
     """Base: how the single losses become one: "mean", "sum" or "none"; `size_average`, `reduce`: torch's old names."""

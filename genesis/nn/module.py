@@ -14,8 +14,6 @@ from genesis.nn.parameter import Parameter
 from genesis.nn.state import LoadResult, load_state
 from genesis.tensor import Tensor
 
-__all__ = ["Module"]
-
 
 class Module:
     """Base of all layers and models: subclasses assign parts in `__init__` and compute in `forward`.

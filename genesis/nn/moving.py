@@ -17,8 +17,6 @@ from genesis.nn.parameter import replace_array
 from genesis.shapes import Shape, contiguous_strides, numel
 from genesis.tensor import Tensor
 
-__all__ = ["cuda_device", "move", "run_of", "targets"]
-
 PLACE = 64  # bytes to which a tensor in a run is aligned; weights of layers are multiples of it and leave no gaps
 
 

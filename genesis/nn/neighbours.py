@@ -16,8 +16,6 @@ from genesis.nn.module import Module
 from genesis.nn.moving import run_of
 from genesis.nn.parameter import Parameter, replace_array
 
-__all__ = ["take_memory"]
-
 
 def take_memory(module: Module, device: Any, dtype: Any) -> None:
     """Give all parameters memory, which is not initialised; those of one block of layers are in one run.

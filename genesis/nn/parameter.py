@@ -9,8 +9,6 @@ from genesis.errors import DTypeError
 from genesis.op import registry
 from genesis.tensor import Tensor
 
-__all__ = ["Parameter", "replace_array"]
-
 
 class Parameter(Tensor):
     """A leaf tensor that belongs to a module and is trained.

@@ -22,8 +22,6 @@ from genesis.ops.fp8 import quantize_rows
 from genesis.ops.shape import joined, slices
 from genesis.tensor import Tensor
 
-__all__ = ["Kind", "QuantizedLinear", "quantize_layers", "quantized_linear"]
-
 Kind = Literal["fp8", "int8"]
 PIECE = 1 << 24  # elements of a weight that are quantised together
 

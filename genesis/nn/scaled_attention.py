@@ -27,8 +27,6 @@ from genesis.ops.linalg import mixed_matmul
 from genesis.shapes import Shape, broadcast_shapes
 from genesis.tensor import Tensor
 
-__all__: list[str] = []
-
 
 @layer_function
 def scaled_dot_product_attention(

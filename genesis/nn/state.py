@@ -13,8 +13,6 @@ from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.tensor import Tensor
 
-__all__ = ["LoadResult", "listed", "load_state"]
-
 SHOWN = 10  # names in an error; a wrong folder would list thousands
 
 

@@ -8,24 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Op, Spec, gradient_like, op
+from genesis.op import Context, Op, gradient_like, op
 from genesis.ops.blocks import each_block, store, upcast, working
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
-
-__all__ = [
-    "gelu",
-    "gelu_tanh",
-    "gelu_tanh_derivative",
-    "gelu_tanh_values",
-    "relu",
-    "silu",
-    "swiglu",
-    "swiglu_backward",
-]
 
 Grads = tuple[Array | None, ...]
 

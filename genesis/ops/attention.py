@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, gradient_like, op
+from genesis.op import Context, gradient_like, op
 from genesis.ops.blocks import BLOCK, upcast
 from genesis.ops.rope import rope
-
-__all__ = ["attention", "attention_backward", "attention_packed", "attention_packed_backward", "parts_of"]
 
 BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
 SAFE_SCORE = 40.0  # scores no further from 0 need no shift: e^±40 and sums of it are far inside float32

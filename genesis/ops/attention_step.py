@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import BOOL, INTEGER, DType, float8_e4m3fn, float32, int64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.ops.blocks import upcast
-
-__all__ = ["LARGEST", "attention_step"]
 
 LARGEST = 448.0  # of the finite numbers of e4m3; a cache in it holds larger ones as this
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from genesis.array import Spec
 from genesis.dtypes import DType
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
-
-__all__ = ["arange", "linspace"]
+from genesis.op import op
 
 
 def _ramp_infer(*, count: int, dtype: DType, **attrs: float) -> Spec:

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.elementwise import cast, div
 from genesis.ops.linalg import same_type
 from genesis.ops.norm import statistics_type
 from genesis.ops.shape import joined
 from genesis.ops.sweep import as_type, is_narrow
-
-__all__ = ["check_factors", "dora_factors", "scale_columns", "scale_rows", "split_layers"]
 
 Columns = tuple[tuple[int, int], ...]
 

@@ -12,78 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, float32, int64, result_type
 from genesis.errors import DTypeError, NumericError, ShapeError
-from genesis.op import Context, Op, Saves, Spec, op
+from genesis.op import Context, Op, Saves, op
 from genesis.ops.sweep import as_type, split, sweep
 from genesis.shapes import Shape, broadcast_shapes
-
-__all__ = [
-    "abs",
-    "add",
-    "bitwise_and",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_xor",
-    "cast",
-    "ceil",
-    "clamp",
-    "compute_type",
-    "copy",
-    "cos",
-    "div",
-    "eq",
-    "erf",
-    "erf_values",
-    "exp",
-    "exp2",
-    "expm1",
-    "fill",
-    "floor",
-    "floor_divide",
-    "ge",
-    "gt",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "le",
-    "left_shift",
-    "lerp",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "lt",
-    "maximum",
-    "minimum",
-    "mul",
-    "ne",
-    "neg",
-    "negative_values",
-    "overwrite",
-    "pow",
-    "reciprocal",
-    "remainder",
-    "right_shift",
-    "round",
-    "rsqrt",
-    "sigmoid",
-    "sigmoid_values",
-    "sign",
-    "sin",
-    "sqrt",
-    "square",
-    "sub",
-    "tan",
-    "tanh",
-    "trunc",
-    "where",
-]
 
 Grads = tuple[Array | None, ...]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import INTEGER
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.elementwise import copy
 from genesis.ops.segment import add_rows, sum_rows
-
-__all__ = ["embedding", "embedding_add_", "embedding_backward"]
 
 
 def _infer(ids: Array, weight: Array) -> Spec:

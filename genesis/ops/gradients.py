@@ -6,24 +6,12 @@ import math
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.ops.blocks import BLOCK, upcast
-
-__all__ = [
-    "NORM_ROW",
-    "NORM_SPAN",
-    "clip_factor",
-    "clip_factor_of_ranks",
-    "square_rows",
-    "square_spans",
-    "square_sum",
-    "sum_of_rows",
-    "total_norm",
-]
 
 NORM_ROW = 1 << 12  # elements of which squares are added in their own type; rows are added in float64
 NORM_SPAN = 1 << 15  # elements of which a program on a GPU adds the squares

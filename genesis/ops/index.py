@@ -13,30 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.create import arange
 from genesis.ops.elementwise import eq, fill, where
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.segment import add_rows
 from genesis.ops.shape import reshaped
 from genesis.shapes import Shape, broadcast_shapes, numel
-
-__all__ = [
-    "MASK_BLOCK",
-    "index_get",
-    "index_get_backward",
-    "index_put",
-    "index_put_",
-    "mask_count",
-    "mask_indices",
-    "mask_offsets",
-    "masked_select",
-    "masked_select_backward",
-    "placed",
-]
 
 Grads = tuple[Array | None, ...]
 

@@ -10,28 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import DType, bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
-
-__all__ = [
-    "add_matmul",
-    "matmul",
-    "matmul_add",
-    "matmul_flops",
-    "matmul_spec",
-    "mixed_matmul",
-    "multiply",
-    "plus_spec",
-    "same_type",
-    "transposed",
-]
 
 Grads = tuple[Array | None, ...]
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.dora import scale_columns, scale_rows
 from genesis.ops.elementwise import add, cast
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
@@ -43,24 +43,6 @@ from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import columns, joined, reshaped, slices
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import numel
-
-__all__ = [
-    "LowRankTerm",
-    "PairsBackward",
-    "bias_gradients",
-    "check_linear",
-    "check_packed",
-    "input_gradient",
-    "join_parameters",
-    "linear",
-    "low_rank_flops",
-    "own_parameters",
-    "packed_gradients",
-    "packed_linear",
-    "pairs_backward",
-    "split_parameters",
-    "weight_gradients",
-]
 
 Grads = tuple[Array | None, ...]
 Out = np.ndarray | tuple[np.ndarray, ...]

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Spec, gradient_like, op
+from genesis.op import Context, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import Shape
-
-__all__ = ["chunk_rows", "cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]
 
 Grads = tuple[Array | None, ...]
 

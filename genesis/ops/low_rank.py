@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.ops.blocks import rows_of
 from genesis.ops.dora import check_factors
 from genesis.ops.linalg import matmul_spec, multiply, plus_spec, same_type
@@ -31,18 +31,6 @@ from genesis.ops.norm import statistics_type
 from genesis.ops.random import dropout
 from genesis.ops.shape import joined
 from genesis.ops.sweep import as_type, is_narrow
-
-__all__ = [
-    "LowRank",
-    "Operands",
-    "Pair",
-    "add_low_rank",
-    "check_low_rank",
-    "join_pairs",
-    "low_rank_backward",
-    "matmul_sum",
-    "split_pairs",
-]
 
 
 class Pair(NamedTuple):

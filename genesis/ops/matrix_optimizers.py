@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.ops.blocks import upcast
 from genesis.ops.gradients import square_sum
 from genesis.ops.optimizers import DeviceScalar, check_step, is_left_out, step_rule
 from genesis.ops.rounding import flops_of
-
-__all__ = ["adafactor_step", "adafactor_vector_step", "muon_step", "newton_schulz"]
-
 
 # --- Adafactor ------------------------------------------------------------------------------------------------------
 

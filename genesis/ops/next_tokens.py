@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import BOOL, int64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
-
-__all__ = ["FAILED", "INACTIVE", "next_tokens"]
+from genesis.op import op
 
 FAILED = -1  # what `sample` gives for logits that are not finite
 INACTIVE = -2  # in the ring: the row drew nothing in this step

@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Op, Spec, gradient_like, op
+from genesis.op import Context, Op, gradient_like, op
 from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, upcast, working
 from genesis.ops.elementwise import add
-
-__all__ = [
-    "check_norm",
-    "layer_norm",
-    "layer_norm_backward",
-    "norm_gradients",
-    "rms_norm",
-    "rms_norm_backward",
-    "rms_norm_scale",
-    "statistics_type",
-]
 
 Grads = tuple[Array | None, ...]
 

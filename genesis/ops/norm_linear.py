@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.linear import (
     check_packed,
     input_gradient,
@@ -21,8 +21,6 @@ from genesis.ops.linear import (
 from genesis.ops.low_rank import LowRank
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.sweep import is_narrow
-
-__all__ = ["norm_linear"]
 
 Grads = tuple[Array | None, ...]
 

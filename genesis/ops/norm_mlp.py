@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.elementwise import cast, div, mul, sub
 from genesis.ops.linear import (
     PairsBackward,
@@ -37,8 +37,6 @@ from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
 from genesis.shapes import Shape, numel
-
-__all__ = ["norm_mlp"]
 
 Grads = tuple[Array | None, ...]
 FIRST = 4  # the first input of the weights and biases of gate and up

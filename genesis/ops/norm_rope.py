@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.errors import ShapeError
-from genesis.op import Context, Spec, gradient_like, op
+from genesis.op import Context, gradient_like, op
 from genesis.ops.blocks import each_block, sum_blocks, upcast
 from genesis.ops.elementwise import add
 from genesis.ops.norm import check_norm, statistics_type
 from genesis.ops.rope import rope
-
-__all__ = ["norm_rope", "norm_rope_backward"]
 
 Grads = tuple[Array | None, ...]
 

@@ -20,17 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel, scratch
 from genesis.dtypes import bfloat16, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Op, Spec
+from genesis.op import Op
 from genesis.ops.blocks import BLOCK, UNIT
 from genesis.ops.rounding import Noise, check_residual, flops_of, joined, rounded_at_random, split_into
 from genesis.ops.rule import Rule
 from genesis.ops.rule_in_numpy import bound_program
-
-__all__ = ["DeviceScalar", "check_step", "is_left_out", "step_rule", "steps_of"]
 
 DeviceScalar = Any  # a Python number or a 0-d array
 

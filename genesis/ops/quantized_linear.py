@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import DType, float8_e4m3fn, float32, int8, uint8
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.ops.linalg import multiply, same_type
 from genesis.ops.norm import check_norm, rms_norm
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.ops.swiglu import swiglu_packed
 from genesis.shapes import numel
-
-__all__ = ["KINDS", "dequantize_rows", "quantized_linear"]
 
 KINDS: dict[DType, DType] = {int8: int8, uint8: float8_e4m3fn}  # what the dtype of codes says they are
 ROWS = 4096  # of codes that are converted together

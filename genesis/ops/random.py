@@ -17,16 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, INTEGER, DType, float64, int64
 from genesis.errors import DTypeError, NumericError, ShapeError, UsageError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.random import philox
 from genesis.shapes import Shape, numel
-
-__all__ = ["bernoulli", "dropout", "multinomial", "normal", "randint", "randperm", "uniform", "words_for"]
 
 _CHUNK = 1 << 13  # counters drawn at once: their 64-bit temporaries stay in cache
 _UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # what each type holds exactly below 1

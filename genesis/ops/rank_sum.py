@@ -9,8 +9,6 @@ from genesis.dtypes import BOOL, float8_e4m3fn, float32
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
 
-__all__ = ["rank_sum"]
-
 
 def _infer(total: Array, own: Array, others: Array, *, rank: int, adds: bool) -> tuple[()]:
     if own.ndim != 1 or total.shape != own.shape or others.ndim != 2 or others.shape[1:] != own.shape:

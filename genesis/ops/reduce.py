@@ -14,40 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
 from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
 from genesis.ops.sweep import as_type, is_narrow, work_type
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
-
-__all__ = [
-    "all",
-    "amax",
-    "amin",
-    "any",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "cumsum",
-    "logsumexp",
-    "max_with_indices",
-    "mean",
-    "min_with_indices",
-    "norm",
-    "prod",
-    "prod_backward",
-    "put_along_axis",
-    "reads",
-    "single_axis",
-    "std",
-    "sum",
-    "sum_to_shape",
-    "var",
-]
 
 Axes = int | tuple[int, ...] | None
 Grads = tuple[Array | None, ...]

@@ -15,8 +15,6 @@ from genesis.backend.cpu import parallel
 from genesis.ops.sweep import as_type
 from genesis.shapes import Shape, numel
 
-__all__ = ["arrange", "reduce_into", "reduce_tiles", "store_kept"]
-
 _TILE = 1 << 17  # elements; smaller tiles cost more in calls than they save in cache misses
 _BLOCK = 128  # rows added one after another where the summed dimension is not the last
 _NARROW = 16  # columns; fewer are transposed so that the summed dimension becomes the last

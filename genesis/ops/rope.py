@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.errors import ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.blocks import store, upcast, working
-
-__all__ = ["rope"]
 
 
 def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False, heads: int | None = None) -> Spec:

@@ -13,28 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import DType, bfloat16, float32, int16
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.ops.blocks import BLOCK, UNIT
 from genesis.random import philox
 from genesis.shapes import Shape
-
-__all__ = [
-    "COUNTED",
-    "Noise",
-    "check_residual",
-    "flops_of",
-    "join_master",
-    "joined",
-    "rounded_at_random",
-    "rounding_counters",
-    "split_into",
-    "split_master",
-    "stochastic_round",
-]
 
 COUNTED = 8  # elements whose noise one counter gives
 STREAMS = 3  # values of an element that an optimizer step may round: the parameter and two averages

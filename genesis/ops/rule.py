@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RULES", "Rule", "divide", "for_each_rule", "power", "sign", "sqrt", "where"]
-
 Value = Any  # a float, a traced value, a tensor, or a tile of a kernel
 RULES: dict[str, Rule] = {}
 _followers: list[Callable[[Rule], None]] = []

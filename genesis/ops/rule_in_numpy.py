@@ -15,8 +15,6 @@ import numpy as np
 
 from genesis.ops.rule import Rule
 
-__all__ = ["Program", "bound_program", "program_of"]
-
 
 class Call(NamedTuple):
     """`ufunc(*operands)`, the operands by number of the value or of the row."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.dtypes import BOOL, INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Spec, op
+from genesis.op import op
 from genesis.random import philox_rounds
-
-__all__ = ["sample", "uniforms"]
 
 NOT_FINITE = -1  # the token of a row whose logits are not finite
 FEW = 256  # tokens put in order at first

@@ -10,8 +10,6 @@ import numpy as np
 
 from genesis.ops.sweep import as_type, work_type
 
-__all__ = ["add_rows", "sum_rows"]
-
 _WIDE = 32  # elements; from here on one call for each run of rows is faster than element by element
 
 

@@ -13,42 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import promote_types
 from genesis.errors import IndexRangeError, ShapeError
-from genesis.op import Context, Op, Spec, op, registry
+from genesis.op import Context, Op, op, registry
 from genesis.ops.elementwise import copy, fill
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, view_strides
-
-__all__ = [
-    "Layout",
-    "as_strided",
-    "as_strided_backward",
-    "as_strided_scatter",
-    "cat",
-    "columns",
-    "contiguous",
-    "diagonal",
-    "expand",
-    "extent",
-    "flip",
-    "joined",
-    "numpy_items",
-    "overlaps",
-    "pad",
-    "permute",
-    "reshape",
-    "reshaped",
-    "roll",
-    "slice",
-    "slice_layout",
-    "slices",
-    "tril",
-    "triu",
-    "unfold",
-    "window",
-]
 
 Grads = tuple[Array | None, ...]
 

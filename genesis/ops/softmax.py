@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.errors import DTypeError
-from genesis.op import Context, Spec, gradient_like, op
+from genesis.op import Context, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import normalize_axis
-
-__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
 Grads = tuple[Array | None, ...]
 

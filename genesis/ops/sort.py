@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, op
 from genesis.ops.reduce import put_along_axis, reads, single_axis
 from genesis.ops.sweep import as_type, is_narrow
-
-__all__ = ["bincount", "nonzero", "nonzero_count", "sort", "topk", "unique", "unique_count"]
 
 Grads = tuple[Array | None, ...]
 Pair = tuple[np.ndarray, np.ndarray]

@@ -10,8 +10,6 @@ import numpy as np
 from genesis.backend.cpu import is_split, parallel
 from genesis.errors import DTypeError
 
-__all__ = ["as_type", "is_narrow", "split", "sweep", "work_type"]
-
 
 def is_narrow(dtype: np.dtype) -> bool:
     """Whether `dtype` is float16 or bfloat16: computed in float32 and rounded once at the store."""

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, gradient_like, op
+from genesis.op import Context, gradient_like, op
 from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
 from genesis.ops.blocks import each_block, rows_of, store, upcast, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
 from genesis.ops.sweep import as_type, is_narrow
-
-__all__ = ["geglu_packed", "geglu_packed_backward", "swiglu_linear_backward", "swiglu_packed", "swiglu_packed_backward"]
 
 Grads = tuple[Array | None, ...]
 

@@ -10,8 +10,6 @@ from genesis.autograd.gradient_slot import is_same_window
 from genesis.errors import GradientError
 from genesis.optim.shared import SharedBuffers
 
-__all__ = ["BucketExchange"]
-
 
 class BucketExchange:
     """The buckets of several flat buffers, from the last parameters to the first, as backward makes their gradients.

@@ -15,8 +15,6 @@ from genesis.dtypes import float64
 from genesis.errors import ShapeError
 from genesis.functions.transfer import overwrite, pinned_empty
 
-__all__ = ["DeviceScalars", "sent"]
-
 
 class DeviceScalars:
     """Float64 scalars at a fixed address of a device: the count of steps, this one included, then each group's rate.

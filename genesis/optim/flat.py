@@ -20,8 +20,6 @@ from genesis.ops.gradients import total_norm
 from genesis.shapes import contiguous_strides
 from genesis.tensor import Tensor
 
-__all__ = ["FlatBuffers", "Piece", "Run"]
-
 ALIGNMENT = 64  # bytes
 ALIGNED_ELEMENTS = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
 

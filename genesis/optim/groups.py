@@ -7,8 +7,6 @@ from typing import Any
 
 from genesis.tensor import Tensor
 
-__all__ = ["decay_groups", "muon_groups"]
-
 Named = tuple[str, Tensor]
 
 

@@ -49,8 +49,6 @@ from genesis.tensor import Tensor
 if TYPE_CHECKING:
     from genesis.distributed.group import Group as Ranks
 
-__all__ = ["How", "LowPrecision", "Optimizer", "betas_of"]
-
 LowPrecision = Literal["master", "stochastic"]
 
 

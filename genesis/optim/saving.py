@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
     from genesis.optim.shared import SharedBuffers
 
-__all__ = [
-    "MASTER",
-    "RESIDUAL",
-    "KeptArray",
-    "StoredTensor",
-    "check_saved",
-    "kept_arrays",
-    "load_state",
-    "saved_state",
-    "state_dict",
-]
-
 MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
 
 

@@ -13,8 +13,6 @@ from genesis.optim.saving import check_saved
 from genesis.optim.shard import check_range
 from genesis.tensor import Tensor
 
-__all__ = ["GradScaler"]
-
 
 class GradScaler:
     """Scales losses by a factor that adapts (Micikevicius et al., "Mixed precision training", 2018), as torch's.

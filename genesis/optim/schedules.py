@@ -15,18 +15,6 @@ from typing import Any
 from genesis.errors import ConfigError
 from genesis.optim.shard import check_range
 
-__all__ = [
-    "WSD",
-    "Constant",
-    "Cosine",
-    "Linear",
-    "OneCycle",
-    "Schedule",
-    "Sequential",
-    "Step",
-    "make_schedule",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:

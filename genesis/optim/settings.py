@@ -11,8 +11,6 @@ from typing import Any
 
 from genesis.errors import KeywordError, unknown_keyword
 
-__all__ = ["OF_GROUPS", "Group", "check_keywords", "without_neutral"]
-
 # What a group holds beside the settings of its rule. `Optimizer.set_lr` reads "lr_factor".
 OF_GROUPS = ("params", "param_names", "initial_lr", "lr_factor")
 

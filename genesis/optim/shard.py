@@ -16,8 +16,6 @@ from genesis.ops.rule import Rule
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["MatrixRule", "Rounded", "RuleCall", "Shard", "check_flags", "check_pair", "check_range", "scale_value"]
-
 
 class Rounded(NamedTuple):
     """A 2-byte tensor that is written after an update, from the float32 values that the update changed.

@@ -32,8 +32,6 @@ from genesis.tensor import Tensor
 if TYPE_CHECKING:
     from genesis.distributed.group import Group
 
-__all__ = ["SharedBuffers"]
-
 # Elements of a bucket at least, of which a collective takes one at a time: 48 MiB of bfloat16.
 BUCKET = 24 << 20
 SENT = ("parameters", "gradients")  # buffers that collectives read and write

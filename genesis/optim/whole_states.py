@@ -16,8 +16,6 @@ from genesis.backend import CPU
 from genesis.functions.transfer import moved
 from genesis.optim.shared import SharedBuffers
 
-__all__ = ["WholeStates"]
-
 NO_MORE = (-1, -1, -1)  # what a rank asks for that has left its block
 
 

@@ -12,8 +12,6 @@ from genesis.backend.cpu import pool
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["peak_bytes"]
-
 
 def peak_bytes(call: Callable[[], object], device: Device) -> int:
     """Bytes of outputs and temporaries of a call that ran before; on the CPU numpy's temporaries are among them."""

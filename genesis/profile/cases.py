@@ -22,8 +22,6 @@ from genesis.profile import factories
 from genesis.profile.factories import Arguments, Axes, Request
 from genesis.shapes import Shape
 
-__all__ = ["ALIASES", "KINDS", "Case", "Kind", "choices", "kind_of", "label_of", "make_case", "op_named", "supported"]
-
 
 @dataclass(frozen=True)
 class Case:

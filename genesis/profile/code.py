@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Properties
     from genesis.backend.cuda.simulated.fake import Launched
 
-__all__ = ["STAGES", "Code", "code_of", "disassembled", "render_lines", "target_named"]
-
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 COMMENT = {"llir": ";"}  # and // for the others
 USUAL = 90  # the architecture where none is given and there is no GPU

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
     from genesis.backend.cuda.launch import KernelLaunch
 
-__all__ = ["kernel_launches_of", "launches_of", "stages_of"]
-
 QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
 
 

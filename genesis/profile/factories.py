@@ -16,28 +16,6 @@ from genesis.errors import UsageError, UserCode
 from genesis.op import Op
 from genesis.shapes import Shape, normalize_axes, reduced_shape
 
-__all__ = [
-    "Arguments",
-    "Axes",
-    "Request",
-    "along_axis",
-    "attention",
-    "cross_entropy",
-    "elementwise",
-    "embedding",
-    "fill",
-    "linear",
-    "linear_cross_entropy",
-    "matmul",
-    "norm",
-    "of_user",
-    "reduction",
-    "rope",
-    "sum_to_shape",
-    "swiglu",
-    "transposed",
-]
-
 Axes = int | tuple[int, ...] | None
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["aligned", "format_bytes", "format_rate", "format_ratio", "format_seconds", "format_share"]
-
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
 from genesis.profile.schema import StrictModel, Time
 
-__all__ = ["GenerationRow", "render_generation"]
-
 WIDTH = 100
 
 

@@ -29,8 +29,6 @@ from genesis.tensor import Tensor
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Passes", "Settings", "passes_of", "profile_case", "profile_op"]
-
 
 @dataclass(frozen=True)
 class Settings:

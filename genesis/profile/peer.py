@@ -37,8 +37,6 @@ from genesis.profile.schema import Peer, Ratio
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Child", "PeerError", "PeerLacks", "compared", "ratio_of", "started", "versus"]
-
 SCRIPT = Path(__file__).parent / "peers" / "child.py"
 START, ANSWER = 180.0, 900.0  # seconds that the peer may take: torch's import; a compilation
 ROUNDS = 3

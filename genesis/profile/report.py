@@ -21,8 +21,6 @@ from genesis.profile.schema import (
     Time,
 )
 
-__all__ = ["render_lines"]
-
 WIDTH = 100
 INDENT = 16  # of the text after a title in the details
 

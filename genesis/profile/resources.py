@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Driver, KernelFacts, SMFacts
     from genesis.backend.cuda.launch import KernelLaunch
 
-__all__ = ["hint_of", "resources", "resources_of"]
-
 WARP = 32
 LOST = 0.2  # a share of all slots that is worth a word
 REGISTERS_AT_ONCE = 256  # are given to a warp: CUDA's programming guide, "Technical specifications", since 3.5

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from genesis.profile.format import format_seconds, format_share
 
-__all__ = ["BANDS", "Facts", "Verdict", "band_of", "cause_of", "judge"]
-
 BANDS = ((0.9, "excellent"), (0.7, "good"), (0.5, "fair"), (0.2, "poor"), (0.0, "critical"))
 WAITING = 0.75  # the GPU works less than this share of the wall time: it waits for launches
 SMALLEST = 0.5  # the smallest call takes this share of the time: the work itself is the lesser part

@@ -13,23 +13,6 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from genesis.bench.timing import Timing
 
-__all__ = [
-    "Backward",
-    "Dispatch",
-    "Failure",
-    "Launch",
-    "LimitsRow",
-    "Measured",
-    "OpReport",
-    "OpRow",
-    "Peer",
-    "Ratio",
-    "Resources",
-    "StrictModel",
-    "Time",
-]
-
-
 NOISY_RATIO = 0.2  # rounds that lie further apart
 
 

@@ -20,8 +20,6 @@ from genesis.report.schema import BenchReport, Entry, Section, SettingsRow, Skip
 from genesis.report.suite import FAST, Job, run
 from genesis.report.summary import seconds_of, summarize
 
-__all__ = ["Measured", "Setup", "build", "dtypes_of", "measure_all"]
-
 Notify = Callable[[str], None]
 
 

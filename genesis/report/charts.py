@@ -13,8 +13,6 @@ from genesis.report.schema import CATEGORIES, Entry
 from genesis.report.suite import SIZES
 from genesis.report.summary import is_call_bound, seconds_of
 
-__all__ = ["MARKS", "Bars", "Roofline", "Tick", "bars_by_category", "largest", "roofline", "sparkline", "stacked"]
-
 
 class Tick(NamedTuple):
     """A line of the grid, and its label."""

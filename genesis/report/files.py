@@ -12,8 +12,6 @@ from genesis.report.markdown import markdown_of
 from genesis.report.page import page_of
 from genesis.report.schema import BenchReport
 
-__all__ = ["default_folder", "made_folder", "save"]
-
 ELSEWHERE = Path("genesis-bench")
 
 

@@ -19,8 +19,6 @@ from genesis.files.strict_json import read_limited
 from genesis.profile.schema import OpRow
 from genesis.report.schema import Change, Entry, PastRun, SettingsRow, Trend
 
-__all__ = ["Past", "changes_since", "earlier_runs", "noise_of", "past_runs", "scatter_of", "trends_of"]
-
 MOST_BYTES = 64 << 20
 MOST_RUNS = 30
 PATTERN = "*-bench-*.json"

@@ -19,8 +19,6 @@ from genesis.report.phrases import (
 )
 from genesis.report.schema import BenchReport
 
-__all__ = ["markdown_of", "markdown_table"]
-
 WORDS = frozenset(
     (
         "category",

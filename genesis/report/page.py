@@ -21,8 +21,6 @@ from genesis.report.phrases import (
 )
 from genesis.report.schema import BenchReport
 
-__all__ = ["page_of"]
-
 WIDE, NARROW = (1040, 460), (340, 380)  # of the roofline
 
 

@@ -9,11 +9,6 @@ from genesis.profile.schema import LimitsRow, OpRow
 from genesis.report.schema import BenchReport, Change
 from genesis.report.summary import seconds_of
 
-__all__ = [
-    "about_changes", "about_machine", "cells_of", "changed", "headline", "limits_of_report", "marked", "percent",
-    "remarks", "subject", "subtitle", "when",
-]  # fmt: skip
-
 
 def percent(share: float | None) -> str:
     """`83%`; a dash where there is none."""

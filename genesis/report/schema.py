@@ -12,24 +12,6 @@ from pydantic import JsonValue
 
 from genesis.profile.schema import Failure, LimitsRow, Measured, OpRow, StrictModel
 
-__all__ = [
-    "CATEGORIES",
-    "Bar",
-    "BenchReport",
-    "Category",
-    "CategoryName",
-    "Change",
-    "Entry",
-    "PastRun",
-    "PeerSummary",
-    "Ranked",
-    "Section",
-    "SettingsRow",
-    "Skipped",
-    "Summary",
-    "Trend",
-]
-
 CategoryName = Literal["element", "activation", "reduction", "matmul", "memory"]
 CATEGORIES: tuple[CategoryName, ...] = get_args(CategoryName)
 

@@ -18,8 +18,6 @@ from genesis.profile.schema import Failure
 from genesis.report.schema import CATEGORIES, CategoryName, Entry, Skipped
 from genesis.shapes import Shape
 
-__all__ = ["FAST", "SIZES", "THOROUGH", "Job", "category_of", "default_sizes", "jobs", "names_of", "run"]
-
 THOROUGH = Plan(seconds=0.5)
 FAST = Plan(precision=0.05, seconds=0.12, warm_up=0.01)
 EXIT_BUG = 70

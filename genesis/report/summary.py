@@ -10,8 +10,6 @@ from genesis.profile.roofline import BANDS, CACHED
 from genesis.profile.schema import Failure, OpRow, Peer
 from genesis.report.schema import CATEGORIES, Category, Change, Entry, PeerSummary, Ranked, Summary
 
-__all__ = ["bands_of", "is_call_bound", "is_loaded", "listed", "seconds_of", "summarize"]
-
 RANKED = 5
 NAMED = 4  # cases that a sentence names
 GOOD = next(least for least, name in BANDS if name == "good")

@@ -12,17 +12,6 @@ from genesis.report.charts import sparkline
 from genesis.report.phrases import cells_of, changed, marked, percent
 from genesis.report.schema import CATEGORIES, BenchReport, Ranked
 
-__all__ = [
-    "Table",
-    "category_table",
-    "details",
-    "failure_table",
-    "moved_table",
-    "past_table",
-    "ranked_table",
-    "skipped_table",
-]
-
 Cells = dict[str, Any]
 
 

@@ -13,8 +13,6 @@ from genesis.report.phrases import about_changes, headline, limits_of_report, pe
 from genesis.report.schema import BenchReport, Ranked
 from genesis.report.summary import listed
 
-__all__ = ["render_lines"]
-
 WIDTH = 100
 INDENT = 9
 

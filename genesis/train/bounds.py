@@ -10,8 +10,6 @@ from typing import Any
 
 from genesis.errors import UsageError, escape
 
-__all__ = ["BOUNDS", "Bounds"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

@@ -10,8 +10,6 @@ from genesis.backend import Device
 from genesis.backend.cuda.graph import launches_block
 from genesis.errors import DeviceError
 
-__all__ = ["Captured"]
-
 
 class _Next(Enum):
     """What the next call does."""

@@ -32,21 +32,12 @@ from genesis.errors import (
     OutOfMemoryError,
     escape,
 )
-from genesis.files.atomic import (
-    DEFAULT,
-    AtomicFolder,
-    FileSystem,
-    FolderShare,
-    FolderWriter,
-    Manifest,
-    check_room,
-    read_manifest,
-    remove_folder,
-    verify_manifest,
-)
+from genesis.files.atomic import AtomicFolder, FolderShare, FolderWriter, remove_folder
 from genesis.files.boundary import boundary
+from genesis.files.filesystem import DEFAULT, FileSystem, check_room
 from genesis.files.hashing import StateHash
 from genesis.files.hf import CHECKPOINT, MAX_SHARDS, WeightFolder, read_json, shard_name, write_index
+from genesis.files.manifest import Manifest, read_manifest, verify_manifest
 from genesis.files.paths import is_folder, list_folder, safe_join
 from genesis.files.safetensors import TensorSource, write_tensors
 from genesis.files.strict_json import indented_bytes
@@ -56,8 +47,6 @@ from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks
 from genesis.train.snapshot import Share, Snapshot
 from genesis.train.state import Best, Interval, TrainState
-
-__all__ = ["BEST", "Checkpoints", "WriteModel"]
 
 BEST = "best"  # what `--resume-from` takes for the checkpoint of the best evaluation
 

@@ -19,18 +19,6 @@ from genesis.train.config import RESUME, Config, section_class
 from genesis.train.config_help import Problem, explain, show
 from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, emit, parse, parse_value, spell
 
-__all__ = [
-    "RESOLVED",
-    "Change",
-    "apply_override",
-    "changes",
-    "check_reads_back",
-    "check_resume",
-    "load_config",
-    "parse_config",
-    "read_source",
-]
-
 RESOLVED = "config.resolved.yaml"
 MAX_SHOWN = 10
 MAX_KEYS_SHOWN = 6

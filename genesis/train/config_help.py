@@ -16,8 +16,6 @@ from genesis.errors import escape, nearest
 from genesis.train.config import SOURCE_KINDS, json_schema
 from genesis.train.strict_yaml import KeyPath, scalar, spell
 
-__all__ = ["Problem", "expected", "explain", "nearest_key", "show"]
-
 # A file with more mistakes than this is no configuration; the first ones say enough.
 MAX_EXPLAINED = 100
 # The setting that is meant, or in words why Genesis has none -> names that other trainers (transformers,

@@ -25,8 +25,6 @@ from genesis.train.feed import Feed
 from genesis.train.state import TrainState
 from genesis.train.step import StepResult, gradients_of_ranks, not_finite
 
-__all__ = ["DeviceSteps", "Reading"]
-
 
 @dataclass(frozen=True)
 class _Made:

@@ -16,8 +16,6 @@ from genesis.train.ranks import ALONE, Ranks
 from genesis.train.shards import loss_and_hits
 from genesis.train.state import LanguageModel
 
-__all__ = ["Evaluation", "evaluate"]
-
 
 @dataclass(frozen=True)
 class Evaluation:

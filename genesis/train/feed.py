@@ -19,8 +19,6 @@ from genesis.dtypes import float64, int64
 from genesis.functions.create import empty
 from genesis.tensor import Tensor
 
-__all__ = ["DeviceBatch", "Feed"]
-
 
 class DeviceBatch(NamedTuple):
     """Ids, labels and positions `[B, T]`, and what the summed loss is divided by, 0-d; all int64."""

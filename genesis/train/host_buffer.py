@@ -19,8 +19,6 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.op import registry
 
-__all__ = ["HostBuffer", "slot_bytes"]
-
 _ALIGNMENT = 64
 # Pinned at once: a GPU's launches wait for it, some tens of milliseconds.
 _PIECE = 128 << 20

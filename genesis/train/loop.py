@@ -31,8 +31,6 @@ from genesis.train.throughput import Throughput
 if TYPE_CHECKING:
     from genesis.train.device_steps import DeviceSteps, Reading
 
-__all__ = ["Summary", "Training", "total_steps"]
-
 Row = dict[str, float | None]
 # A process's first step on a device whose loss is asked for early, and how many steps later it is known to be there:
 # the host is never so far ahead.

@@ -28,20 +28,6 @@ from genesis.files.filesystem import DEFAULT, disk_error
 from genesis.files.strict_json import read_limited
 from genesis.files.trust import run_file
 
-__all__ = [
-    "FILE_NAME",
-    "NAMES",
-    "Metrics",
-    "MetricsWriter",
-    "NoMetrics",
-    "Place",
-    "Sink",
-    "TensorBoardSink",
-    "WandbSink",
-    "check_metrics",
-    "read_metrics",
-]
-
 FILE_NAME = "metrics.jsonl"
 WANDB_ID = "genesis-run-id"  # in the folder `wandb` of a run
 STEP = "train/global_step"

@@ -15,15 +15,6 @@ from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
 from genesis.train.parameters import check_factors, factor_of
 
-__all__ = [
-    "build_optimizer",
-    "build_schedule",
-    "optimizer_counts",
-    "overlong_schedule",
-    "restore_optimizer",
-    "updated_parameters",
-]
-
 
 def build_optimizer(
     config: OptimConfig,

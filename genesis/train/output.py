@@ -11,8 +11,6 @@ from typing import TextIO
 
 from genesis.errors import DiskError
 
-__all__ = ["Output", "WordWrap", "output_error", "printable", "wrapped"]
-
 # Control characters but line feed and tab; marks that turn the direction of text; surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

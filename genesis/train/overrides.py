@@ -13,8 +13,6 @@ from genesis.train.config_file import apply_override
 from genesis.train.config_help import show
 from genesis.train.strict_yaml import MAX_BYTES, emit, parse
 
-__all__ = ["Override", "Overrides", "combined", "output_dir", "read_overrides", "recorded_settings", "with_overrides"]
-
 OUTPUT_DIR = "train.output_dir"
 LENGTHS = ("train.steps", "train.epochs")  # of which a run has one
 COMMENT = "# Set on the command line: what was typed, and what the configuration file had there.\n"

@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 from genesis.errors import ConfigError, escape, nearest
 from genesis.tensor import Tensor
 
-__all__ = ["check_factors", "factor_of", "freeze"]
-
 
 def check_factors(factors: Mapping[str, float], names: Sequence[str]) -> None:
     """Refuse `optim.lr_factors` with a pattern that is the name of no trained parameter.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import pool
 
-__all__ = ["peak_memory"]
-
 
 def peak_memory(device: Device) -> tuple[int, int]:
     """(allocated, reserved): the most bytes that tensors used, and that were taken from the system or the driver."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURE_NAME", "loss_picture", "smooth"]
-
 PICTURE_NAME = "loss.png"
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.

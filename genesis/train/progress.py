@@ -16,8 +16,6 @@ from genesis.train.output import Output, printable, wrapped
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-__all__ = ["SPEED_NOTE", "Progress", "can_show", "draws", "duration", "history_line", "tokenizing"]
-
 SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
 LABEL, BAR_WIDTH = "train", 12
 HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses that a terminal shows beside the newest, and their heights

@@ -21,8 +21,6 @@ from genesis.train.device_steps import DeviceSteps
 from genesis.train.state import TrainState
 from genesis.train.step import gradients_of_ranks
 
-__all__ = ["StepsBeside", "StepsBetween", "steps_of"]
-
 
 def steps_of(state: TrainState) -> type[DeviceSteps]:
     """Which steps a run on a GPU makes."""

@@ -16,8 +16,6 @@ from genesis.distributed.group import Alone, Group
 from genesis.distributed.peers import Peers
 from genesis.errors import ConfigError
 
-__all__ = ["ALONE", "FIRST_STEPS_S", "PREPARING_S", "SAMPLING_S", "SAVING_S", "Ranks", "check_divides"]
-
 # How long a rank may be late, in seconds: in a step at least, in the first steps, which compile, and in what rank 0
 # does while the others wait.
 STEP_S, FIRST_STEPS_S = 60.0, 600.0

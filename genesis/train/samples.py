@@ -16,8 +16,6 @@ from genesis.files.paths import exists, open_regular
 from genesis.files.strict_json import read_limited
 from genesis.files.trust import run_file
 
-__all__ = ["SAMPLES_NAME", "Sample", "append_samples", "keep_samples", "read_samples"]
-
 SAMPLES_NAME = "samples.jsonl"
 LARGEST = 256 << 20  # bytes of the file, beyond which it is not read
 

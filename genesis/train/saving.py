@@ -24,8 +24,6 @@ from genesis.train.ranks import SAVING_S
 from genesis.train.snapshot import Snapshot, snapshot_bytes
 from genesis.train.state import TrainState
 
-__all__ = ["SAVER", "Saves"]
-
 SAVER = "genesis-save"  # the thread's name
 SHARE = 0.5  # of the free host memory that a snapshot may take
 STANDSTILL_S = 0.5  # beyond it a line says that training waits for the disk

@@ -23,8 +23,6 @@ from genesis.random import default_generator
 from genesis.tensor import Tensor
 from genesis.train.state import LanguageModel
 
-__all__ = ["accumulate_gradients", "loss_and_hits", "share_count", "trained_parameters"]
-
 # Tokens of a share, at least. On two threads, for models of 0.1 to 12 million parameters, two shares of 128 take 1 to
 # 1.6 times as long as one of 256, two of 256 0.8 to 1.2 times as long as one of 512, two of 1024 0.6 to 0.9.
 SHARE = 256

@@ -20,8 +20,6 @@ from typing import Any, NoReturn, Self
 
 from genesis.errors import InterruptedRun
 
-__all__ = ["SAME_SECONDS", "TOLD", "Interrupts", "just_raised", "raise_interrupt"]
-
 TOLD = "finishing this step, then saving (again: stop now)"
 
 _AGAIN_SECONDS = 0.001

@@ -28,8 +28,6 @@ from genesis.train.optimizer import updated_parameters
 if TYPE_CHECKING:
     from genesis.train.state import TrainState
 
-__all__ = ["Share", "Snapshot", "masters", "snapshot_bytes", "tensor_sources"]
-
 _PIECE = 4 << 20  # elements of a split master that are joined at once
 
 Take = Callable[[Callable[[], Array]], Callable[[], np.ndarray]]  # from what gives an array to what reads its copy

@@ -18,8 +18,6 @@ from genesis.train.optimizer import optimizer_counts
 from genesis.train.ranks import ALONE, Ranks
 from genesis.train.snapshot import Snapshot
 
-__all__ = ["Best", "FrozenBase", "Interval", "LanguageModel", "TrainState"]
-
 
 class LanguageModel(Protocol):
     """What training needs of a model."""

@@ -19,8 +19,6 @@ from genesis.errors import NumericError, escape
 from genesis.train.shards import accumulate_gradients
 from genesis.train.state import TrainState
 
-__all__ = ["StepResult", "gradients_of_ranks", "not_finite", "take_step"]
-
 
 @dataclass(frozen=True)
 class StepResult:

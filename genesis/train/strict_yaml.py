@@ -17,8 +17,6 @@ import yaml
 
 from genesis.errors import ConfigError, escape
 
-__all__ = ["Document", "KeyPath", "Mark", "Scalar", "emit", "parse", "parse_value", "scalar", "spell"]
-
 KeyPath = tuple[str | int, ...]
 Scalar = None | bool | int | float | str
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WARMUP_STEPS", "Throughput"]
-
 # First steps of a process that are not timed: they pay for first touches of memory and caches.
 WARMUP_STEPS = 3
 

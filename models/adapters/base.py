@@ -25,8 +25,6 @@ from genesis.files.hub_cache import ADAPTER_CONFIG, hub_name, name_of
 from genesis.files.paths import exists, safe_join
 from genesis.files.strict_json import canonical_bytes, indented_bytes
 
-__all__ = ["BASE_NAME", "Base", "base_name", "base_of", "check_same_base", "read_base"]
-
 BASE_NAME = "base.json"
 MAX_ENTRY = 1 << 20  # bytes of a cache entry
 

@@ -16,8 +16,6 @@ from genesis.errors import ModelError
 from genesis.files.paths import quote
 from genesis_models.adapters.patterns import MAX_PATTERNS
 
-__all__ = ["ALL_LINEAR", "AdapterConfig", "adapter_json", "read_adapter_config"]
-
 ALL_LINEAR = "all-linear"
 MAX_RANK = 1 << 16
 MAX_ALPHA = 1e9

@@ -25,17 +25,6 @@ from genesis_models.adapters.config import AdapterConfig, adapter_json, read_ada
 from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters
 from genesis_models.adapters.targets import EMBEDDING, HEAD, Target, saved_modules, targets
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "ADAPTER_WEIGHTS",
-    "adapter_values",
-    "apply_adapters_of",
-    "is_adapter",
-    "load_adapter",
-    "read_adapter",
-    "write_adapter",
-]
-
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FLOATS = [d.numpy for d in (float64, float32, float16, bfloat16)]
 _PREFIX = "base_model.model."  # what PEFT puts before a module's name

@@ -16,8 +16,6 @@ from genesis_models.adapters import targets as names
 from genesis_models.adapters.config import AdapterConfig
 from genesis_models.adapters.targets import EMBEDDING, HEAD, Target, is_part
 
-__all__ = ["adapt", "adapted_layers", "adapter_of", "adapter_parameters", "apply_adapters"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

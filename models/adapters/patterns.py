@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from genesis.errors import GenesisError
 from genesis.files.paths import quote
 
-__all__ = ["MAX_PATTERNS", "match_names"]
-
 MAX_PATTERNS, MAX_CHARACTERS = 4096, 4096
 CPU_SECONDS, WALL_SECONDS = 1, 60  # the second for a machine that is busy
 # Neither repeats nor branches: takes time in proportion to the name.

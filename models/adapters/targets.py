@@ -12,8 +12,6 @@ from genesis.files.paths import quote
 from genesis_models.adapters.config import ALL_LINEAR, MERGE, AdapterConfig
 from genesis_models.adapters.patterns import match_names
 
-__all__ = ["EMBEDDING", "HEAD", "Target", "is_part", "pattern_of", "saved_modules", "shortened", "targets"]
-
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 N = TypeVar("N", int, float)
 

@@ -16,8 +16,6 @@ from genesis_models.blocks import LayerCache, Tables
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
-__all__ = ["CacheRows", "RowCache"]
-
 
 class RowCache:
     """Keys and values of sequences of unequal length. What is behind a row's length is never read.

@@ -25,8 +25,6 @@ from genesis_models.engine.device_state import Reading
 from genesis_models.engine.engine import Request, Token, Waiting, check_prompt, finish_of, length_of, rest_of, room_for
 from genesis_models.engine.sampling import not_finite
 
-__all__ = ["DeviceEngine"]
-
 STEPS = 4  # that the host launches at a time
 AHEAD = 2  # such batches are on the device while the host waits for the first
 

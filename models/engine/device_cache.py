@@ -19,9 +19,6 @@ from genesis_models.blocks import LayerCache, PackedHeads, Tables
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
-__all__ = ["DeviceCache", "Document", "PackedCache", "PromptCache", "StepCache", "aligned"]
-
-
 GRAIN = 16  # tokens: a copy of keys and values of each length is prepared once, so there must be few
 
 

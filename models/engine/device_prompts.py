@@ -21,8 +21,6 @@ from genesis_models.blocks import CausalLM, EngineCache
 from genesis_models.engine.device_cache import Document, aligned
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, captured
 
-__all__ = ["CHUNK", "Prompts"]
-
 CHUNK = 2048  # tokens in one forward pass
 FEWEST = 128  # of them, where memory is short
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of a pass, then multiples of the first below

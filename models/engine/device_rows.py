@@ -19,19 +19,6 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache
 from genesis_models.engine.device_state import DeviceState
 
-__all__ = [
-    "ADVICE",
-    "DeviceRows",
-    "Step",
-    "bucket",
-    "captured",
-    "has_fixed_weights",
-    "has_room",
-    "keep",
-    "release",
-    "take",
-]
-
 GRAIN = 256  # capacities are multiples
 FEWEST_KEYS = 512  # of a graph
 INPUTS = 3  # numbers of each token in a pass

@@ -16,8 +16,6 @@ from genesis.ops.next_tokens import next_tokens
 from genesis.ops.sample import sample
 from genesis_models.engine.engine import Request
 
-__all__ = ["STOPS", "DeviceState", "Reading"]
-
 STOPS = 16  # ids that end a row on the device; the host looks for further ones
 RING = 32  # steps whose tokens the device keeps
 

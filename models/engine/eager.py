@@ -14,8 +14,6 @@ from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of, rest_of, room_for
 from genesis_models.engine.sampling import SamplingRows, not_finite
 
-__all__ = ["EagerEngine"]
-
 
 class EagerEngine:
     """As `Engine`, for one sequence at a time."""

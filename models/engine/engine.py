@@ -19,10 +19,6 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.cache import RowCache
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
 
-__all__ = [
-    "CHUNK", "Engine", "Finish", "FullContext", "Request", "Token", "Waiting", "check_prompt", "finish_of", "length_of",
-]  # fmt: skip
-
 CHUNK = 512  # tokens of a prompt in one forward pass
 Finish = Literal["stop", "length", "context"]
 

@@ -12,8 +12,6 @@ from genesis.errors import NumericError
 from genesis.ops.sample import sample
 from genesis.train.bounds import BOUNDS
 
-__all__ = ["Sampling", "SamplingRows", "choose", "not_finite"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

@@ -10,8 +10,6 @@ from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
 from genesis_models.engine.engine import Finish, Request, Token
 
-__all__ = ["Piece", "RequestText", "Runner", "StopText", "continue_texts"]
-
 
 class Runner(Protocol):
     """What an engine does."""

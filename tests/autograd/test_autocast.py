@@ -13,11 +13,12 @@ import pytest
 
 import genesis
 from genesis import cuda, optim
+from genesis.array import Spec
 from genesis.autograd import Function, checkpoint
 from genesis.autograd.autocast import autocasting, wanted_types
 from genesis.errors import DTypeError, GenesisError, UsageError
 from genesis.nn import functional as F
-from genesis.op import Op, Spec, observe, registry
+from genesis.op import Op, observe, registry
 from genesis_models import build
 from tests.autograd.autocast_cases import CASES, FIXTURE, TYPES, Inputs, type_of
 

@@ -198,7 +198,8 @@ def test_detection_can_be_switched_off_inside() -> None:
 
 
 def test_a_vjp_with_too_few_gradients_is_reported() -> None:
-    from genesis.op import Op, Spec, registry
+    from genesis.array import Spec
+    from genesis.op import Op, registry
 
     def reference(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         np.add(x, y, out=out)
@@ -214,7 +215,8 @@ def test_a_vjp_with_too_few_gradients_is_reported() -> None:
 
 
 def test_a_gradient_of_another_shape_is_summed_for_elementwise_ops_only() -> None:
-    from genesis.op import Op, Spec, registry
+    from genesis.array import Spec
+    from genesis.op import Op, registry
 
     def reference(out: np.ndarray, x: np.ndarray) -> None:
         out[...] = x.sum()

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.autograd import apply, checkpoint, grad
 from genesis.nn import Parameter
 from genesis.nn import functional as F
-from genesis.op import Context, Op, Spec, registry
+from genesis.op import Context, Op, registry
 from genesis.optim.flat import FlatBuffers
 
 Leaves = dict[str, Any]

@@ -148,7 +148,9 @@ BINARY = {"add", "sub", "mul", "div", "pow", "remainder", "floor_divide", "maxim
 OTHERS: dict[str, list[Any]] = {"lerp": [0.7, 0.25], "clamp": [0.4, 0.8]}
 MODULES = (elementwise, pointwise)
 INTEGER_FORMS = ["bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "left_shift", "right_shift"]
-IN_PLACE = sorted(n[:-1] for module in MODULES for n in module.__all__ if n[-1] == "_" and n[:-1] in module.__all__)
+IN_PLACE = sorted(
+    n[:-1] for module in MODULES for n in vars(module) if n in methods and n[-1] == "_" and n[:-1] in methods
+)
 
 
 def _operands(name: str) -> list[Any]:

@@ -160,8 +160,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat_model: Path, monkeypatch:
 
 def test_a_stopped_engine_is_not_used_again(chat_model: Path) -> None:
     """Tokens after an interrupt are those of a new process."""
-    from genesis_cli.session.inference import find_source
     from genesis_models.engine import Sampling
+    from genesis_models.source import find_source
 
     request = Request([1, 2, 3], Sampling(0.0), 6)
     with Speaker(find_source(str(chat_model)), device="cpu", dtype="auto") as speaker:

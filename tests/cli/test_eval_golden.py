@@ -45,7 +45,8 @@ def test_an_adapter_and_its_merged_model_answer_as_in_peft(tmp_path: Path) -> No
 
 
 def test_the_sample_is_of_all() -> None:
-    from tests.cli.eval_tasks import ADAPTED, ITEMS, MODELS
+    from tests.adapters.golden import NAMES as ADAPTED
+    from tests.cli.eval_tasks import ITEMS, MODELS
 
     assert set(WANTED) == {*MODELS, *ADAPTED} and all(len(rows) == len(ITEMS) for rows in WANTED.values())
     texts = {row["text"] for rows in WANTED.values() for row in rows if "text" in row}

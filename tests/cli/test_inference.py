@@ -22,7 +22,8 @@ from genesis.train.config import Config, section_class
 from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for
 from genesis_models import Sampling
-from genesis_models.generate import choose, continue_ids
+from genesis_models.engine import choose
+from genesis_models.generate import continue_ids
 from tests.cli.command import printed
 from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files

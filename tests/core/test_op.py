@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis.array import Array, empty, from_numpy
+from genesis.array import Array, Spec, empty, from_numpy
 from genesis.backend import CPU, Device
 from genesis.dtypes import bool_, float16, float32, float64, int64
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError
-from genesis.op import Context, Cost, Op, Spec, common_device, observe, op, registry
+from genesis.op import Context, Cost, Op, common_device, observe, op, registry
 from genesis.ops import elementwise
 from genesis.ops.elementwise import add, exp, mul
 from tests.ops.layouts import memory, place

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import genesis
-from genesis.array import Array, empty
+from genesis.array import Array, Spec, empty
 from genesis.dtypes import DType, as_dtype, promote_types, result_type
 from genesis.errors import DTypeError, NumericError
-from genesis.op import Spec, registry
+from genesis.op import registry
 from genesis.ops import elementwise
 
 TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "promotion.json").read_text())

@@ -34,7 +34,7 @@ from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.memory import run_plan
 from genesis_cli.session.memory_plan import zeros
 from genesis_cli.session.preparation import model_config
-from genesis_models.generate import Sampling
+from genesis_models.engine import Sampling
 from genesis_models.registry import build
 from tests.kernels.collecting import collecting
 from tests.kernels.test_gemm_warp_specialized import Hopper

@@ -17,9 +17,8 @@ from genesis import cuda
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import CudaBackend, backend_of, launch
-from genesis.backend.cuda.compile import Binary
+from genesis.backend.cuda.compile import Binary, Double
 from genesis.backend.cuda.driver import Function, is_interpreted
-from genesis.backend.cuda.launch import Double
 from genesis.backend.cuda.tma import MAP_BYTES, Descriptor, Facts
 from genesis.dtypes import bfloat16, float32
 

@@ -16,6 +16,7 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import Properties
+from genesis.backend.cuda.simulated.fake import EmptyDriver
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
 from genesis.kernels.gemm import fp8, gated, linalg, linear, warp_specialized
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
@@ -23,7 +24,7 @@ from genesis.kernels.pointwise import swiglu
 from genesis.kernels.strides import as_matrix
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import window
-from tests.kernels.collecting import EmptyDriver, collecting
+from tests.kernels.collecting import collecting
 
 CUDA = Device("cuda", 0)
 H200 = Properties("NVIDIA H200", (9, 0), 139 << 30, 132, 227 << 10, 50 << 20)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis.array import Array, empty
+from genesis.array import Array, Spec, empty
 from genesis.backend import backend_for
 from genesis.backend.cuda import CudaBackend, dispatch, launch
 from genesis.backend.cuda.dispatch import call_key, cuda_impls, exact, layout_of
@@ -19,7 +19,7 @@ from genesis.backend.cuda.launch import KernelLaunch, submit, watching_launches
 from genesis.custom import nvrtc
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
-from genesis.op import Op, Spec, registry
+from genesis.op import Op, registry
 from tests.ops.devices import CUDA
 
 

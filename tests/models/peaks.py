@@ -20,6 +20,7 @@ import numpy as np
 
 from genesis import cuda
 from genesis.backend import Device
+from genesis.backend.cuda.simulated.fake import EmptyDriver
 from genesis.data.loader import Batch
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
@@ -29,7 +30,7 @@ from genesis_models.config import ModelConfig
 from genesis_models.memory import memory_plan
 from genesis_models.presets import preset
 from genesis_models.registry import build
-from tests.kernels.collecting import EmptyDriver, collecting
+from tests.kernels.collecting import collecting
 
 __all__ = ["peak"]
 

@@ -10,7 +10,8 @@ import pytest
 import genesis
 import genesis_models
 from genesis.errors import NumericError, UsageError
-from genesis_models.generate import Sampling, choose, continue_ids
+from genesis_models.engine import Sampling, choose
+from genesis_models.generate import continue_ids
 from tests.models.golden import golden
 
 

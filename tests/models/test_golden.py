@@ -13,8 +13,8 @@ import genesis_models
 from genesis.errors import ConfigError
 from genesis.nn.utils import clip_grad_norm_
 from genesis.optim import AdamW, decay_groups
-from genesis_models.engine import Request
-from genesis_models.generate import Sampling, continue_ids, engine_for
+from genesis_models.engine import Request, Sampling
+from genesis_models.generate import continue_ids, engine_for
 from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, QWEN, extra, golden, relative_error
 
 LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, from_numpy
+from genesis.array import Array, Spec, from_numpy
 from genesis.autograd import apply, grad, gradcheck
 from genesis.autograd.record import TensorBase
 from genesis.backend import CPU, cpu
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError
-from genesis.op import Op, Spec
+from genesis.op import Op
 from tests.ops.comparing import compare, same_bits
 from tests.ops.devices import current, moved, poisoned, using
 from tests.ops.layouts import LAYOUTS, expandable, memory, place

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import genesis.tensor  # noqa: F401  the class of which recorded results are made
-from genesis.array import Array
+from genesis.array import Array, Spec
 from genesis.backend.cpu import CpuStorage, parallel
 from genesis.dtypes import float32
 from genesis.errors import ShapeError
-from genesis.op import Op, Spec, registry
+from genesis.op import Op, registry
 from genesis.ops.elementwise import mul
 from tests.ops.comparing import compare, same_bits, tolerance
 from tests.ops.conformance import Variant, problems, run, variants

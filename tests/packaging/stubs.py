@@ -123,8 +123,9 @@ def _begun(module: ModuleType, others: Iterable[str] = ()) -> str:
     imports = [line for line in lines if line.startswith("from")]
     imports += [line + "\n" for name, line in IMPORTS.items() if name not in others]
     declared = [line for line in lines if not line.startswith("from")]
-    names = "".join(f'"{name}", ' for name in module.__all__)
-    return f"{HEADER.format(about=_summary(module))}{''.join(imports)}\n__all__ = [{names}]\n{''.join(declared)}"
+    exported = getattr(module, "__all__", None)
+    names = "" if exported is None else "__all__ = [" + "".join(f'"{name}", ' for name in exported) + "]\n"
+    return f"{HEADER.format(about=_summary(module))}{''.join(imports)}\n{names}{''.join(declared)}"
 
 
 def package_stub() -> str:

@@ -25,17 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from genesis_cli.main import main as main_of_genesis
-from tests.cli.eval_tasks import (
-    ADAPTED,
-    FIXTURE,
-    ITEMS,
-    LARGEST,
-    MODELS,
-    NEW,
-    write_adapter,
-    write_model,
-    write_task,
-)
+from tests.adapters.golden import NAMES as ADAPTED
+from tests.cli.eval_tasks import FIXTURE, ITEMS, LARGEST, MODELS, NEW, write_adapter, write_model, write_task
 
 MARGIN = 1e-4  # of logits: a text in whose making two tokens came nearer says nothing
 

@@ -24,8 +24,7 @@ import genesis.train.loop
 import genesis.train.plot
 import genesis.train.ranks
 from genesis.distributed import launch
-from genesis.files.atomic import DEFAULT
-from genesis.files.filesystem import Call, Observer
+from genesis.files.filesystem import DEFAULT, Call, Observer
 from genesis.train.saving import SAVER
 from genesis_cli import session
 from genesis_cli.main import main

@@ -21,7 +21,7 @@ import pytest
 
 import genesis_models
 from genesis.data.tokenizer import train_bpe
-from genesis.files.atomic import DEFAULT, Observer
+from genesis.files.filesystem import DEFAULT, Observer
 from genesis.files.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config

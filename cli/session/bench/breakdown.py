@@ -30,8 +30,6 @@ from genesis_cli.session.bench.steps import UNTIL_CAPTURED, GraphSteps, taking
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["OpWatch", "add_kernels", "breakdown_of", "summed"]
-
 STEPS = 3  # that times are the mean of
 ENOUGH = 2.0  # seconds on the CPU, after which fewer steps must do
 

@@ -16,8 +16,6 @@ from genesis_models.folder import read_config
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import parameter_count
 
-__all__ = ["FORMULA", "RandomTokens", "check_lengths", "shape_of", "step_flops"]
-
 FORMULA = "tokens × (6 N + 6 L h S)"
 DRAWN = 4  # batches that differ; steps take them in turn
 

@@ -14,8 +14,6 @@ from genesis_cli.session.bench.steps import OPTIMIZER
 from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.config import ModelConfig
 
-__all__ = ["doublings", "room_of"]
-
 
 def room_of(device: Device) -> int:
     """Bytes that a run may take: on a GPU what is free and what is held already, on the CPU all memory."""

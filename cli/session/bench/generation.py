@@ -20,7 +20,7 @@ from genesis.profile.generation import GenerationRow
 from genesis.profile.run.measure import Subject, recorded_steps
 from genesis.profile.schema import Failure, Time
 from genesis_cli.session.bench.breakdown import OpWatch, add_kernels, summed
-from genesis_cli.session.bench.measuring import FAST, failure_of, forget
+from genesis_cli.session.bench.measuring import failure_of, forget
 from genesis_cli.session.bench.schema import Breakdown
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_models.blocks import CausalLM
@@ -33,8 +33,6 @@ from genesis_models.registry import build
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
-
-__all__ = ["FAST", "NEW", "Settings", "bench_generation", "generation_breakdown", "generation_row"]
 
 NEW = 64  # tokens drawn for each sequence
 TOP_K = 50  # where tokens are drawn by chance, as the schema has it

@@ -11,8 +11,6 @@ from genesis.profile.schema import Failure, LimitsRow, Measured, StrictModel
 from genesis_cli.session.bench.report import render_breakdown, titled
 from genesis_cli.session.bench.schema import Breakdown, ModelFacts
 
-__all__ = ["GenerationReport", "GenerationSettings", "render_lines"]
-
 
 class GenerationSettings(StrictModel):
     """How tokens were drawn."""

@@ -30,19 +30,6 @@ from genesis_models.config import ModelConfig
 from genesis_models.engine.device_rows import release
 from genesis_models.registry import build
 
-__all__ = [
-    "FAST",
-    "OPTIMIZER",
-    "Settings",
-    "bench_model",
-    "failure_of",
-    "forget",
-    "host_memory",
-    "lasting",
-    "measured_row",
-    "scaling_of",
-]
-
 FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
 
 

@@ -26,8 +26,6 @@ from genesis_cli.session.bench.steps import LR, MAX_NORM
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["host_phases", "marking_phases"]
-
 Parts = tuple[float, float, float]  # seconds of forward, backward and optimizer
 Taking = Callable[[], None]
 

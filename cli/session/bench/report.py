@@ -21,8 +21,6 @@ from genesis_cli.session.bench.schema import (
     SharedStep,
 )
 
-__all__ = ["render_breakdown", "render_lines", "titled"]
-
 WIDTH = 100
 INDENT = 10  # of what follows a title
 OPS = 12  # of a step are listed; the others are added up

@@ -13,21 +13,6 @@ from pydantic import Field, JsonValue
 from genesis.profile.run.schema import CollectiveRow
 from genesis.profile.schema import Failure, LimitsRow, Measured, Ratio, StrictModel, Time
 
-__all__ = [
-    "Breakdown",
-    "Doubling",
-    "Memory",
-    "ModelFacts",
-    "OpShare",
-    "PeerStep",
-    "Phases",
-    "Report",
-    "Row",
-    "Scaling",
-    "SettingsRow",
-    "SharedStep",
-]
-
 
 class Phases(StrictModel):
     """The parts of a step: on the CPU by the clock, on a GPU by events inside the step as it is made, captured or not.

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from genesis.profile.format import format_bytes, format_rate, format_seconds, format_share
 from genesis.report.schema import Bar, Section
 from genesis_cli.session.bench.cases import FORMULA
-from genesis_cli.session.bench.measuring import OPTIMIZER, Settings, scaling_of
+from genesis_cli.session.bench.measuring import Settings, scaling_of
 from genesis_cli.session.bench.schema import Row
+from genesis_cli.session.bench.steps import OPTIMIZER
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
-
-__all__ = ["section_of"]
 
 COLUMNS = ["batch × length", "step", "±", "forward", "backward", "optimizer", "tokens/s", "FLOP/s", "MFU", "memory"]
 

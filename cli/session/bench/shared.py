@@ -31,8 +31,6 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
-__all__ = ["collective_times", "has_no_room", "shared_steps", "timed", "with_scaling"]
-
 LEAST_STEPS, MOST_STEPS = 10, 500
 NO_ROOM = "one rank alone has no room for it, so that its scaling is not known"
 WATCHED_STEPS = {"cpu": 5, "cuda": 20}  # whose collectives are timed

@@ -16,8 +16,6 @@ from genesis.train.step import take_step
 from genesis_cli.session.bench.cases import RandomTokens
 from genesis_models.blocks import CausalLM
 
-__all__ = ["LR", "MAX_NORM", "OPTIMIZER", "UNTIL_CAPTURED", "GraphSteps", "new_state", "taking"]
-
 OPTIMIZER: Final = "adamw"
 LR, MAX_NORM = 1e-5, 1.0
 EVERY = 64  # steps between two readings of their figures

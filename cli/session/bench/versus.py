@@ -19,8 +19,6 @@ from genesis_models.config import ModelConfig
 from genesis_models.fuse import FusedAttention, FusedHeadNormAttention, FusedNoPEAttention
 from genesis_models.registry import build, without_memory
 
-__all__ = ["check_recipes", "lean_config", "versus_torch"]
-
 # Parameters of a layer that the lean recipe's layers have, or may have.
 LEAN = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 LEAN |= {"input_layernorm", "post_attention_layernorm"}

@@ -11,14 +11,11 @@ from typing import cast
 from genesis.backend import Device
 from genesis.errors import GenesisError
 from genesis.profile.peer import Child, ratio_of, started
-from genesis.profile.peers.torch_steps import RANK_RECIPES
 from genesis.train.ranks import PREPARING_S, Ranks
 from genesis_cli.session.bench.measuring import Settings
 from genesis_cli.session.bench.schema import PeerStep, SharedStep
 from genesis_cli.session.bench.versus import lean_config
 from genesis_models.config import ModelConfig
-
-__all__ = ["RANK_RECIPES", "versus_ranks"]
 
 ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
 SHARE = 1 / 6  # of the plan's time for each round

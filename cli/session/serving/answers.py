@@ -12,8 +12,6 @@ from typing import Any
 from genesis.data.stream_decoder import StreamDecoder, token_bytes, token_text
 from genesis.data.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Choice", "event", "logprobs"]
-
 
 @dataclass(slots=True)
 class Choice:

@@ -37,8 +37,6 @@ from genesis_cli.session.serving.protocol import (
 )
 from genesis_models.engine.text import RequestText
 
-__all__ = ["Api", "Settings"]
-
 BODY_S = 30.0  # in which a body must come
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
 BODIES = 16  # of the largest size, that may be held at a time

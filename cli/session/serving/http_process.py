@@ -32,8 +32,6 @@ from genesis_cli.session.speaker import template_folder
 from genesis_models.chat_files import stop_ids
 from genesis_models.source import find_source
 
-__all__ = ["main"]
-
 HEAD_S = 30.0  # in which the head of a connection's first request must come
 SEND_S = 60.0  # in which a client must have read something of what is sent
 READ_BYTES = 4096  # at a time, then others are served

@@ -16,8 +16,6 @@ from genesis_cli.session.serving.messages import Message, receive, send
 from genesis_cli.session.serving.protocol import BadRequest
 from genesis_models.engine import Sampling, Token
 
-__all__ = ["ENDS", "JOINED_S", "Link"]
-
 JOINED_S = 0.02  # tokens that come within it are taken together: a wake-up costs more than they do
 STOPPED, ENDS = "the model does not run any more", "the server ends"
 

@@ -15,8 +15,6 @@ from typing import Any
 from genesis import errors
 from genesis.errors import GenesisError
 
-__all__ = ["GRACE_S", "Message", "failed", "failure", "receive", "send"]
-
 Message = dict[str, Any]
 GRACE_S = 8.0  # for answers under way when a signal ends the server: less than a container's 10 s
 

@@ -36,8 +36,6 @@ from genesis_models.engine import Request, Sampling
 from genesis_models.generate import GPU_ROWS, ROWS, engine_for
 from genesis_models.source import find_source
 
-__all__ = ["CONTEXT", "serve"]
-
 CONTEXT = 4096  # tokens of a sequence where the model takes more and the user names no number
 ENDING_S = 4  # in which the process of HTTP ends after its last answer
 MOST_KEY = 4096  # characters

@@ -29,8 +29,6 @@ from genesis.errors import escape, nearest
 from genesis.train.bounds import BOUNDS
 from genesis_models.engine import Sampling
 
-__all__ = ["BadRequest", "Body", "ChatBody", "CompletionBody", "is_loopback", "parsed", "parsed_json"]
-
 T = TypeVar("T", bound="Body")
 MOST_CHOICES = 128
 MOST_VALUES = 500_000  # of a body

@@ -15,8 +15,6 @@ from genesis_models.engine import Request, Sampling, Token
 from genesis_models.engine.engine import check_prompt
 from genesis_models.engine.text import Runner
 
-__all__ = ["Worker"]
-
 
 class Gone(Exception):
     """The process of HTTP has ended."""

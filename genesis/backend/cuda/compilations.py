@@ -19,8 +19,6 @@ from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entr
 from genesis.backend.cuda.compile_workers import Workers
 from genesis.files.cache import USER, Cache, user_folder
 
-__all__ = ["Progress", "cache_folder", "compiling", "given_up_on_error", "is_compiling", "progress"]
-
 Progress = Callable[[int, int], None]
 
 

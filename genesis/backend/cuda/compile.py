@@ -19,20 +19,6 @@ from genesis.backend.cuda.tma import Facts, is_descriptor
 from genesis.errors import DeviceError
 from genesis.files.trust import private_folder
 
-__all__ = [
-    "Binary",
-    "Double",
-    "Signature",
-    "compile_kernel",
-    "compiled",
-    "dependent",
-    "describe",
-    "entry_name",
-    "is_array",
-    "packed",
-    "unpacked",
-]
-
 # --- What a kernel is compiled for ------------------------------------------------------------------------------------
 
 _NAMES = {

@@ -26,8 +26,6 @@ from typing import IO, Any, BinaryIO
 from genesis.backend.cores import usable_cores
 from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name, packed, unpacked
 
-__all__ = ["Workers", "main"]
-
 OWN = "genesis."  # modules whose kernels a worker can import without running anything of a user's
 MANY = 8  # kernels that are asked for and not done, from which on a worker's start pays
 FEWEST_CORES = 4

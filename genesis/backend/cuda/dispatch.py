@@ -27,22 +27,6 @@ from genesis.dtypes import DType
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-__all__ = [
-    "Call",
-    "Plan",
-    "are_as_made",
-    "call_key",
-    "cuda_impl",
-    "cuda_impl_named",
-    "cuda_impl_of",
-    "cuda_impls",
-    "exact",
-    "is_value",
-    "layout_of",
-    "record",
-    "remember",
-]
-
 # --- CUDA implementations ---------------------------------------------------------------------------------------------
 
 CudaImpl = Callable[..., None]

@@ -15,18 +15,6 @@ from typing import Any, NamedTuple
 
 from genesis.errors import DeviceError
 
-__all__ = [
-    "Driver",
-    "Function",
-    "Grid",
-    "KernelFacts",
-    "OutOfDeviceMemory",
-    "Properties",
-    "SMFacts",
-    "is_interpreted",
-]
-
-
 Grid = tuple[int, int, int]
 
 

@@ -14,8 +14,6 @@ from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, int64
 from genesis.errors import IndexRangeError, ShapeError
 
-__all__ = ["check", "flag", "site"]
-
 INDEX_BITS = 32  # of the word; the site's number is above them
 
 

@@ -19,8 +19,6 @@ from genesis.backend.cuda.memory import Arena, Block, Pool, room_for
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
-__all__ = ["WARM_UPS", "RawGraph", "close_graphs", "launches_block"]
-
 WARM_UPS = 2  # the first makes what is made once, in normal memory; the second takes what the capture will need
 T = TypeVar("T")
 

@@ -20,29 +20,11 @@ import numpy as np
 
 from genesis.backend import ArrayLike
 from genesis.backend.cuda.compilations import compiling
-from genesis.backend.cuda.compile import Binary, Double, Signature, describe, is_array
+from genesis.backend.cuda.compile import Binary, Signature, describe, is_array
 from genesis.backend.cuda.driver import Driver, Function, Grid
 from genesis.backend.cuda.stream import Runtime
 from genesis.backend.cuda.tma import MAP_BYTES, Facts, encoder, is_descriptor
 from genesis.shapes import Shape
-
-__all__ = [
-    "OPTIONS",
-    "Double",
-    "KernelLaunch",
-    "Loaded",
-    "Recorder",
-    "clear",
-    "forget_plan",
-    "launch",
-    "loaded_launch",
-    "recorders",
-    "recording",
-    "signature_of",
-    "submit",
-    "watches",
-    "watching_launches",
-]
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0")  # CUDA's own setting, for debugging

@@ -22,8 +22,6 @@ from typing import Any, TypeVar, cast
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["ALIGNMENT", "Arena", "Block", "CudaStorage", "ForeignArena", "Pool", "room_for"]
-
 ALIGNMENT = 512  # bytes
 SMALL = 1 << 20  # bytes; up to here blocks share small segments
 SMALL_SEGMENT = 2 << 20

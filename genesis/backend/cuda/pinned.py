@@ -15,8 +15,6 @@ from genesis.backend.cuda.driver import OutOfDeviceMemory
 from genesis.backend.cuda.stream import Runtime
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["PinnedBlock", "PinnedPool", "block_of"]
-
 SMALLEST = 512  # bytes; sizes are powers of two
 
 

@@ -6,8 +6,6 @@ errors near 3e-4 instead of 1e-6.
 
 from __future__ import annotations
 
-__all__ = ["Switch", "allow_tf32"]
-
 
 class Switch:
     """A process-wide flag. `CudaBackend` keys its plans on `on`, so a change takes effect at the next call."""

@@ -15,8 +15,6 @@ from genesis.backend import Device
 from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.memory import Pool
 
-__all__ = ["Lane", "Runtime", "SideStream", "give_stream", "take_stream", "use"]
-
 HIGHEST = -1000  # of priorities; CUDA takes the nearest that it has
 LAG = 3  # pieces of work on the side stream before the first of them is waited for
 

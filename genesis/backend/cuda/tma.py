@@ -15,8 +15,6 @@ from genesis.backend import ArrayLike
 from genesis.errors import DeviceError
 from genesis.shapes import Shape
 
-__all__ = ["MAP_BYTES", "Descriptor", "Encoder", "Facts", "encoder", "is_describable", "is_descriptor"]
-
 MAP_BYTES = 128
 KEPT = 1024  # maps an encoder keeps; a pool hands out few addresses for one layout
 # Numbers of CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapL2promotion and CUtensorMapFloatOOBfill.

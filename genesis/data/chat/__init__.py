@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from genesis.data.chat.prompts import ChatPrompts
 from genesis.data.chat.renderer import Limits, Renderer
-from genesis.data.chat.samples import ChatEncoder, Loss, Sample
+from genesis.data.chat.samples import ChatEncoder, Sample
 from genesis.data.chat.template import ChatTemplate
+from genesis.data.chat.turns import Loss
 
 __all__ = ["ChatEncoder", "ChatPrompts", "ChatTemplate", "Limits", "Loss", "Renderer", "Sample"]

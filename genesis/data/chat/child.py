@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["Child", "common_start"]
-
 LENGTH_BYTES = 8
 MAX_ERROR_CHARS = 500
 # More than the parent has, so that what it could write can be read.

@@ -11,8 +11,6 @@ from genesis.data.chat.marks import Marked, Marker
 from genesis.data.chat.renderer import Job, Rendered, RenderError
 from genesis.data.chat.turns import end_token
 
-__all__ = ["Ends", "probes", "read_ends"]
-
 _ANSWER = "Fine, thanks."
 _QUESTION = {"role": "user", "content": "How are you?"}
 _TOOL: dict[str, Any] = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}

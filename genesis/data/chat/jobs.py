@@ -9,8 +9,6 @@ from genesis.data.chat.marks import Marker
 from genesis.data.chat.renderer import Job, Limits
 from genesis.data.chat.turns import TurnError, template_messages
 
-__all__ = ["marked_job"]
-
 # What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
 _MEMORY_A_BYTE = 16
 

@@ -15,8 +15,6 @@ from itertools import accumulate, islice
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["Marked", "Marker", "MarksError", "unmarked"]
-
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
 _MAX_KEYS = 4096
 

@@ -16,8 +16,6 @@ from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError, escape
 
-__all__ = ["ChatPrompts"]
-
 
 class ChatPrompts:
     """Renders conversations with a model's template, in a child process; a context manager.

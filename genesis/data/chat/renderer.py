@@ -26,8 +26,6 @@ from typing import Any
 from genesis.errors import ModelError, escape
 from genesis.files.boundary import system_error
 
-__all__ = ["Job", "Limits", "RenderError", "Rendered", "Renderer"]
-
 _CHILD = Path(__file__).with_name("child.py")
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 20

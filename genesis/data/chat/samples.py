@@ -41,8 +41,6 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
 from genesis.files.strict_json import canonical_bytes
 
-__all__ = ["ChatEncoder", "Loss", "Sample"]
-
 Ids = npt.NDArray[np.int64]
 
 _BATCH_DOCUMENTS = 128

@@ -21,8 +21,6 @@ from genesis.files.hf import MAX_TEMPLATE_BYTES, read_chat_templates
 from genesis.files.paths import is_folder
 from genesis.files.strict_json import canonical_bytes, read_limited
 
-__all__ = ["CHATML", "ChatTemplate", "template_variables"]
-
 CHATML = "chatml"
 _TURN_END = "<|im_end|>"
 _CHATML_TEXT = """\

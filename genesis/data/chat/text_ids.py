@@ -15,8 +15,6 @@ import numpy.typing as npt
 from genesis.data.chat.marks import Marked, Marker, MarksError
 from genesis.data.tokenizer import Tokenizer
 
-__all__ = ["Part", "TextIds", "TextParts"]
-
 Ids = npt.NDArray[np.int64]
 # A special token's id; or a text, whether it follows another, and whether special tokens in it are to be parsed.
 Part = int | tuple[str, bool, bool]

@@ -14,8 +14,6 @@ from genesis.data.chat.renderer import Rendered, RenderError
 from genesis.data.records import REASONING, Conversation, Message, Remark, content_text, is_learned
 from genesis.files.paths import quote
 
-__all__ = ["Loss", "NoPromptError", "Turn", "TurnError", "TurnReader", "remarks", "template_messages", "wanted_turns"]
-
 Loss = Literal["all_assistant", "last", "completion", "all"]
 
 _SHOWN_CHARS = 40

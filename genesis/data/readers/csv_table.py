@@ -17,8 +17,6 @@ from genesis.data.sources import SourceFile
 from genesis.errors import escape
 from genesis.files.paths import quote
 
-__all__ = ["csv_rows"]
-
 MAX_COLUMNS = 10_000
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _QUOTED = re.compile(r'"[^"]*("|$)')

@@ -14,8 +14,6 @@ from genesis.data.readers.stream import BOM, PIECE, Stream, decoded
 from genesis.data.records import Defect, Position, Row
 from genesis.data.sources import SourceFile
 
-__all__ = ["json_array_rows"]
-
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _OUTSIDE = re.compile(rb'[^"\[\]{},]*+')

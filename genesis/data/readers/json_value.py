@@ -10,8 +10,6 @@ from genesis.errors import ModelError, escape
 from genesis.files.paths import quote
 from genesis.files.strict_json import check_structure
 
-__all__ = ["MAX_CONTAINERS", "parse"]
-
 # An empty object takes 64 bytes of memory for 3 of the file.
 MAX_CONTAINERS = 100_000
 

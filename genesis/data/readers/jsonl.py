@@ -9,8 +9,6 @@ from genesis.data.readers.stream import Stream, decoded, lines
 from genesis.data.records import Defect, Position, Row
 from genesis.data.sources import SourceFile
 
-__all__ = ["jsonl_rows"]
-
 
 def jsonl_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Defect]:
     """The values of the lines; one of more than `limit` bytes is a defect, and never held whole."""

@@ -15,8 +15,6 @@ from genesis.data.sources import SourceFile
 from genesis.errors import DataError, escape
 from genesis.files.paths import quote
 
-__all__ = ["parquet_rows"]
-
 MAX_FOOTER_BYTES = 64 << 20
 MAX_FOOTER_PARTS = 1_000_000
 # Columns and the fields inside them; pyarrow before 26 follows their nesting by recursion, however deep.

@@ -18,8 +18,6 @@ from genesis.data.sources import SourceFile
 from genesis.errors import DataError, escape
 from genesis.files.paths import open_regular
 
-__all__ = ["BOM", "MAX_EXPANSION", "PIECE", "Stream", "decoded", "lines", "opened"]
-
 # Text shrinks 3 to 20 times; DEFLATE can grow a hostile file by 1032. Small files may grow to the floor regardless.
 MAX_EXPANSION = 200
 EXPANSION_FLOOR = 16 << 20

@@ -6,8 +6,6 @@ from genesis.data.readers.stream import BOM, PIECE, Stream, decoded
 from genesis.data.records import Defect, Document
 from genesis.data.sources import SourceFile
 
-__all__ = ["EMPTY", "MAX_DOCUMENT_BYTES", "text_document"]
-
 EMPTY = ("empty file", "empty document")  # kinds of defects
 
 MAX_DOCUMENT_BYTES = 1 << 30

@@ -55,8 +55,6 @@ from genesis.kernels.types import work_type
 from genesis.ops.attention import parts_of
 from genesis.ops.shape import contiguous
 
-__all__ = ["backward_into", "forward_into"]
-
 PROGRAMS = 1024  # of the dK/dV kernel: that many balance a triangle of work over the SMs
 
 

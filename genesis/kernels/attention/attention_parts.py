@@ -14,8 +14,6 @@ from genesis.kernels.maths import rounded_product
 from genesis.kernels.types import converted
 from genesis.ops.attention_step import LARGEST
 
-__all__ = ["end_part", "part_of", "prefetch_early", "prefetch_part", "saturated", "store_heads"]
-
 LIMIT = tl.constexpr(LARGEST)
 
 

@@ -53,8 +53,6 @@ from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 
-__all__ = ["StepTile", "attention_step_into"]
-
 PROGRAMS = 512  # of a launch of few sequences: long ones fill the SMs, and programs without keys end at once
 HELD = 1 << 14  # elements that a program adds up at once
 

@@ -36,8 +36,6 @@ from genesis.kernels.gemm.few_rows_mma import operand
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import converted
 
-__all__ = ["attention_step_mma_kernel"]
-
 
 @triton.jit
 def loaded_tile(p, m):

@@ -16,8 +16,6 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.gemm.few_rows_mma import constraints, layout_line, mma_of
 from genesis.kernels.types import converted
 
-__all__ = ["added", "combine", "scores", "weighted"]
-
 
 @constexpr_function
 def beginning(warps: int) -> str:

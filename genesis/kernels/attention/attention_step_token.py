@@ -19,8 +19,6 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.gemm.few_rows_mma import layout_line
 from genesis.kernels.types import converted
 
-__all__ = ["exchange", "load_table", "place_in_head", "row_sums"]
-
 
 @triton.jit
 def place_in_head(o_r, o_c, SIZE: tl.constexpr):

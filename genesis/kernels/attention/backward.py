@@ -37,9 +37,6 @@ from genesis.kernels.attention.spilled_ds import store_ds
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.types import converted
 
-__all__ = ["attention_bwd_delta", "attention_bwd_dkdv", "attention_bwd_dq", "attention_bwd_reduce_splits"]
-
-
 # --- LSE and delta ----------------------------------------------------------------------------------------------------
 
 

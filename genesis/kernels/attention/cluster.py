@@ -15,8 +15,6 @@ from triton.runtime.jit import constexpr_function
 from genesis.kernels.attention.attention_step_tiles import added
 from genesis.kernels.gemm.few_rows_mma import constraints, layout_line
 
-__all__ = ["await_cluster", "enter_cluster", "gather", "share_of"]
-
 HEAD = 16  # bytes of shared memory before what is sent: the barrier that counts it
 
 

@@ -31,27 +31,6 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels import maths
 from genesis.kernels.types import converted
 
-__all__ = [
-    "LN2",
-    "LOG2E",
-    "fast_exp2",
-    "first_key_bounds",
-    "first_visible_key",
-    "inverse_rope",
-    "load_rows",
-    "load_vector",
-    "merge_ranges",
-    "opaque",
-    "operand",
-    "scheduled_tile",
-    "store_rows",
-    "store_rows_inverse_rope",
-    "unchained",
-    "visible_end",
-    "visible_key_blocks",
-    "warp_uniform",
-]
-
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["DS_TILE", "HEAD_DIMS", "MAX_CHUNK_BYTES", "ds_buffer_shape", "ds_chunks_of", "ds_extent"]
-
 HEAD_DIMS = range(65, 257)  # with which spilling is profitable
 DS_TILE = 64  # rows and columns of a tile
 MAX_CHUNK_BYTES = 1 << 30  # of ds at a time; at the end of each chunk SMs idle until the last ones are done

@@ -24,8 +24,6 @@ from genesis.kernels.attention.common import (
     visible_key_blocks,
 )
 
-__all__ = ["attention_fwd"]
-
 
 @triton.jit(do_not_specialize=["sizes", "schedule"])
 def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr,

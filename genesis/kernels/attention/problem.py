@@ -15,8 +15,6 @@ from genesis.kernels.attention.tiles import padded_head_dim
 from genesis.kernels.types import TRITON, float_argument, work_type
 from genesis.shapes import Shape
 
-__all__ = ["Problem", "problem_of", "tma_region"]
-
 
 class Problem(NamedTuple):
     """What the kernels of a call share; see common.py for what they make of it.

@@ -16,8 +16,6 @@ from genesis.kernels.strides import needs_int64
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import broadcast_strides
 
-__all__: list[str] = []
-
 TILE, HEADS = 1024, 3  # a program's pairs of one head, 8 a thread; and its heads, which share cos and sin
 
 

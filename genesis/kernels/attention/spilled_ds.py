@@ -26,8 +26,6 @@ from genesis.kernels.attention.common import (
 from genesis.kernels.attention.ds_chunks import DS_TILE
 from genesis.kernels.types import converted
 
-__all__ = ["attention_bwd_dq_from_ds", "permuted_column", "store_ds"]
-
 BT: tl.constexpr = tl.constexpr(DS_TILE)
 
 

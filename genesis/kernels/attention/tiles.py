@@ -8,8 +8,6 @@ import triton
 
 from genesis.dtypes import DType
 
-__all__ = ["AttentionTile", "l2_sections", "padded_head_dim", "tiles_of"]
-
 
 class AttentionTile(NamedTuple):
     """How a kernel divides a head.

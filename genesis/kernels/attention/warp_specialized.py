@@ -36,9 +36,6 @@ from genesis.kernels.attention.common import LN2
 from genesis.kernels.attention.problem import Problem, tma_region
 from genesis.kernels.gemm.warp_specialized import reinterpret, tma_load
 
-__all__ = ["forward_ws_into"]
-
-
 # --- Scheduling -------------------------------------------------------------------------------------------------------
 
 

@@ -20,8 +20,6 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import int16, int32, int64
 from genesis.kernels.strides import collapse, needs_int64, offsets
 
-__all__ = ["aligned_columns", "aligned_copies", "alignment_is_profitable"]
-
 ROW = 64  # elements that the distance of a copy's rows is a multiple of: 16 units of 8 bytes, stored as vectors
 ELEMENTS = 2048  # of a tile
 LEAST = 1 << 25  # FLOPs of which TMA saves as much as launching a copy takes

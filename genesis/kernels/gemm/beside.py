@@ -16,8 +16,6 @@ from genesis.kernels.strides import needs_int64, program_indices
 from genesis.kernels.types import converted
 from genesis.ops.shape import contiguous
 
-__all__ = ["below", "beside", "can_extend", "ones_and"]
-
 GRAIN = 8  # elements: rows of 2-byte types that TMA can address
 ROWS, COLUMNS = 32, 128
 ELEMENTS = 2048

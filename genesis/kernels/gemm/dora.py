@@ -27,8 +27,6 @@ from genesis.ops.linalg import mixed_matmul, transposed
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import contiguous
 
-__all__ = ["column_sums_into", "scale_columns_into"]
-
 LARGEST_RANK = 128  # A·Aᵀ is in registers
 
 

@@ -16,8 +16,6 @@ from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
 from genesis.kernels.strides import offsets
 from genesis.kernels.types import converted
 
-__all__ = ["few_columns_tile", "gemm_few_columns", "is_for_few_columns"]
-
 MAX_COLUMNS = 2  # of a K-major A; one of another, where each load brings all lanes the same element of B
 ELEMENTS = 2048  # of A in a tile, 16 a thread
 PROGRAMS_PER_SM = 4

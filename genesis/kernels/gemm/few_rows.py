@@ -35,22 +35,6 @@ from genesis.kernels.gemm.one_row_mma import one_row_mma_kernel
 from genesis.kernels.strides import as_matrix
 from genesis.ops.shape import columns, contiguous
 
-__all__ = [
-    "MAX_ROWS",
-    "MMA_K",
-    "ONE_ROW_K",
-    "FewRowsTile",
-    "Norm",
-    "choose_fma_tile",
-    "choose_mma_tile",
-    "choose_one_row_tile",
-    "few_rows_into",
-    "few_rows_linear_into",
-    "few_rows_swiglu_into",
-    "held_registers",
-    "is_for_few_rows",
-]
-
 MAX_ROWS = 32
 FMA_ROWS = 4  # of x in a program on the CUDA cores, where there is more than one
 MMA_K = 32  # elements along K of a warp's step on the tensor cores

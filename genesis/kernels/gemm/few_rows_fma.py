@@ -14,14 +14,6 @@ from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 
-__all__ = [
-    "after_loads",
-    "few_rows_fma_kernel",
-    "load_tile",
-    "rms_reciprocal",
-    "unrolled",
-]
-
 MOST_WRITTEN_OUT = 4  # trips along K: more of them compile for seconds
 
 

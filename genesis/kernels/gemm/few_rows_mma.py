@@ -24,8 +24,6 @@ from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, rms_recipr
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 
-__all__ = ["few_rows_mma_kernel"]
-
 WIDENED = tl.constexpr(
     """{
     .reg .b16 lo, hi, h0, h1, h2, h3;

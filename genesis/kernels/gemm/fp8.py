@@ -29,14 +29,6 @@ from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 from genesis.shapes import numel
 
-__all__ = [
-    "quantize_into",
-    "quantize_operands",
-    "quantize_scaled_operands",
-    "quantize_transposed",
-    "quantized_gemm_into",
-]
-
 LONGEST = 20480  # elements of a row that stay in registers from its largest magnitude to its codes
 CHUNK = 2048  # elements of a longer row at a time
 TILE = 4096  # elements of a program's tile, where a row has fewer

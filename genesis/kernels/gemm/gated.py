@@ -30,8 +30,6 @@ from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted
 from genesis.ops.low_rank import LowRank, Operands
 
-__all__ = ["SwigluTile", "adapted_gemm_swiglu_into", "gemm_swiglu_into", "quantized_gemm_swiglu_into"]
-
 
 class SwigluTile(NamedTuple):
     """How the GEMM is tiled.

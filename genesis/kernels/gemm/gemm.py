@@ -28,13 +28,6 @@ from genesis.kernels.maths import exp, tanh
 from genesis.kernels.strides import offsets
 from genesis.kernels.types import converted
 
-__all__ = [
-    "ACCUMULATE", "ALPHA", "ALPHA_POINTER", "BIAS_M", "BIAS_N", "DEQUANT", "DEQUANT_M", "DEQUANT_N", "GELU_TANH",
-    "RELU", "RESIDUAL", "RESIDUAL_BY_TMA", "SCALE_M", "SCALE_N", "SILU", "gemm_pointers", "gemm_rank1",
-    "gemm_reduce_splits", "gemm_tma", "grouped_tile", "quotient",
-]  # fmt: skip
-
-
 # --- Epilogue ---------------------------------------------------------------------------------------------------------
 
 

@@ -68,8 +68,6 @@ from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
-__all__ = ["Scales", "matmul_into"]
-
 THIN, MIN_WIDTH, MIN_TERMS = 64, 512, 2048  # rows at most, columns and terms at least, of what `_launch_thin` takes
 MIN_SUM = 64  # terms at least of what `_launch_few_columns` takes
 FLOAT32 = "ieee"  # input_precision of float32 without tf32

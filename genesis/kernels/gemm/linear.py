@@ -20,8 +20,6 @@ from genesis.ops.linear import split_parameters
 from genesis.ops.low_rank import LowRank, split_pairs
 from genesis.ops.shape import columns, contiguous
 
-__all__: list[str] = []
-
 
 @cuda_impl("linear")
 def linear(

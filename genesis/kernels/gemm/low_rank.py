@@ -23,8 +23,6 @@ from genesis.ops.linalg import transposed
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import contiguous, slices, window
 
-__all__ = ["Term", "add_terms", "gemm_products", "low_rank_product", "make_u", "terms_of"]
-
 
 class Term(NamedTuple):
     """An addition u·b to columns [start, stop) of a product.

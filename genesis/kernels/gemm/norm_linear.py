@@ -16,8 +16,6 @@ from genesis.ops.linear import own_parameters, split_parameters
 from genesis.ops.low_rank import LowRank
 from genesis.ops.shape import contiguous
 
-__all__: list[str] = []
-
 
 @cuda_impl("norm_linear")
 def norm_linear(

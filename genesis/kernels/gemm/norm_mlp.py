@@ -19,8 +19,6 @@ from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.low_rank import LowRank, split_pairs
 from genesis.ops.shape import contiguous, slices
 
-__all__: list[str] = []
-
 
 @cuda_impl("norm_mlp")
 def norm_mlp(

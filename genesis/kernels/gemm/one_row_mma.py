@@ -40,8 +40,6 @@ from genesis.kernels.gemm.few_rows_mma import (
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 
-__all__ = ["one_row_mma_kernel"]
-
 NARROWED = tl.constexpr(
     """{
     .reg .b32 lo, hi;

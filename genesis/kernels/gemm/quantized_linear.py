@@ -28,8 +28,6 @@ from genesis.ops.norm import statistics_type
 from genesis.ops.quantized_linear import KINDS
 from genesis.ops.shape import contiguous, slices
 
-__all__: list[str] = []
-
 TILE = 4096  # elements of a row in a program
 
 

@@ -29,8 +29,6 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load
 
-__all__ = ["gemm_tf32_rs_into"]
-
 TILE = 256, 128, 32  # BM, BN, BK; measured on an H200, as all here
 STAGES = 4
 GROUP = 8  # rows of tiles in a group

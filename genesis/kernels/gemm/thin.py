@@ -24,8 +24,6 @@ from genesis.dtypes import bfloat16, float32
 from genesis.kernels import maths
 from genesis.kernels.types import TRITON, converted
 
-__all__ = ["ThinTile", "thin_products_into"]
-
 LARGEST_RANK = 64  # gᵀ·u is in registers
 RANGES = 3  # of g's columns, at most
 MIN_ROWS = 1024  # from which on a pass of its own is profitable

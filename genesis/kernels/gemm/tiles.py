@@ -9,26 +9,6 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = [
-    "MAX_IMPRECISE",
-    "MAX_SPLIT",
-    "TABLE",
-    "GemmTile",
-    "Schedule",
-    "TunedShape",
-    "best_split",
-    "choose",
-    "epilogue_slices",
-    "fitted",
-    "is_thin",
-    "persistent_schedule",
-    "shared_bytes",
-    "simt_schedule",
-    "split_schedule",
-    "thin_tile",
-    "unaligned_tile",
-]
-
 
 class GemmTile(NamedTuple):
     """How a GEMM is tiled.

@@ -14,8 +14,6 @@ from genesis.backend.cuda.launch import launch
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import converted
 
-__all__ = ["MIN_EXTENT", "copy_is_profitable", "transposed_copy"]
-
 MIN_EXTENT = 16  # elements along either axis, for tiles to be profitable
 MIN_MULTIPLY_ADDS = 1 << 25  # from which on an operand may be copied first
 MIN_USES = 32  # of each element, which save as much as reading and writing it once more costs

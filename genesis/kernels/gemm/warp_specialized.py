@@ -36,16 +36,6 @@ from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float8_e4m3fn
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 
-__all__ = [
-    "is_for_swiglu",
-    "reinterpret",
-    "tma_load",
-    "ws_residual_into",
-    "ws_scaled_into",
-    "ws_swiglu_backward_into",
-    "ws_swiglu_into",
-]
-
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.9 has other names than 3.6
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 RENAMED = gl.constexpr(hasattr(tma, "async_load"))

@@ -20,8 +20,6 @@ from genesis.kernels.index.radix_sort import are_less
 from genesis.kernels.index.segment import SortedKeys, report_fault, rows_of, scatter_add_rows
 from genesis.kernels.strides import collapse, offsets
 
-__all__ = ["embedding", "embedding_add_", "embedding_backward"]
-
 RANK_SORT_MAX = 8192  # ids; comparisons grow with the square
 EXACT = 1 << 24  # integers below it are exact in float32
 BI, BJ = 32, 256  # ids that a program ranks, and ids it compares them with at a time

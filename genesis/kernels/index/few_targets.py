@@ -22,8 +22,6 @@ from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import converted
 from genesis.shapes import Shape, numel
 
-__all__ = ["add_to_few_targets", "few_targets_tile", "is_profitable"]
-
 COMPARED, STORED = 0.1, 3  # ps of a comparison (counted from machine code), and of a target that is read and stored
 SORTED, LAUNCHES = 130, 10e6  # ps of a position that is sorted, and of a sort's launches (H100)
 TOGETHER = 64  # targets of a program

@@ -39,8 +39,6 @@ from genesis.kernels.types import work_type
 from genesis.ops.index import placed
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
-__all__ = ["IndexArrays", "gather", "index_arrays", "index_keys", "sorted_index_keys"]
-
 MAX_ARRAYS = 4  # index arrays that one kernel reads
 
 

@@ -10,8 +10,6 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 
-__all__ = ["next_tokens"]
-
 ROWS = 32  # at a time
 
 

@@ -27,8 +27,6 @@ from genesis.kernels.strides import offsets
 from genesis.kernels.types import converted
 from genesis.shapes import Shape
 
-__all__ = ["RANK_SORT_MAX", "Lines", "argsort_keys", "bits_of", "ordered_keys", "radix_sort"]
-
 RANK_SORT_MAX = 16384  # the longest line that is sorted by rank
 COMPARISONS = 1 << 28  # and the most pairs of keys for that
 LINE = 8192  # the longest line, of up to 4 bytes an element, that one program sorts

@@ -17,8 +17,6 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 
-__all__ = ["DIGITS", "WARPS", "count_digits", "load_states", "order_in_tile", "sort_by_digit"]
-
 DIGITS = tl.constexpr(256)
 WARPS = tl.constexpr(8)  # with a thread for each digit
 

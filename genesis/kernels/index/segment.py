@@ -23,18 +23,6 @@ from genesis.kernels.strides import collapse, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape
 
-__all__ = [
-    "Rows",
-    "SortedKeys",
-    "index_type",
-    "report_fault",
-    "rows_of",
-    "scatter_add_rows",
-    "scatter_rows",
-    "sort_tile",
-    "tile_of",
-]
-
 PARTS = 64  # windows whose partial sums are loaded at a time
 INT32_END = 1 << 31
 

@@ -25,8 +25,6 @@ from genesis.kernels.reduce.prefix_sum import exclusive_sums
 from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.ops.index import MASK_BLOCK
 
-__all__ = ["block_offsets", "count_true", "scatter_true", "select_true", "true_indices"]
-
 TILE = 4096
 COLUMNS = 2048  # of the tile in which values are copied; shorter rows, down to 128, were up to 7 times slower
 PLANS = 256

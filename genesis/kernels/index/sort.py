@@ -25,8 +25,6 @@ from genesis.kernels.strides import collapse, offsets
 from genesis.ops.reduce import single_axis
 from genesis.shapes import numel
 
-__all__ = ["bincount", "nonzero", "nonzero_count", "sort", "topk", "unique", "unique_count"]
-
 SHORT = 128  # the longest line that is sorted by a bitonic sort
 TILE = 1024
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COLUMNS", "GRAIN", "MIN_ROWS", "WORKSPACE", "chunk_rows"]
-
 WORKSPACE = (
     832 << 20
 )  # bytes of logits at a time: 2816 tokens × 152k classes in 2 bytes; a smaller one accumulates dW more often

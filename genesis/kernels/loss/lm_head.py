@@ -37,8 +37,6 @@ from genesis.kernels.index.segment import report_fault
 from genesis.kernels.loss.chunks import COLUMNS, GRAIN
 from genesis.kernels.types import TRITON, converted
 
-__all__ = ["Head", "Labels", "is_supported", "load_shifted_label", "row_slice"]
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # How many powers of 2 a logit may differ from its row's reference: S over 2^24 classes is then below 2^104, and of the

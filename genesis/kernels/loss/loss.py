@@ -17,8 +17,9 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import faults
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.backend.cuda.launch import Double, clear, launch
+from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
@@ -27,8 +28,6 @@ from genesis.kernels.loss.lm_head import Head, Labels, is_supported, load_shifte
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.linalg import transposed
-
-__all__: list[str] = []
 
 MANY_ROWS = 2048  # from here on one warp reads a row
 ROW_BLOCK = 4096  # logits per load: 8 KB of a 2-byte type

@@ -22,9 +22,6 @@ from genesis.kernels.strides import collapse, needs_int64, offsets, program_indi
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import contiguous_strides, numel
 
-__all__: list[str] = []
-
-
 # --- The kernels ------------------------------------------------------------------------------------------------------
 
 

@@ -23,8 +23,6 @@ from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
 
-__all__: list[str] = []
-
 FEW = 1 << 17  # tokens × half a head up to which more, smaller programs are faster
 
 

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.backend.cuda.launch import Double, clear, launch
+from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
 from genesis.kernels.index.index import contiguous
@@ -22,8 +23,6 @@ from genesis.kernels.optim.step_constants import apart, exact
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.gradients import NORM_SPAN
-
-__all__ = ["norm_into"]
 
 BLOCK = 2048  # elements of a span at a time; longer tiles and spans were up to 12 % slower on an H200
 FINAL = 8192  # partial sums that the last program takes at a time

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.backend.cuda.launch import Double, launch
+from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float64
 from genesis.kernels import maths
 from genesis.kernels.gemm.linalg import matmul_into
@@ -34,8 +35,6 @@ from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.linalg import transposed
 from genesis.shapes import Shape, numel
-
-__all__: list[str] = []
 
 BLOCK = 1024  # elements a program of an elementwise part
 TILE_ROWS, TILE_COLUMNS = 16, 128  # of a matrix, for its row and column means

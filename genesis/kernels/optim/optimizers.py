@@ -38,8 +38,6 @@ from genesis.kernels.types import TRITON, converted
 from genesis.ops.rounding import Noise
 from genesis.ops.rule import Rule, for_each_rule
 
-__all__: list[str] = []
-
 BLOCK, WARPS = 1024, 4  # elements and warps of a program; on an H200 as fast as a copy, as are 128 to 1024 elements
 
 

@@ -15,8 +15,6 @@ from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.strides import needs_int64
 from genesis.kernels.types import TRITON, converted, work_type
 
-__all__ = ["rank_sum"]
-
 TILE = 1024  # elements: 16 bytes of a 2-byte type for each of 128 threads
 
 

@@ -18,8 +18,6 @@ from genesis.kernels.pointwise.random import counters, philox, quads, words_of
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import converted
 
-__all__ = ["at_random", "draws", "join", "split"]
-
 BLOCK = 1024
 
 

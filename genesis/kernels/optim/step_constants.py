@@ -16,24 +16,12 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.launch import Double, forget_plan, launch
+from genesis.backend.cuda.compile import Double
+from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import DType, int64
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.types import converted
 from genesis.ops.rounding import STREAMS, Noise
-
-__all__ = [
-    "Constants",
-    "DeviceScalar",
-    "apart",
-    "exact",
-    "note",
-    "put",
-    "same",
-    "scalar",
-    "step_constants",
-    "step_mask",
-]
 
 DeviceScalar = Any  # a Python number or a 0-d array
 _STREAMS = tl.constexpr(STREAMS)

@@ -25,8 +25,6 @@ from genesis.kernels.pointwise.elementwise import elementwise, load_operand, pos
 from genesis.kernels.strides import collapse, needs_int64
 from genesis.kernels.types import TRITON, work_type
 
-__all__: list[str] = []
-
 _ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _TANH_SCALE = tl.constexpr(math.sqrt(2 / math.pi))

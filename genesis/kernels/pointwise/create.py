@@ -9,12 +9,11 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.backend.cuda.launch import Double, launch
+from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType
 from genesis.kernels.types import converted
-
-__all__ = ["arange", "linspace"]
 
 TILE = 1024
 

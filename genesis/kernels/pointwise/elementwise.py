@@ -26,9 +26,6 @@ from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.sweep import as_type
 from genesis.shapes import broadcast_strides
 
-__all__ = ["elementwise", "identity", "scalar_argument"]
-
-
 # --- The kernels ------------------------------------------------------------------------------------------------------
 
 

@@ -20,9 +20,10 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.launch import Double, forget_plan, launch
+from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
 from genesis.kernels.index.radix_sort import argsort_keys
@@ -30,8 +31,6 @@ from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.strides import collapse, offsets
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import Shape, contiguous_strides, numel
-
-__all__ = ["number_words", "philox", "quads", "to_uint64", "words_of"]
 
 COUNTERS = 256  # per program: two per thread
 _TURN = tl.constexpr(2 * math.pi)

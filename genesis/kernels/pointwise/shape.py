@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
-from genesis.backend.cuda.launch import Double, clear, launch
+from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64, int32
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
@@ -21,8 +22,6 @@ from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.shape import extent, overlaps
 from genesis.shapes import Shape, contiguous_strides, numel
-
-__all__ = ["as_strided_backward", "as_strided_scatter", "cat", "flip", "pad", "roll", "tril", "triu"]
 
 TILE = 1024
 

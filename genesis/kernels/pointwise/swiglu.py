@@ -26,8 +26,6 @@ from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides, numel
 
-__all__: list[str] = []
-
 TILE = 1024  # elements of each half: a load of 16 bytes per thread in a 2-byte type
 
 

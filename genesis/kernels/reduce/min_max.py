@@ -20,8 +20,6 @@ from genesis.kernels.reduce.reduction import ReduceSpec, load_type, reduce_tile
 from genesis.kernels.strides import offsets, program_indices
 from genesis.kernels.types import TRITON, converted
 
-__all__ = ["column_min_max", "row_min_max"]
-
 
 @triton.jit
 def is_best(x, best):

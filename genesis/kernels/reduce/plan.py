@@ -13,24 +13,6 @@ import triton
 from genesis.kernels.strides import collapse, needs_int64
 from genesis.shapes import Shape, contiguous_strides, numel
 
-__all__ = [
-    "Layout",
-    "LineTiles",
-    "NormTiles",
-    "Tiles",
-    "column_tiles",
-    "group_size",
-    "is_inner",
-    "line_tiles",
-    "merge_tiles",
-    "norm_tiles",
-    "reduction_layout",
-    "reduction_tiles",
-    "row_tiles",
-    "scan_tiles",
-    "zero_if_single",
-]
-
 PROGRAMS = 1056  # resident at once: 8 of 4 warps on each of 132 SMs
 ENOUGH_PROGRAMS = 96  # programs that nearly saturate memory; splitting further costs a second launch
 ROW_BYTES = 32768  # the longest row, in bytes, that one program holds in registers

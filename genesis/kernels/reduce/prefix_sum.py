@@ -12,8 +12,6 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import int64
 
-__all__ = ["exclusive_sums"]
-
 TILE = 1024  # counts per program and step
 ONE_PROGRAM = 2 * TILE  # counts that one program scans alone
 

@@ -25,8 +25,6 @@ from genesis.kernels.strides import collapse, needs_int64, offsets, program_indi
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
 
-__all__ = ["ADD", "MULTIPLY", "reduce_axes"]
-
 Axes = int | tuple[int, ...] | None
 
 

@@ -26,8 +26,6 @@ from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, reduction_ti
 from genesis.kernels.strides import needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 
-__all__ = ["ReduceSpec", "finish_first", "load_type", "partial_states", "reduce_into", "reduce_tile"]
-
 
 class ReduceSpec(NamedTuple):
     """A reduction, as functions under `triton.jit` of states (tuples of tiles).

@@ -45,8 +45,6 @@ from genesis.kernels.reduce.sample_ties import bisected
 from genesis.kernels.reduce.sample_top import TOKENS, gather_top, group_of, is_small, top_groups
 from genesis.kernels.types import TRITON, converted, work_type
 
-__all__ = ["sample_on_device"]
-
 PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
 FIELDS = 6  # that a chunk gives: greatest score, its id, least score, marks of bad logits, greatest logit, sum of exp
 FEW = tl.constexpr(512)  # candidates of most rows

@@ -17,11 +17,6 @@ from genesis.kernels import maths
 from genesis.kernels.pointwise.random import mul_hi_lo
 from genesis.kernels.types import converted
 
-__all__ = [
-    "BINS", "LEAST", "SPREAD", "bin_of", "facts_of_row", "masses_of", "ordered", "ordered_back", "random_bits",
-    "reached_by", "scores_of", "settings_of", "share_of", "weights_of",
-]  # fmt: skip
-
 BINS = tl.constexpr(2048)
 SPREAD = tl.constexpr(30.498)  # 44 ln 2
 LEAST = tl.constexpr(-3.4028234663852886e38)  # of float32

@@ -19,8 +19,6 @@ from genesis.kernels.reduce.sample_bins import (
 )
 from genesis.kernels.types import converted
 
-__all__ = ["bisected"]
-
 T = tl.constexpr(1024)
 
 

@@ -13,8 +13,6 @@ import triton.language as tl
 from genesis.kernels.reduce.sample_bins import LEAST, ordered, scores_of
 from genesis.kernels.types import converted
 
-__all__ = ["GROUPS", "gather_top", "group_of", "is_small", "top_groups"]
-
 GROUPS = 1024  # of a row, at most
 TOKENS = tl.constexpr(2048)  # that a program reads at a time
 

@@ -26,8 +26,6 @@ from genesis.kernels.strides import collapse, needs_int64, offsets, program_indi
 from genesis.kernels.types import TRITON, converted
 from genesis.shapes import Shape, numel
 
-__all__ = ["scan_into"]
-
 TOTALS = tl.constexpr(1024)  # of tiles that are merged at a time
 
 

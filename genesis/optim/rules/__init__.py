@@ -19,7 +19,9 @@ __all__ = ["OPTIMIZERS"]
 def _found() -> dict[str, type[Optimizer]]:
     """The optimizers in the modules of this package, by the names that configurations have for them."""
     modules = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
-    classes = [getattr(module, name) for module in modules for name in module.__all__]
+    classes = [
+        c for module in modules for c in vars(module).values() if getattr(c, "__module__", "") == module.__name__
+    ]
     return {c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, Optimizer)}
 
 

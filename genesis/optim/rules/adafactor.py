@@ -12,8 +12,6 @@ from genesis.optim.shard import MatrixRule, RuleCall, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["Adafactor"]
-
 
 def _rms(x: Tensor) -> Tensor:
     return (x * x).mean().sqrt()

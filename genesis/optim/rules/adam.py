@@ -10,8 +10,6 @@ from genesis.optim.optimizer import How, Optimizer, betas_of
 from genesis.optim.shard import RuleCall
 from genesis.shapes import Shape
 
-__all__ = ["ADAMW", "Adam", "AdamW"]
-
 
 def constants(lr, step, scale, beta1, beta2, eps, weight_decay, l2):
     root = sqrt(1 - power(beta2, step))

@@ -10,8 +10,6 @@ from genesis.optim.optimizer import How, Optimizer, betas_of
 from genesis.optim.shard import RuleCall
 from genesis.shapes import Shape
 
-__all__ = ["Lion"]
-
 
 def constants(lr, step, scale, beta1, beta2, weight_decay):
     return beta1, beta2, (1 - beta1) * scale, (1 - beta2) * scale, lr, 1 - lr * weight_decay

@@ -15,8 +15,6 @@ from genesis.optim.shard import MatrixRule, RuleCall, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["Muon", "orthogonalize"]
-
 # Of Jordan et al. (2024): the derivative at 0 is as large as it gets while singular values end between 0.5 and 1.5.
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 

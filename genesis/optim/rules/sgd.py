@@ -11,8 +11,6 @@ from genesis.optim.optimizer import How, Optimizer
 from genesis.optim.shard import RuleCall
 from genesis.shapes import Shape
 
-__all__ = ["SGD"]
-
 
 def plain_constants(lr, step, scale, weight_decay):
     return 1 - lr * weight_decay, lr * scale

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["main", "sampled"]
-
 WORKS = {"ops": "torch_ops", "steps": "torch_steps"}  # modules next to this file; each has `opened`
 LEAST_SAMPLES = 5
 

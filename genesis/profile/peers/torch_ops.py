@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CALLS", "Job", "opened"]
-
 WALL_SAMPLE = 1e-3  # seconds that a sample by the clock on the wall lasts at least
 MOST_CALLS = 1000
 REPLAY = 1e-3  # seconds that a replay of a graph lasts at least

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["RANK_RECIPES", "RECIPES", "Job", "SharedJob", "lean_model", "opened"]
-
 RECIPES = ("eager", "compile", "lean")
 RANK_RECIPES = ("ddp", "fsdp2")  # of several processes, around the lean model
 WARM_UP = 5  # steps: of them the first compile

@@ -8,8 +8,6 @@ from genesis.profile.format import aligned, format_bytes, format_rate, format_se
 from genesis.profile.run.collectives import StepTimes, bus_factor
 from genesis.profile.run.schema import CollectiveRow
 
-__all__ = ["collective_rows", "render_collectives"]
-
 
 def collective_rows(times: StepTimes, ranks: int) -> list[CollectiveRow]:
     """A row for each collective of a step of so many ranks."""

@@ -27,8 +27,6 @@ from genesis.profile.run.recorder import shadowed
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Collective", "CollectiveWatch", "StepTimes", "bus_factor", "collectives_of", "medians"]
-
 REDUCE_SCATTER, ALL_GATHER, ALL_REDUCE = "reduce-scatter", "all-gather", "all-reduce"
 
 

@@ -14,8 +14,6 @@ from genesis.profile.run.spans import IDLE, divided
 from genesis.profile.run.svg import document, element, fitted, titled
 from genesis.profile.run.tables import kernel_shares
 
-__all__ = ["collapsed", "flame_graph", "stacks_of"]
-
 WIDTH, ROW, MARGIN, HEAD = 1280.0, 19.0, 16.0, 52.0  # pixels
 SMALLEST = 0.1  # of a frame that is drawn
 PHASES = {  # in the order of a step

@@ -24,8 +24,6 @@ from genesis.shapes import Shape
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Kernel", "Marks"]
-
 COPY = "(copy)"  # the op of a copy that no op made
 
 

@@ -24,8 +24,6 @@ from genesis.profile.run.waits import Wait, Waits
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Mode", "Recorded", "StepRecord", "Subject", "memory_of", "plain_steps", "recorded_steps"]
-
 Mode = Literal["eager", "captured"]
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # of a step, by the methods of a group
 

@@ -11,8 +11,6 @@ from genesis.profile.format import format_bytes, format_seconds
 from genesis.profile.run.memory_timeline import CATEGORIES, Timeline
 from genesis.profile.run.svg import document, element, short, titled
 
-__all__ = ["memory_json", "memory_picture"]
-
 WIDTH, HEIGHT = 1280.0, 520.0
 LEFT, RIGHT, TOP, BOTTOM = 92.0, 20.0, 84.0, 40.0
 COLOURS = {

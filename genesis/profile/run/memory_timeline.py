@@ -19,8 +19,6 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.op import Op
 from genesis.profile.run.spans import OUTSIDE, Frame
 
-__all__ = ["CATEGORIES", "Category", "Held", "MemoryWatch", "Timeline", "aggregated"]
-
 Category = Literal["weights", "gradients", "optimizer", "activations", "workspace", "other"]
 CATEGORIES: tuple[Category, ...] = ("weights", "optimizer", "gradients", "other", "activations", "workspace")
 

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from genesis.errors import DeviceError
 
-__all__ = ["Nvtx", "Ranges"]
-
 NAMES = ("nvToolsExt", "nvtx3interop")
 
 

@@ -17,8 +17,6 @@ from genesis.op import Op, observe
 from genesis.profile.run.nvtx import Ranges
 from genesis.profile.run.spans import COLLECTIVE, Frame
 
-__all__ = ["Recorder", "shadowed"]
-
 OpWatch = Callable[[Op, Sequence[Any], float, float], None]
 
 

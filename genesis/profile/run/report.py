@@ -14,8 +14,6 @@ from genesis.profile.run.collective_table import render_collectives
 from genesis.profile.run.schema import Memory, ModeRow, RunReport, TimeRow
 from genesis.profile.run.spans import OUTSIDE
 
-__all__ = ["render_lines"]
-
 WIDTH = 100
 INDENT = 10
 PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")

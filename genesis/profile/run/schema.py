@@ -13,8 +13,6 @@ from pydantic import Field
 from genesis.profile.generation import GenerationRow
 from genesis.profile.schema import Measured, StrictModel
 
-__all__ = ["CollectiveRow", "Held", "KernelRow", "Memory", "ModeRow", "RunReport", "Sync", "TimeRow"]
-
 
 class TimeRow(StrictModel):
     """An op, a module or a phase; means of the profiled steps."""

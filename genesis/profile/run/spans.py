@@ -12,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["COLLECTIVE", "IDLE", "OUTSIDE", "Frame", "Key", "divided", "leaves"]
-
 OUTSIDE = "(outside ops)"
 IDLE = "(idle)"
 COLLECTIVE = "(collective)"  # the op of what ranks send each other

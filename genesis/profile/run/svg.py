@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-__all__ = ["CHARACTER", "document", "element", "fitted", "short", "titled"]
-
 CHARACTER = 6.7  # pixels that a character of 11 px takes, at most
 _STYLE = """
 svg { color-scheme: light dark; max-width: 100%; height: auto;

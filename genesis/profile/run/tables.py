@@ -12,8 +12,6 @@ from genesis.profile.run.memory_timeline import Timeline, aggregated
 from genesis.profile.run.schema import Held, KernelRow, Memory, ModeRow, Sync, TimeRow
 from genesis.profile.run.spans import IDLE, Key, divided, leaves
 
-__all__ = ["kernel_shares", "memory_row", "mode_row", "shares_of"]
-
 HELD = 12
 Shares = Mapping[Key, float]
 

@@ -15,8 +15,6 @@ from genesis.profile.run.marks import Kernel
 from genesis.profile.run.measure import Recorded, StepRecord
 from genesis.profile.run.spans import Frame
 
-__all__ = ["chrome_trace"]
-
 HOST, GPU = 1, 2  # processes
 STEPS, COMPUTE = HOST, GPU  # rows; readers show the one with its process's number first
 THREADS, BESIDE = 10, 1000  # the first rows of those that may be several

@@ -16,8 +16,6 @@ from genesis.profile.run.recorder import shadowed
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Wait", "Waits", "calling_line"]
-
 _PACKAGE = Path(__file__).parents[2]
 # What the lines of a model and of the training loop call.
 _PLUMBING = tuple(str(path) for path in _PACKAGE.iterdir() if path.name not in ("train", "__pycache__"))

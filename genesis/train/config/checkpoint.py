@@ -9,8 +9,6 @@ from pydantic import ConfigDict, Field
 from genesis.train.config.section import RESUME, Section
 from genesis.train.config.values import Count
 
-__all__ = ["CheckpointConfig"]
-
 
 class CheckpointConfig(Section):
     """Saving. A checkpoint is a Hugging Face folder with the training state in it; a signal saves one in any case."""

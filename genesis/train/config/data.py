@@ -12,8 +12,6 @@ from genesis.files.hub_cache import DATA_SOURCE
 from genesis.train.config.section import RESUME, Section, check_json, problem
 from genesis.train.config.values import TEXT_SCHEMA, Factor, PathText, Text
 
-__all__ = ["SOURCE_KINDS", "DataConfig", "WeightedSource"]
-
 EVAL_FRACTION = 0.05
 
 

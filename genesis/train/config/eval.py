@@ -10,8 +10,6 @@ from genesis.train.bounds import BOUNDS
 from genesis.train.config.section import RESUME, Section
 from genesis.train.config.values import Count
 
-__all__ = ["EvalConfig"]
-
 
 class EvalConfig(Section):
     """Evaluation on held-out data, and text samples. Both happen every `every` steps and at the end."""

@@ -7,8 +7,6 @@ from pydantic import ConfigDict, Field
 from genesis.train.config.section import RESUME, Section
 from genesis.train.config.values import Count, Text
 
-__all__ = ["LogConfig"]
-
 
 class LogConfig(Section):
     """What is reported while training; metrics.jsonl is always written."""

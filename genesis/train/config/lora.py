@@ -10,8 +10,6 @@ from pydantic import Field, WithJsonSchema, model_validator
 from genesis.train.config.section import Section
 from genesis.train.config.values import TEXT_SCHEMA, PathText, Positive, Text
 
-__all__ = ["LORA", "LoraConfig"]
-
 # The settings of adapters, which `lora.init_from` takes from the adapter it names.
 LORA: dict[str, Any] = {
     "r": 16,

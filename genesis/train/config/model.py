@@ -10,8 +10,6 @@ from pydantic import ConfigDict, Field, model_validator
 from genesis.train.config.section import Section, check_json, exactly_one, problem
 from genesis.train.config.values import PathText, Text, WeightDtype
 
-__all__ = ["ModelConfig"]
-
 
 class ModelConfig(Section):
     """The model: exactly one of `path`, `preset` and `config`."""

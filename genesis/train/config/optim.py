@@ -12,8 +12,6 @@ from genesis import optim
 from genesis.train.config.section import RESUME, Section, problem
 from genesis.train.config.values import MAX_STEPS, Count, Dtype, Factor, Fraction, Pattern, Positive
 
-__all__ = ["FINE_TUNING", "OPTIMIZERS", "SCHEDULES", "OptimConfig", "fine_tuning_rates"]
-
 # The settings that each optimizer takes, with their defaults; one that is not in the row of the chosen one is refused.
 OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: each.in_runs for name, each in optim.OPTIMIZERS.items()}
 if TYPE_CHECKING:

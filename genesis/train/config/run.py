@@ -18,8 +18,6 @@ from genesis.train.config.section import Section, problem
 from genesis.train.config.train import TrainConfig
 from genesis.train.strict_yaml import emit
 
-__all__ = ["Config", "fine_tuning_defaults", "json_schema", "section_class"]
-
 
 class Config(Section):
     """A training run."""

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticCustomError
 
-__all__ = ["RESUME", "Section", "check_json", "exactly_one", "problem"]
-
 # json_schema_extra of a setting, or a whole section, that a resumed run may change; any other change is refused.
 RESUME: dict[str, JsonValue] = {"x-resume": "may change"}
 

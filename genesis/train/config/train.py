@@ -11,8 +11,6 @@ from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.config.section import RESUME, Section, exactly_one, problem
 from genesis.train.config.values import Count, PathText, Patterns, Positive
 
-__all__ = ["TrainConfig"]
-
 
 class TrainConfig(Section):
     """The run: where it writes, how long it lasts, how big a step is. Exactly one of `steps` and `epochs`."""

@@ -11,21 +11,6 @@ from pydantic_core import PydanticCustomError
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
 
-__all__ = [
-    "MAX_STEPS",
-    "TEXT_SCHEMA",
-    "Count",
-    "Dtype",
-    "Factor",
-    "Fraction",
-    "PathText",
-    "Pattern",
-    "Patterns",
-    "Positive",
-    "Text",
-    "WeightDtype",
-]
-
 MAX_STEPS = 10**9
 
 

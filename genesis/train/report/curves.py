@@ -13,8 +13,6 @@ import numpy as np
 from genesis.train.plot import smooth
 from genesis.train.report.runs import Floats, Points, Run, columns
 
-__all__ = ["CHARTS", "Chart", "Line", "Tick", "drawn", "kinds_of", "nice_ticks", "reduced"]
-
 MOST_POINTS = 500  # of a line: more than a screen shows apart
 MARKED = 60  # points of a line that are few enough to be shown each
 # A range below is shown as one value: a share of it, and what a float can still divide.

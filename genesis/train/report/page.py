@@ -16,8 +16,6 @@ from genesis.train.report.curves import Chart, drawn, kinds_of
 from genesis.train.report.runs import Run, named
 from genesis.train.strict_yaml import parse
 
-__all__ = ["MOST_RUNS", "page_of"]
-
 MOST_RUNS = 6  # as many colours as people tell apart
 WIDE, NARROW = (1040, 300), (350, 240)
 SAMPLED = 20  # steps whose samples are shown, the last ones

@@ -23,8 +23,6 @@ from genesis.train.config_file import RESOLVED
 from genesis.train.metrics import DRAWABLE, FILE_NAME, STEP, Place, read_metrics
 from genesis.train.samples import SAMPLES_NAME, Sample, read_samples
 
-__all__ = ["FILES", "Points", "Run", "RunReader", "columns", "named", "read_run"]
-
 FILES = (FILE_NAME, SAMPLES_NAME, RESOLVED)  # what a page shows
 MOST_CONFIG = 1 << 20  # bytes
 MOST_SAMPLES = 8 << 20  # bytes at the end of their file

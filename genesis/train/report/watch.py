@@ -17,8 +17,6 @@ from genesis.errors import DeviceError, GenesisError, escape
 from genesis.train.report.page import page_of
 from genesis.train.report.runs import FILES, RunReader, file_state
 
-__all__ = ["HOST", "PORT", "REFRESH_S", "Watcher"]
-
 HOST, PORT = "127.0.0.1", 8377
 REFRESH_S = 5
 ENDING_S = 2.0

@@ -8,7 +8,8 @@ import numpy as np
 
 from genesis.errors import DTypeError, ShapeError
 from genesis.ops.low_rank import LowRank, Pair
-from tests.ops.samples.layers import MLP_INNER, rms_norm_oracle
+from tests.ops.samples.fused import rms_norm_oracle
+from tests.ops.samples.layers import MLP_INNER
 from tests.ops.samples.linalg import linear_oracle, packed_linear_oracle
 from tests.ops.samples.random import dropout as dropout_oracle
 from tests.ops.sampling import Case, Rows, normal, positive, uniform

@@ -21,18 +21,6 @@ from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.backend.cuda.tma import is_descriptor
 
-__all__ = [
-    "ARCHITECTURES",
-    "SHARED",
-    "EmptyDriver",
-    "FakeDriver",
-    "Launched",
-    "counting_device",
-    "fake_device",
-    "noted_launch",
-    "told",
-]
-
 Tell = Callable[[Any, Signature], object]
 
 NOWHERE = 1 << 50  # addresses from here on are no process's

@@ -20,8 +20,6 @@ from genesis.backend.cuda.launch import KernelLaunch
 from genesis.backend.cuda.simulated.interpreter import interpreted_launch
 from genesis.errors import DeviceError
 
-__all__ = ["HostDriver"]
-
 MEMORY = 8 << 30  # bytes that the pretended device has
 
 

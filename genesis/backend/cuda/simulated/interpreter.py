@@ -14,8 +14,6 @@ from genesis.backend.cuda.driver import Grid
 from genesis.backend.cuda.launch import OPTIONS, KernelLaunch
 from genesis.backend.cuda.tma import is_descriptor
 
-__all__ = ["hosted_launch", "interpreted_launch"]
-
 
 class _Pointer:
     """An address with a dtype, as Triton's interpreter takes it; memory is the host's, so nothing is copied."""
