@@ -112,7 +112,7 @@ def wide_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
 def kernels_of_few_rows() -> Any:
     """Imported before one is launched, since launches of the same shapes are prepared once; None without Triton."""
     try:
-        return importlib.import_module("genesis.kernels.gemm.few_rows")
+        return importlib.import_module("genesis.kernels.decode.few_rows")
     except ImportError:
         return None
 

@@ -25,7 +25,7 @@ import torch.nn.functional as TF
 from benchmarks.gpu.timing import gpu_us, shared_array, torch_gpu_graph
 from genesis.array import empty
 from genesis.dtypes import bfloat16
-from genesis.kernels.attention.attention_step import StepTile, attention_step_into
+from genesis.kernels.decode.attention_step import StepTile, attention_step_into
 from genesis.ops.attention import attention
 from genesis.ops.attention_step import attention_step
 

@@ -25,8 +25,8 @@ from torch.nn import functional as torch_functional
 from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
 from genesis.array import Array
 from genesis.dtypes import float8_e4m3fn
-from genesis.kernels.gemm import few_rows
-from genesis.kernels.gemm.few_rows import (
+from genesis.kernels.decode import few_rows
+from genesis.kernels.decode.few_rows import (
     MMA_K,
     ONE_ROW_K,
     FewRowsTile,

@@ -23,7 +23,7 @@ from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.backend.cuda.simulated.interpreter import interpreted_launch
 from genesis.errors import DeviceError, NumericError, OutOfMemoryError, UsageError
-from genesis.kernels.reduce import sample
+from genesis.kernels.decode import sample
 from genesis.train.captured import Captured
 from genesis_models.engine import EagerEngine, Request, Sampling, device_prompts, device_rows
 from genesis_models.engine.device import DeviceEngine

@@ -19,7 +19,7 @@ from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import DType, bfloat16, bool_, float8_e4m3fn, float16, float32, int64
 from genesis.errors import DeviceError, ShapeError
-from genesis.kernels.attention.attention_step import (
+from genesis.kernels.decode.attention_step import (
     SMS,
     StepTile,
     attention_step_into,

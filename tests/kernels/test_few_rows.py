@@ -14,7 +14,7 @@ from genesis.array import Array, empty
 from genesis.autograd.modes import no_grad
 from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, int8
-from genesis.kernels.gemm.few_rows import (
+from genesis.kernels.decode.few_rows import (
     FewRowsTile,
     Norm,
     choose_fma_tile,
@@ -293,9 +293,9 @@ def test_tiles_fit(itemsize: int) -> None:
 CODE = """
 import re
 from genesis.backend.cuda.compile import Signature, compiled, dependent
-from genesis.kernels.gemm.few_rows_fma import few_rows_fma_kernel
-from genesis.kernels.gemm.few_rows_mma import few_rows_mma_kernel
-from genesis.kernels.gemm.one_row_mma import one_row_mma_kernel
+from genesis.kernels.decode.few_rows_fma import few_rows_fma_kernel
+from genesis.kernels.decode.few_rows_mma import few_rows_mma_kernel
+from genesis.kernels.decode.one_row_mma import one_row_mma_kernel
 
 A, NONE, SHARED = "*bf16:16", ("constexpr", None), dict(K=896, STEPS=2, OVERLAP=True)
 OPERANDS = (A, A, "*fp32:16", A, A, A, A, NONE, NONE, NONE)

@@ -14,7 +14,7 @@ from genesis.autograd.modes import fixed_weights, no_grad
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, float32
-from genesis.kernels.gemm.few_rows import MAX_ROWS
+from genesis.kernels.decode.few_rows import MAX_ROWS
 from genesis.nn import fused
 from genesis.nn.quantized import quantize_layers, quantized_linear
 from genesis.op import Op

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.kernels.gemm.few_rows import Norm, few_rows_linear_into, is_for_few_rows
+from genesis.kernels.decode.few_rows import Norm, few_rows_linear_into, is_for_few_rows
 from genesis.kernels.gemm.linear import packed_linear
 from genesis.kernels.norm.norm import rms_norm
 from genesis.ops.linear import own_parameters, split_parameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.kernels.gemm.few_rows import Norm, few_rows_swiglu_into, is_for_few_rows
+from genesis.kernels.decode.few_rows import Norm, few_rows_swiglu_into, is_for_few_rows
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm

@@ -17,7 +17,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float8_e4m3fn, float64
 from genesis.errors import DeviceError
-from genesis.kernels.gemm.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into
+from genesis.kernels.decode.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed

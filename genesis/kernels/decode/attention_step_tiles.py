@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.gemm.few_rows_mma import constraints, layout_line, mma_of
+from genesis.kernels.decode.few_rows_mma import constraints, layout_line, mma_of
 from genesis.kernels.types import converted
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.gemm.few_rows_mma import layout_line
+from genesis.kernels.decode.few_rows_mma import layout_line
 from genesis.kernels.types import converted
 
 

@@ -26,13 +26,13 @@ import triton.language as tl
 
 from genesis.kernels import maths
 from genesis.kernels.attention.attention_parts import end_part, part_of, prefetch_early, saturated
-from genesis.kernels.attention.attention_step_tiles import combine, scores, weighted
-from genesis.kernels.attention.attention_step_token import exchange, load_table, place_in_head, row_sums
-from genesis.kernels.attention.cluster import await_cluster, enter_cluster, gather, share_of
 from genesis.kernels.attention.common import fast_exp2
+from genesis.kernels.decode.attention_step_tiles import combine, scores, weighted
+from genesis.kernels.decode.attention_step_token import exchange, load_table, place_in_head, row_sums
+from genesis.kernels.decode.cluster import await_cluster, enter_cluster, gather, share_of
+from genesis.kernels.decode.few_rows_fma import after_loads
+from genesis.kernels.decode.few_rows_mma import operand
 from genesis.kernels.dependents import allow_next, wait_for_previous
-from genesis.kernels.gemm.few_rows_fma import after_loads
-from genesis.kernels.gemm.few_rows_mma import operand
 from genesis.kernels.norm.norm import rsqrt
 from genesis.kernels.types import converted
 

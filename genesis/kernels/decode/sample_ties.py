@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis.kernels.reduce.sample_bins import (
+from genesis.kernels.decode.sample_bins import (
     masses_of,
     ordered,
     ordered_back,

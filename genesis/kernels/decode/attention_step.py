@@ -43,9 +43,9 @@ from genesis.kernels.attention.attention_parts import (
     saturated,
     store_heads,
 )
-from genesis.kernels.attention.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.tiles import padded_head_dim
+from genesis.kernels.decode.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.dependents import allow_next, can_overlap, largest_cluster, wait_for_previous
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt

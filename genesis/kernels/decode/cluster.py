@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
-from genesis.kernels.attention.attention_step_tiles import added
-from genesis.kernels.gemm.few_rows_mma import constraints, layout_line
+from genesis.kernels.decode.attention_step_tiles import added
+from genesis.kernels.decode.few_rows_mma import constraints, layout_line
 
 HEAD = 16  # bytes of shared memory before what is sent: the barrier that counts it
 

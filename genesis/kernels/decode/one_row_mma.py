@@ -24,9 +24,8 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.dependents import allow_next, wait_for_previous
-from genesis.kernels.gemm.few_rows_fma import after_loads, rms_reciprocal, unrolled
-from genesis.kernels.gemm.few_rows_mma import (
+from genesis.kernels.decode.few_rows_fma import after_loads, rms_reciprocal, unrolled
+from genesis.kernels.decode.few_rows_mma import (
     constraints,
     element,
     filled,
@@ -37,6 +36,7 @@ from genesis.kernels.gemm.few_rows_mma import (
     plus,
     scaled,
 )
+from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 

@@ -28,10 +28,10 @@ from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.launch import launch
 from genesis.backend.recording import mode
 from genesis.dtypes import bfloat16, float16, float32
+from genesis.kernels.decode.few_rows_fma import few_rows_fma_kernel
+from genesis.kernels.decode.few_rows_mma import few_rows_mma_kernel
+from genesis.kernels.decode.one_row_mma import one_row_mma_kernel
 from genesis.kernels.dependents import can_overlap
-from genesis.kernels.gemm.few_rows_fma import few_rows_fma_kernel
-from genesis.kernels.gemm.few_rows_mma import few_rows_mma_kernel
-from genesis.kernels.gemm.one_row_mma import one_row_mma_kernel
 from genesis.kernels.strides import as_matrix
 from genesis.ops.shape import columns, contiguous
 

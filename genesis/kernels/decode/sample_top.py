@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis.kernels.reduce.sample_bins import LEAST, ordered, scores_of
+from genesis.kernels.decode.sample_bins import LEAST, ordered, scores_of
 from genesis.kernels.types import converted
 
 GROUPS = 1024  # of a row, at most

@@ -25,9 +25,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, float64, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
-from genesis.kernels.index.index import contiguous
-from genesis.kernels.reduce.sample_bins import (
+from genesis.kernels.decode.sample_bins import (
     BINS,
     bin_of,
     facts_of_row,
@@ -41,8 +39,10 @@ from genesis.kernels.reduce.sample_bins import (
     share_of,
     weights_of,
 )
-from genesis.kernels.reduce.sample_ties import bisected
-from genesis.kernels.reduce.sample_top import TOKENS, gather_top, group_of, is_small, top_groups
+from genesis.kernels.decode.sample_ties import bisected
+from genesis.kernels.decode.sample_top import TOKENS, gather_top, group_of, is_small, top_groups
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
+from genesis.kernels.index.index import contiguous
 from genesis.kernels.types import TRITON, converted, work_type
 
 PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
