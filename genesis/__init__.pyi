@@ -31,12 +31,12 @@ from genesis.custom.from_cuda import cuda_op as cuda_op
 from genesis.custom.from_triton import triton_op as triton_op
 from genesis.dtypes import DType as DType
 from genesis.dtypes import promote_types as promote_types
+from genesis.functions.arguments import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.functions.index import IndexPlan
 from genesis.functions.info import finfo as finfo
 from genesis.functions.info import iinfo as iinfo
 from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.reduce import ValuesAndIndices as ValuesAndIndices
-from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.random import Generator as Generator
 from genesis.random import manual_seed as manual_seed
 from genesis.saving import load as load

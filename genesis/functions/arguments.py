@@ -11,11 +11,12 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from genesis.autograd.record import TensorBase
+from genesis.backend import Device
 from genesis.dtypes import INTEGER, DType
 from genesis.errors import DTypeError, unknown_keyword
 from genesis.random import Generator
@@ -281,3 +282,11 @@ def normalized(function: Any, **more: str) -> Any:
 def bare(function: Any) -> Any:
     """The plain form of a normalized function: for operators, which have neither keywords nor integers to read."""
     return function.__wrapped__
+
+
+Tensor: TypeAlias = Any
+Operand: TypeAlias = Any  # a tensor or a number: `Tensor | float` in the stubs
+Dims: TypeAlias = int | tuple[int, ...] | list[int] | None
+Sizes: TypeAlias = int | Sequence[int]
+DTypeLike: TypeAlias = DType | str | type[Any] | np.dtype[Any] | None
+DeviceLike: TypeAlias = Device | str | None

@@ -10,11 +10,10 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.arguments import fitting
+from genesis.functions.arguments import DTypeLike, Operand, Tensor, fitting
 from genesis.functions.make import as_operand, binary, check_operands, inplace_two
 from genesis.functions.surface import public, registered
 from genesis.functions.transfer import overwrite
-from genesis.functions.types import DTypeLike, Operand, Tensor
 from genesis.ops import elementwise as ops
 
 _EXPONENT = {"exponent": "y"}

@@ -31,9 +31,9 @@ from genesis.dtypes import (
     uint8,
 )
 from genesis.errors import DeviceError, DTypeError
+from genesis.functions.arguments import Tensor
 from genesis.functions.surface import public
 from genesis.functions.transfer import moved, record_stream
-from genesis.functions.types import Tensor
 from genesis.op import registry
 from genesis.shapes import contiguous_strides
 

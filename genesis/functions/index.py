@@ -15,10 +15,10 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, ShapeError
+from genesis.functions.arguments import Operand, Tensor
 from genesis.functions.elementwise import copy_, fill_, to_dtype
 from genesis.functions.shape import array_of, expand, flatten, reshape
 from genesis.functions.surface import public
-from genesis.functions.types import Operand, Tensor
 from genesis.indexing import Kind, plan_get, plan_set
 from genesis.keywords import check_calls
 from genesis.ops import elementwise

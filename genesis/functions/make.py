@@ -7,8 +7,7 @@ from typing import Any
 
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.errors import DTypeError
-from genesis.functions.arguments import plain
-from genesis.functions.types import Operand, Tensor
+from genesis.functions.arguments import Operand, Tensor, plain
 from genesis.op import Op
 
 NUMBERS = (float, int, bool)

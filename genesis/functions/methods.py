@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from genesis.functions import (  # noqa: F401  they enter the tables
-    activation,
-    compare,
     create,
     elementwise,
     exchange,
@@ -21,9 +19,8 @@ from genesis.functions import (  # noqa: F401  they enter the tables
     shape,
     sort,
 )
-from genesis.functions.arguments import bare
+from genesis.functions.arguments import Operand, Tensor, bare
 from genesis.functions.surface import methods
-from genesis.functions.types import Operand, Tensor
 
 # torch's further names of methods.
 _ALIASES = {

@@ -6,8 +6,8 @@ Made by `make stubs`: do not edit.
 from collections.abc import Sequence
 from typing import Any, Self
 
+from genesis.functions.arguments import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.functions.reduce import ValuesAndIndices
-from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.random import Generator
 from genesis.tensor import Tensor
 

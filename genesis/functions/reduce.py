@@ -1,4 +1,7 @@
-"""Reductions of tensors, named and behaving as torch's. `axis` is accepted for `dim` everywhere."""
+"""Reductions, softmax, and comparisons of whole tensors, named and behaving as torch's.
+
+`axis` is accepted for `dim` everywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, UsageError
-from genesis.functions.arguments import integer, integers, number
-from genesis.functions.elementwise import to_dtype
+from genesis.functions import pointwise as pw
+from genesis.functions.arguments import Dims, DTypeLike, Sizes, Tensor, integer, integers, number
+from genesis.functions.elementwise import add, sub, to_dtype
 from genesis.functions.make import as_operand
 from genesis.functions.shape import array_of, sizes_of
 from genesis.functions.surface import public
-from genesis.functions.types import Dims, DTypeLike, Sizes, Tensor
 from genesis.keywords import check_calls
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import reduce as ops
+from genesis.ops import softmax as softmax_ops
 
 
 class ValuesAndIndices(NamedTuple):
@@ -330,3 +335,64 @@ def norm(
 
 
 check_calls(globals(), ("ValuesAndIndices",))
+
+
+@public(nn=True)
+def softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+    """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
+    x = as_operand(x, "softmax")
+    if dtype is None:
+        return apply(softmax_ops.softmax, x, dim=dim)
+    return to_dtype(apply(softmax_ops.softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
+
+
+@public(nn=True)
+def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+    """log softmax(x) along `dim`, without forming the softmax."""
+    x = as_operand(x, "log_softmax")
+    if dtype is None:
+        return apply(softmax_ops.log_softmax, x, dim=dim)
+    return to_dtype(apply(softmax_ops.log_softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
+
+
+# --- Comparisons of whole tensors -------------------------------------------------------------------------------------
+
+
+@public
+def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools.
+
+    Args:
+        equal_nan: whether NaN is close to NaN.
+
+    Raises:
+        DTypeError: if the two have different types.
+        UsageError: for a negative tolerance.
+    """
+    a, b = array_of(x, "isclose"), array_of(y, "isclose")
+    if a.dtype is not b.dtype:
+        raise DTypeError(f"isclose of {a.dtype.name} and {b.dtype.name}", next="cast one with .to(...)")
+    if rtol < 0 or atol < 0:
+        raise UsageError(f"isclose: rtol {rtol} and atol {atol} must be at least 0")
+    with no_grad():
+        close = pw.eq(x, y)
+        if equal_nan and a.dtype.is_floating_point:
+            close = pw.logical_or(close, pw.logical_and(pw.isnan(x), pw.isnan(y)))
+        if a.dtype.category == 0 or (rtol == 0 and atol == 0):
+            return close
+        apart = pw.abs(sub(x, y))
+        allowed = add(pw.abs(pw.mul(y, rtol)), atol)
+        return pw.logical_or(close, pw.logical_and(pw.isfinite(apart), pw.le(apart, allowed)))
+
+
+@public
+def allclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Whether `isclose` holds everywhere; waits for the device."""
+    return bool(all(isclose(x, y, rtol, atol, equal_nan)).array.item())
+
+
+@public
+def equal(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have one shape and equal elements; waits for the device."""
+    a, b = array_of(x, "equal"), array_of(y, "equal")
+    return a.shape == b.shape and bool(all(pw.eq(x, y)).array.item())

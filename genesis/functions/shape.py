@@ -11,10 +11,9 @@ import numpy as np
 from genesis.array import Array, from_numpy
 from genesis.autograd.record import TensorBase, apply
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.functions.arguments import integer
+from genesis.functions.arguments import Sizes, Tensor, integer
 from genesis.functions.surface import public
 from genesis.functions.transfer import moved
-from genesis.functions.types import Sizes, Tensor
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
 from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides

@@ -7,10 +7,10 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import INTEGER
 from genesis.errors import UsageError
+from genesis.functions.arguments import Tensor
 from genesis.functions.reduce import ValuesAndIndices, one_of
 from genesis.functions.shape import array_of
 from genesis.functions.surface import public
-from genesis.functions.types import Tensor
 from genesis.ops import reduce as reduce_ops
 from genesis.ops import sort as ops
 

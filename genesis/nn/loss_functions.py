@@ -15,8 +15,8 @@ from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
-from genesis.functions.activation import log_softmax
 from genesis.functions.index import index_select
+from genesis.functions.reduce import log_softmax
 from genesis.functions.shape import expand
 from genesis.functions.surface import layer_function
 from genesis.ops import loss as loss_ops

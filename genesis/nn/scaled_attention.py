@@ -16,10 +16,10 @@ from genesis.dtypes import bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
-from genesis.functions.activation import softmax
 from genesis.functions.create import arange
 from genesis.functions.random import dropout
 from genesis.functions.reduce import any as any_of
+from genesis.functions.reduce import softmax
 from genesis.functions.shape import cat, expand
 from genesis.functions.surface import layer_function
 from genesis.ops.attention import attention

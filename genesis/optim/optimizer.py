@@ -37,9 +37,8 @@ from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_r
 from genesis.optim.bucket_exchange import BucketExchange
 from genesis.optim.device_scalars import DeviceScalars, sent
 from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
-from genesis.optim.groups import decay_groups
+from genesis.optim.groups import Group, check_keywords, decay_groups, without_neutral
 from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, state_dict
-from genesis.optim.settings import Group, check_keywords, without_neutral
 from genesis.optim.shard import Rounded, RuleCall, Shard, check_flags, check_pair, check_range, scale_value
 from genesis.optim.shared import SharedBuffers
 from genesis.optim.whole_states import WholeStates
