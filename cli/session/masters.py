@@ -12,7 +12,7 @@ from genesis.files.boundary import boundary
 from genesis.files.manifest import verify_manifest
 from genesis.files.paths import exists
 from genesis.ops.rounding import split_into
-from genesis.optim.saving import MASTER
+from genesis.optim.states import MASTER
 from genesis.train.checkpoint import TRAINER, optimizer_tensors
 from genesis_models.blocks import CausalLM
 from genesis_models.source import newest_checkpoint

@@ -1,14 +1,11 @@
-"""Optimizer: what all optimizers share. Parameter groups, gradients, stepping, and three ways to run one update rule.
+"""Optimizer: parameter groups and steps, and three ways to run one update rule.
 
 * plain: tensor operations on one parameter after the other; the readable form.
 * foreach: one fused op for each parameter (the default).
 * fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
 
-A parameter of a 2-byte type is updated through a float32 master, or by stochastic rounding. Masters are made at the
-parameter's first update. Of a bfloat16 parameter under an elementwise fused rule the optimizer keeps only the
-16-bit residual, as the parameter is the rest of the master (see `genesis.ops.rounding`): values that are put into the
-parameter later count, to within half of bfloat16's last place. Masters that are kept whole hide such values: the next
-update overwrites them.
+`gradients.py` has what is done with all gradients together, `states.py` what a rule keeps for each parameter. A
+parameter of a 2-byte type is updated through a float32 master, or by stochastic rounding.
 
 A step has a part on the host, `begin_step`, and one on the device, `update`. The latter launches the same work in every
 step, and finds what changes (step count, learning rates) in `device_scalars`: it can be captured in a CUDA graph and
@@ -18,37 +15,29 @@ replayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-import numpy as np
-
-from genesis.array import Array, empty, from_numpy, label
+from genesis.array import Array
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
-from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int16
+from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ConfigError
 from genesis.op import registry
-from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
 from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
-from genesis.optim.bucket_exchange import BucketExchange
 from genesis.optim.device_scalars import DeviceScalars, sent
 from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
 from genesis.optim.groups import Group, check_keywords, decay_groups, without_neutral
-from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, state_dict
-from genesis.optim.shard import Rounded, RuleCall, Shard, check_flags, check_pair, check_range, scale_value
+from genesis.optim.saving import load_state, saved_state, state_dict
+from genesis.optim.shard import Rounded, Shard, check_flags, check_range, scale_value
 from genesis.optim.shared import SharedBuffers
-from genesis.optim.whole_states import WholeStates
-from genesis.shapes import Shape
+from genesis.optim.states import MASTER, RESIDUAL, GroupStates, LowPrecision
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.distributed.group import Group as Ranks
-
-LowPrecision = Literal["master", "stochastic"]
 
 
 def _check_group(group: Any) -> None:
@@ -83,7 +72,7 @@ class How(TypedDict, total=False):
     zero: int
 
 
-class Optimizer:
+class Optimizer(GroupStates):
     """Base of the optimizers.
 
     Args:
@@ -98,25 +87,8 @@ class Optimizer:
         seed: of rounding; it depends on the step besides, so a resumed run goes on as if it had not stopped.
         ranks: those that train these parameters together, each on batches of its own; needs fused. After each backward
             pass `exchange` is to be called; `grad_norm` and `update` are then calls of all ranks, too.
-        zero: 1: a rank keeps the states of its part alone (ZeRO-1), where elements are updated independently; 0: all.
-
-    Attributes:
-        param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
-        state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
-        steps: steps begun.
-        whole: what gathers the states of which ranks have parts, inside `whole_states`.
+        zero: 1 shards optimizer state (ZeRO-1); 0 replicates it. Rules that mix elements always replicate.
     """
-
-    # Whether elements are updated independently, so that several parameters may be one shard.
-    elementwise = True
-    # Settings that are numbers from 0 on, and those that must be below 1, too ("betas": both of them). The schema of a
-    # training run's configuration reads them.
-    at_least_0: ClassVar[tuple[str, ...]] = ()
-    below_1: ClassVar[tuple[str, ...]] = ()
-    # The settings that a training run's configuration offers, with their defaults there: the schema is made from them.
-    in_runs: ClassVar[Mapping[str, Any]] = {}
-    # Values of settings that are not offered under which nothing would differ, besides None and False.
-    neutral: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **how: Unpack[How]) -> None:
         self.defaults = defaults
@@ -126,26 +98,19 @@ class Optimizer:
         if foreach and fused:
             raise ConfigError("foreach and fused exclude each other", next="pass one of them")
         self.implementation = "fused" if fused else "plain" if foreach is False else "foreach"
-        self.low_precision: LowPrecision = how.get("low_precision", "master")
-        self.state_dtype = as_dtype(how.get("state_dtype", float32))
         grad_dtype, self.seed = how.get("grad_dtype"), how.get("seed", 0)
-        ranks, self.zero = how.get("ranks"), how.get("zero", 1)
-        self.ranks = None if ranks is None or ranks.size == 1 else ranks
-        self.grad_dtype = None if grad_dtype is None else as_dtype(grad_dtype)
+        super().__init__(
+            how.get("low_precision", "master"),
+            as_dtype(how.get("state_dtype", float32)),
+            how.get("ranks"),
+            how.get("zero", 1),
+            None if grad_dtype is None else as_dtype(grad_dtype),
+        )
         self._check_how()
-        self.param_groups: list[dict[str, Any]] = []
-        self.state: dict[Tensor, dict[str, Any]] = {}
-        self.steps = 0
-        self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
-        self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
-        self._positions: dict[Tensor, tuple[FlatBuffers, int]] = {}
         self._device_scalars: dict[tuple[Device, int], DeviceScalars] = {}
         self._scales: dict[Device, tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
         self._counters_per_stream = 0
-        self._bucket_exchange: BucketExchange | None = None  # made when all groups are there
-        self._figures: Array | None = None
-        self.whole: WholeStates | None = None
         groups = list(params)
         if not groups:
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
@@ -173,18 +138,6 @@ class Optimizer:
         check_range("zero", self.zero, 0, 2)
 
     # --- The rule: what subclasses define -----------------------------------------------------------------------------
-
-    def check_settings(self, group: dict[str, Any]) -> None:
-        """Raise ConfigError for settings out of range."""
-        for name in self.at_least_0:
-            check_range(name, group[name], 0)
-        for name in self.below_1:
-            (check_pair if name == "betas" else check_range)(name, group[name], 0, 1)
-
-    @classmethod
-    def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
-        """How a parameter of this shape is updated in a group: everything else about an optimizer follows from it."""
-        raise NotImplementedError
 
     @classmethod
     def for_run(
@@ -238,152 +191,6 @@ class Optimizer:
             raise ConfigError(f"{label} of shape {param.shape} stands in two places", next="name each parameter once")
         if self.low_precision == "stochastic" and param.dtype not in (bfloat16, float32, float64):
             raise ConfigError(f"{label} is {param.dtype}: stochastic rounding is for bfloat16", next="use masters")
-
-    def _flatten(self, kinds: Iterable[Sequence[Tensor]]) -> list[FlatBuffers]:
-        flats: list[FlatBuffers] = []
-        for members in kinds:
-            if self.ranks is None:
-                flats.append(FlatBuffers(members, self.grad_dtype))
-            else:
-                is_sharded = self.zero == 1 and self.elementwise
-                flats.append(SharedBuffers(members, self.grad_dtype, self.ranks, is_sharded=is_sharded))
-        for flat in flats:
-            self._positions.update({p: (flat, i) for i, p in enumerate(flat.params)})
-        return flats
-
-    # --- Gradients ----------------------------------------------------------------------------------------------------
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, or set them to 0."""
-        for group, flats in zip(self.param_groups, self._flats, strict=True):
-            for flat in flats:
-                flat.zero_grad(set_to_none)
-            for param in group["params"] if not flats else ():
-                if set_to_none:
-                    param.grad = None
-                elif param.grad is not None:
-                    param.grad.zero_()
-
-    def _gradients(self) -> list[Array]:
-        """All accumulated gradients, in as few pieces as the memory allows."""
-        arrays: list[Array] = []
-        for group, flats in zip(self.param_groups, self._flats, strict=True):
-            arrays += [span for flat in flats for span in flat.gradient_spans()]
-            arrays += [p.grad.array for p in group["params"] if p.grad is not None] if not flats else []
-        return arrays
-
-    def exchange(self, adds: bool) -> None:
-        """Give the gradients of a micro-batch to the ranks that own them: a call of all ranks, nothing without ranks.
-
-        Args:
-            adds: to those of the step's micro-batches before. The next gradients replace what is in `.grad` now.
-        """
-        for flat in self._shared():
-            flat.exchange(adds)
-
-    @property
-    def exchanges_beside(self) -> bool:
-        """Whether ranks exchange gradients, and parameters, beside the work of a step and inside a CUDA graph."""
-        return any(flat.is_beside for flat in self._shared())
-
-    @property
-    def largest_exchange(self) -> int:
-        """Bytes of the gradients that ranks send at a time, at most."""
-        return max((flat.largest_exchange for flat in self._shared()), default=0)
-
-    def exchanging(self, adds: bool) -> AbstractContextManager[None]:
-        """`exchange` of what the backward pass inside the block makes, while that goes on."""
-        if self._bucket_exchange is None:
-            self._bucket_exchange = BucketExchange(list(self._shared()))
-        return self._bucket_exchange.exchanged(adds)
-
-    def complete(self) -> None:
-        """After the last `exchange` of a step."""
-        for flat in self._shared():
-            flat.complete()
-
-    def first_not_finite(self) -> Tensor | None:
-        """The first parameter of which this rank has a sum of gradients that is not finite."""
-        found = ((flat, flat.first_not_finite()) for flat in self._shared())
-        return next((flat.params[i] for flat, i in found if i is not None), None)
-
-    def _shared(self) -> Iterator[SharedBuffers]:
-        return (flat for flats in self._flats for flat in flats if isinstance(flat, SharedBuffers))
-
-    def shared_memory(self) -> dict[str, list[Array]]:
-        """What ranks keep in parts, beside what is in `.grad` and `state`: "gradients", their sums, and "optimizer"."""
-        shared = list(self._shared())
-        states = [each for flat in shared if flat.is_sharded for each in flat.states.values()]
-        return {"gradients": [flat.summed for flat in shared], "optimizer": states}
-
-    def sharded(self, param: Tensor) -> tuple[SharedBuffers, int] | None:
-        """Where a parameter is whose states are on several ranks, a part on each; else None."""
-        flat, index = self._positions.get(param, (None, 0))
-        return (flat, index) if isinstance(flat, SharedBuffers) and flat.is_sharded else None
-
-    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
-        """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
-        shared = list(self._shared())
-        if self.exchanges_beside:
-            assert norm_type == 2, "ranks add squares up"
-            report, loss = (Tensor(shared[0].buffer(float32, "gradient norm", size)) for size in (4, 1))
-            self.clip_factor(report, loss, None)
-            return report[1]
-        if not all(flat.has_all_sums for flat in shared):
-            assert norm_type == 2, "ranks add squares up"
-            norm = math.sqrt(sum(flat.square_sum() for flat in shared))
-            return Tensor(from_numpy(np.array(norm, np.float32)))
-        return Tensor(total_norm(*self._gradients(), ord=float(norm_type)))
-
-    def scale_gradients(self, factor: Tensor | float) -> None:
-        """Multiply all gradients by a number or a 0-d tensor; `step(grad_scale=factor)` needs no pass for it."""
-        value = factor.array if isinstance(factor, Tensor) else factor
-        for array in self._gradients():
-            registry["mul"](array, value, out=array)
-        for flat in self._shared():
-            if flat.is_beside:
-                flat.find_squares()
-
-    def clip_factor(self, report: Tensor, loss: Tensor, max_norm: float | None) -> Tensor:
-        """The scale under which a step clips, and is left out once a loss or norm was not finite; nothing waits.
-
-        Args:
-            report: float32 `[4]`, overwritten by the loss, the norm of all gradients, the factor, and a mark that the
-                next call reads: 0 at first, NaN from the first loss or norm on that is not finite.
-            loss: 0-d. Where ranks exchange beside the step it is those of all micro-batches `[n]`, 0 where another rank
-                has them: their sum is the loss, and this is a call of all ranks.
-            max_norm: gradients are scaled down to it; None leaves them.
-
-        Returns:
-            The factor, 0-d, a part of `report`: for `step(grad_scale=...)`.
-        """
-        if self.exchanges_beside:
-            figures, losses = self._figures_of_ranks(loss), loss.shape[0]
-            clip_factor_of_ranks(report.array, figures, losses=losses, max_norm=max_norm)
-        else:
-            clip_factor(report.array, loss.array, *self._gradients(), max_norm=max_norm)
-        array = report.array
-        return Tensor(array.view((), (), array.offset + 2 * array.strides[0]))
-
-    def _figures_of_ranks(self, losses: Tensor) -> Array:
-        """The losses of all ranks, then the partial sums of squares that one process makes; float64, one dimension.
-
-        Each figure is one rank's, and 0 on the others: so their sum over ranks has no order.
-        """
-        flats = list(self._shared())
-        parts = [losses.array, *(flat.squares for flat in flats)]
-        size = sum(part.size for part in parts)
-        if self._figures is None or self._figures.size != size:
-            self._figures = flats[0].buffer(float64, "losses and squares of ranks", size)
-        figures, at = self._figures, 0
-        for part in parts:
-            place = figures.view((part.size,), (1,), figures.offset + at)
-            registry["cast"](part, dtype=float64, out=place)
-            at += part.size
-        with flats[0].sending():
-            flats[0].group.all_reduce(figures)
-        flats[0].join()
-        return figures
 
     # --- Stepping -----------------------------------------------------------------------------------------------------
 
@@ -574,83 +381,6 @@ class Optimizer:
         return Noise(self.seed, self._counters[param] + behind // COUNTED, self._counters_per_stream)
 
     # --- State --------------------------------------------------------------------------------------------------------
-
-    def kept_dtype(self, param: Tensor) -> DType:
-        """The type of the rule's tensors for a parameter."""
-        return float64 if param.dtype is float64 else self.state_dtype
-
-    def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        """The state of a parameter, made at its first use."""
-        state = self.state.get(param)
-        if state is None:
-            state = self.state[param] = {"step": 0}
-            shapes = self.rule(param.shape, group).state_shapes(param.shape)
-            if (shared := self.sharded(param)) is not None:
-                self._begin_shard(*shared, shapes)
-                return state
-            for name, shape in shapes.items():
-                state[name] = self._state_tensor(param, name, shape, self.kept_dtype(param))
-            if self.keeps_master(param):
-                if param.dtype is bfloat16 and self._is_in_flat(param):
-                    state[RESIDUAL] = self._state_tensor(param, RESIDUAL, param.shape, int16)
-                else:
-                    state[MASTER] = self._state_tensor(param, MASTER, param.shape, float32)
-                    registry["cast"](param.array, dtype=float32, out=state[MASTER].array)
-        return state
-
-    def _begin_shard(self, flat: SharedBuffers, index: int, names: Iterable[str]) -> None:
-        """The part of a parameter's states that is kept here: zeros, and the master."""
-        param = flat.params[index]
-        kept = dict.fromkeys(names, self.kept_dtype(param))
-        if self.keeps_master(param):
-            kept |= {RESIDUAL: int16} if param.dtype is bfloat16 else {MASTER: float32}
-        for name, dtype in kept.items():
-            if name not in flat.states:
-                flat.states[name] = flat.buffer(dtype, f"{type(self).__name__} {name}", flat.state_size)
-            flat.put(name, index, registry["cast"](param.array, dtype=float32) if name == MASTER else None)
-
-    @contextmanager
-    def whole_states(self) -> Iterator[None]:
-        """Inside the block every rank can read all states in full, for `saved_state`: a call of all ranks.
-
-        A read goes on when all other ranks read, too, or have left their blocks, which all end together.
-        """
-        sharded = [flat for flat in self._shared() if flat.is_sharded]
-        if not sharded:
-            yield
-            return
-        self.whole = WholeStates(sharded)
-        try:
-            with self.whole.reading():
-                yield
-        finally:
-            self.whole = None
-
-    def keeps_master(self, param: Tensor) -> bool:
-        """Whether a parameter is updated in float32: a 2-byte one, unless it is rounded at random."""
-        return param.dtype.itemsize == 2 and self.low_precision == "master"
-
-    def _is_in_flat(self, param: Tensor) -> bool:
-        """Whether the states of a parameter are in flat buffers, as it is itself."""
-        return self.elementwise and param in self._positions
-
-    def _state_tensor(self, param: Tensor, name: str, shape: Shape, dtype: DType) -> Tensor:
-        """Zeros of `shape`, in the flat buffer of that state where the parameter is in one."""
-        owner = f"{type(self).__name__} {name}"
-        if self._is_in_flat(param):
-            flat, index = self._positions[param]
-            if name not in flat.states:
-                flat.states[name] = flat.buffer(dtype, owner)
-            array = flat.view(flat.states[name], index)
-        else:
-            array = label(empty(shape, dtype, param.device), owner)
-        registry["fill"](out=array, value=0, shape=array.shape, dtype=array.dtype)
-        return Tensor(array)
-
-    def forget_state(self) -> None:
-        """Forget all states and counts."""
-        self.state.clear()
-        self._updated, self.steps = {}, 0
 
     def saved_state(self, param: Tensor) -> dict[str, Any]:
         """Step count and tensors of one parameter as `state_dict` has them: masters in full, no residuals."""

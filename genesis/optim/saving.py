@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,10 @@ from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.ops.rounding import join_master, split_master
 from genesis.optim.groups import OF_GROUPS, check_keywords, without_neutral
+from genesis.optim.shared import SharedBuffers
+from genesis.optim.states import MASTER, RESIDUAL, GroupStates
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
-
-if TYPE_CHECKING:
-    from genesis.optim.optimizer import Optimizer
-    from genesis.optim.shared import SharedBuffers
-
-MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
-
 
 # Elements of a stored tensor that are read at a time, where a rank reads parts of it: 64 MiB of float32.
 READ = 16 << 20
@@ -60,7 +55,7 @@ def _array(tensor: Tensor) -> Array:
     return tensor.array
 
 
-def kept_arrays(optimizer: Optimizer, param: Tensor) -> dict[str, KeptArray]:
+def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
     """The states of one parameter as they are kept, residuals of split masters among them."""
     state, shared = optimizer.state.get(param, {}), optimizer.sharded(param)
     if state and shared is not None:
@@ -75,7 +70,7 @@ def kept_arrays(optimizer: Optimizer, param: Tensor) -> dict[str, KeptArray]:
     return {name: KeptArray(t.dtype, t.shape, functools.partial(_array, t)) for name, t in tensors.items()}
 
 
-def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
+def saved_state(optimizer: GroupStates, param: Tensor) -> dict[str, Any]:
     """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
     state = dict(optimizer.state.get(param, {}))
     state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(optimizer, param).items()}
@@ -85,7 +80,7 @@ def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
     return state
 
 
-def state_dict(optimizer: Optimizer) -> dict[str, Any]:
+def state_dict(optimizer: GroupStates) -> dict[str, Any]:
     """See `Optimizer.state_dict`."""
     numbers: dict[int, int] = {}
     groups = []
@@ -98,7 +93,7 @@ def state_dict(optimizer: Optimizer) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
+def load_state(optimizer: GroupStates, given: Mapping[str, Any]) -> None:
     """See `Optimizer.load_state_dict`."""
     check_saved("an optimizer's state", given, ("state", "param_groups"))
     groups, saved = given["param_groups"], given["state"]
@@ -160,7 +155,7 @@ def check_saved(what: str, given: Mapping[str, Any], names: Sequence[str]) -> No
         )
 
 
-def _settings(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(optimizer: GroupStates, index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a saved group, all of them known to the optimizer."""
     owner = type(optimizer).__name__
     kept = without_neutral(owner, saved, optimizer.neutral)
@@ -168,7 +163,7 @@ def _settings(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> dic
     return {k: v for k, v in kept.items() if k not in ("params", "param_names")}
 
 
-def _matched(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:
+def _matched(optimizer: GroupStates, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:
     """(number in the saved state, parameter, number of its group) for every parameter."""
     sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in optimizer.param_groups]
     if sizes != own:
@@ -186,7 +181,7 @@ def _matched(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[
     return found
 
 
-def _expected(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[Any, DType]]:
+def _expected(optimizer: GroupStates, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[Any, DType]]:
     """Shape and dtype of the tensors that a parameter's saved state holds."""
     dtype = optimizer.kept_dtype(param)
     found: dict[str, tuple[Any, DType]] = {
@@ -198,7 +193,7 @@ def _expected(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> dic
 
 
 def _check(
-    optimizer: Optimizer, number: int, param: Tensor, group: dict[str, Any], saved: Mapping[str, Any]
+    optimizer: GroupStates, number: int, param: Tensor, group: dict[str, Any], saved: Mapping[str, Any]
 ) -> None:  # fmt: skip
     expected = _expected(optimizer, param, group)
     if set(saved) != {"step", *expected}:

@@ -41,7 +41,8 @@ from genesis.files.manifest import Manifest, read_manifest, verify_manifest
 from genesis.files.paths import is_folder, list_folder, safe_join
 from genesis.files.safetensors import TensorSource, write_tensors
 from genesis.files.strict_json import indented_bytes
-from genesis.optim.saving import MASTER, StoredTensor
+from genesis.optim.saving import StoredTensor
+from genesis.optim.states import MASTER
 from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks

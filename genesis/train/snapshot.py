@@ -20,7 +20,8 @@ from genesis.files.hashing import StateHash
 from genesis.files.safetensors import TensorSource
 from genesis.ops.rounding import joined
 from genesis.optim import Optimizer
-from genesis.optim.saving import MASTER, RESIDUAL, kept_arrays
+from genesis.optim.saving import kept_arrays
+from genesis.optim.states import MASTER, RESIDUAL
 from genesis.tensor import Tensor
 from genesis.train.host_buffer import HostBuffer, slot_bytes
 from genesis.train.optimizer import updated_parameters

@@ -17,7 +17,7 @@ import genesis_models
 from genesis import nn
 from genesis.errors import ConfigError, GenesisError, InterruptedRun, ModelError
 from genesis.files.safetensors import SafeTensors, save_file
-from genesis.optim.saving import MASTER
+from genesis.optim.states import MASTER
 from genesis.train.config import Config
 from genesis.train.loop import Training
 from genesis.train.output import Output, printable
