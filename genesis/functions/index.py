@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array
+from genesis.array import Array, from_numpy
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.arguments import Operand, Tensor
+from genesis.functions.arguments import Operand, Sizes, Tensor, integer
 from genesis.functions.elementwise import copy_, fill_, to_dtype
-from genesis.functions.shape import array_of, expand, flatten, reshape
+from genesis.functions.shape import array_of, expand, flatten, reshape, unsqueeze
 from genesis.functions.surface import public
+from genesis.functions.transfer import moved
 from genesis.indexing import Kind, plan_get, plan_set
 from genesis.keywords import check_calls
 from genesis.ops import elementwise
@@ -430,6 +431,35 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """`scatter_add` in place."""
     return _scatter_("scatter_add_", x, dim, index, src, True)
+
+
+@public
+def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
+    """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per slice.
+
+    Raises:
+        ShapeError: if there are neither one nor as many numbers as slices.
+    """
+    if dim is None:
+        x, dim = flatten(x), 0
+    shape = array_of(x, "repeat_interleave").shape
+    dim = normalize_axis(dim, len(shape))
+    if not shape:
+        x, shape = reshape(x, 1), (1,)
+    if not isinstance(repeats, (TensorBase, Sequence, np.ndarray)) or (
+        isinstance(repeats, TensorBase) and not repeats.array.shape
+    ):
+        repeats = integer(repeats, "repeat_interleave", "repeats")
+        wide = expand(unsqueeze(x, dim + 1), *shape[: dim + 1], repeats, *shape[dim + 1 :])
+        return reshape(apply(elementwise.copy, wide), *shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])
+    counts = np.asarray(repeats.array.numpy() if isinstance(repeats, TensorBase) else repeats)
+    if counts.shape not in ((1,), (shape[dim],), ()) or counts.dtype.kind not in "iu" or (counts < 0).any():
+        raise ShapeError(
+            f"repeat_interleave: repeats of shape {counts.shape} and type {counts.dtype} for dimension {dim} of size"
+            f" {shape[dim]}: one number >= 0, or one per slice"
+        )
+    rows = np.repeat(np.arange(shape[dim]), counts if counts.shape == (shape[dim],) else int(counts.reshape(())))
+    return index_select(x, dim, TensorBase.wrap(moved(from_numpy(rows), x.array.device)))
 
 
 # --- Masks ------------------------------------------------------------------------------------------------------------

@@ -6,14 +6,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from genesis.array import Array, from_numpy
+from genesis.array import Array
 from genesis.autograd.record import TensorBase, apply
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.functions.arguments import Sizes, Tensor, integer
 from genesis.functions.surface import public
-from genesis.functions.transfer import moved
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
 from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
@@ -380,37 +377,6 @@ def repeat(x: Tensor, *sizes: Sizes) -> Tensor:
     apart = reshape(x, *(v for s in shape for v in (1, s)))
     wide = expand(apart, *(v for c, s in zip(counts, shape, strict=True) for v in (c, s)))
     return reshape(apply(elementwise.copy, wide), *(c * s for c, s in zip(counts, shape, strict=True)))
-
-
-@public
-def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
-    """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per slice.
-
-    Raises:
-        ShapeError: if there are neither one nor as many numbers as slices.
-    """
-    from genesis.functions.index import index_select
-
-    if dim is None:
-        x, dim = flatten(x), 0
-    shape = array_of(x, "repeat_interleave").shape
-    dim = normalize_axis(dim, len(shape))
-    if not shape:
-        x, shape = reshape(x, 1), (1,)
-    if not isinstance(repeats, (TensorBase, Sequence, np.ndarray)) or (
-        isinstance(repeats, TensorBase) and not repeats.array.shape
-    ):
-        repeats = integer(repeats, "repeat_interleave", "repeats")
-        wide = expand(unsqueeze(x, dim + 1), *shape[: dim + 1], repeats, *shape[dim + 1 :])
-        return reshape(apply(elementwise.copy, wide), *shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])
-    counts = np.asarray(repeats.array.numpy() if isinstance(repeats, TensorBase) else repeats)
-    if counts.shape not in ((1,), (shape[dim],), ()) or counts.dtype.kind not in "iu" or (counts < 0).any():
-        raise ShapeError(
-            f"repeat_interleave: repeats of shape {counts.shape} and type {counts.dtype} for dimension {dim} of size"
-            f" {shape[dim]}: one number >= 0, or one per slice"
-        )
-    rows = np.repeat(np.arange(shape[dim]), counts if counts.shape == (shape[dim],) else int(counts.reshape(())))
-    return index_select(x, dim, TensorBase.wrap(moved(from_numpy(rows), x.array.device)))
 
 
 # --- Moving elements --------------------------------------------------------------------------------------------------
