@@ -292,6 +292,35 @@ def test_a_gradient_that_is_not_finite_is_found(zero: int) -> None:
     assert all(np.isnan(norm) for _, norm in results)
 
 
+def test_buckets_are_launched_in_one_order_however_gradients_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last bucket to the first on every rank, as soon as a bucket and those before it are complete."""
+    launched: dict[int, list[int]] = {0: [], 1: []}
+    exchange_bucket = shared.SharedBuffers.exchange_bucket
+
+    def noted(self: shared.SharedBuffers, number: int, adds: bool) -> None:
+        launched[self.group.rank].append(number)
+        exchange_bucket(self, number, adds)
+
+    def work(group: Group) -> tuple[int, int, list[float]]:
+        layers = [genesis.nn.Linear(64, 160, bias=False) for _ in range(4)]
+        optimizer = AdamW([layer.weight for layer in layers], lr=1e-2, fused=True, ranks=group)
+        x = genesis.full((3, 64), 1.0 + group.rank)
+        losses = [layer(x).sum() for layer in (layers if group.rank == 0 else layers[::-1])]
+        with optimizer.exchanging(adds=False):
+            total = losses[0] + losses[1] + losses[2] + losses[3]
+            total.backward()
+            during = len(launched[group.rank])
+        optimizer.complete()
+        buckets = sum(len(flat.bucket_starts) for flat in optimizer._shared())
+        return buckets, during, [float(optimizer.grad_norm().item())]
+
+    monkeypatch.setattr(shared.SharedBuffers, "exchange_bucket", noted)
+    (buckets, first, norm), (_, second, other_norm) = on_ranks(2, work)
+    assert buckets > 2 and launched[0] == launched[1] == list(reversed(range(buckets)))
+    assert first == second == buckets, "complete buckets do not wait for the end of the block"
+    assert norm == other_norm and norm[0] > 0
+
+
 def test_what_ranks_cannot_do() -> None:
     def no_gradient(group: Group) -> None:
         optimizer, params = make(AdamW, group, "float32", 1)
