@@ -10,12 +10,13 @@ import pytest
 
 import genesis
 import genesis_models
+from genesis.backend import CPU
 from genesis.errors import ConfigError, ModelError
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.config import ModelConfig
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import parameter_count
-from genesis_models.rope import tables
+from genesis_models.rope import Rotary, tables
 from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, extra, golden, relative_error
 
 ROPES = json.loads((FIXTURES / "rope.json").read_text())
@@ -60,6 +61,19 @@ def test_rotary_tables_are_those_of_transformers(row: dict[str, Any]) -> None:
     bound = 4 * np.finfo(np.float32).eps * row["length"]
     np.testing.assert_allclose(cos[row["rows"]], row["cos"], atol=bound)
     np.testing.assert_allclose(sin[row["rows"]], row["sin"], atol=bound)
+
+
+def test_a_shorter_stretched_sequence_after_a_longer_one_has_its_own_angles() -> None:
+    """Under dynamic scaling every length beyond the trained one has its own frequencies."""
+    row = next(row for row in ROPES if "dynamic" in row["name"])
+    config = ModelConfig.from_dict({**row["config"], "model_type": "llama", "max_position_embeddings": 64})
+    rotary = Rotary(config)
+    for length in (128, 96, 64, 128, 80):
+        fresh = tables(config, length)
+        for device_table in (rotary(np.arange(length), CPU), rotary.span(0, length, CPU)):
+            for got, expected in zip(device_table, fresh, strict=True):
+                np.testing.assert_array_equal(got.numpy(), expected, err_msg=str(length))
+    assert not np.array_equal(tables(config, 128)[0][:96], tables(config, 96)[0])
 
 
 def test_rotary_scalings_differ_from_each_other() -> None:

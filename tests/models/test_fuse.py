@@ -14,7 +14,7 @@ import genesis
 import genesis_models
 from genesis import Tensor, nn
 from genesis.errors import ConfigError
-from genesis_models.blocks import CausalLM, Context, widest_matmul
+from genesis_models.blocks import MLP, CausalLM, Context, widest_matmul
 from genesis_models.config import FAMILIES, ModelConfig
 from genesis_models.fuse import Fused, fuse, unfuse
 from genesis_models.registry import ARCHITECTURES
@@ -156,6 +156,19 @@ def test_a_fused_block_is_right_wherever_it_is_put() -> None:
             ]
         found.append(step(model)[0])
     np.testing.assert_array_equal(*found)
+
+
+def test_a_block_with_exact_gelu_stays_plain_beside_a_fused_tanh_form() -> None:
+    config = ModelConfig.from_dict(SIZES | CASES[0])
+    x = genesis.from_numpy(np.random.default_rng(1).standard_normal((2, 5, 48)).astype(np.float32))
+    for approximate, is_fused in (("none", False), ("tanh", True)):
+        genesis.manual_seed(0)
+        block = MLP(config, nn.GELU(approximate))
+        with genesis.no_grad():
+            expected = block(x).numpy()
+        assert isinstance(fuse(block), Fused) == is_fused
+        with genesis.no_grad():
+            np.testing.assert_allclose(block(x).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_copy_has_its_own_norms() -> None:

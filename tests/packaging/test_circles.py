@@ -11,8 +11,8 @@ import grimp
 import pytest
 
 CORE = {
-    "array", "autograd", "backend", "cuda", "custom", "dtypes", "errors", "files", "functions", "indexing", "kernels", "nn",
-    "op", "ops", "optim", "random", "shapes", "tensor",
+    "array", "autograd", "backend", "cuda", "custom", "dtypes", "errors", "files", "functions", "indexing", "kernels",
+    "nn", "op", "ops", "optim", "random", "shapes", "tensor",
 }  # fmt: skip
 
 

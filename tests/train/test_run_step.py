@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+import genesis
 from genesis.data.loader import IGNORE_INDEX, Batch
+from genesis.train.device_steps import Reading, _Made
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
@@ -115,3 +118,23 @@ def test_clipping(wide: tuple[TrainState, Any], limit: float | None, clipped: bo
     state.optimizer.step = noted  # type: ignore[method-assign,assignment]
     assert take_step(state, [batch], 0.0, limit, device).grad_norm == norm
     assert seen == [pytest.approx(limit / norm, rel=1e-3) if clipped and limit else 1.0]
+
+
+class Instant:
+    """A position in a stream, as an event of CUDA, at a known time."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def elapsed_time(self, later: Instant) -> float:
+        return later.ms - self.ms
+
+
+def test_each_step_of_one_reading_has_its_own_seconds() -> None:
+    """The first is timed from where the reading began, the others from the end of the step before."""
+    steps = [_Made(i, ((0, i),), 10, 20, Instant(end), {}) for i, end in enumerate((103.0, 104.0, 111.0))]  # type: ignore[arg-type]
+    reading = Reading.__new__(Reading)
+    vars(reading).update(_begun=Instant(100.0), _made=steps, _there=mock.Mock(), _host=genesis.full((3, 2), 0.5))
+    found = reading.results()
+    assert [each.seconds for each in found] == pytest.approx([0.003, 0.001, 0.007])
+    assert [(each.loss_sum, each.grad_norm) for each in found] == [(5.0, 0.5)] * 3
