@@ -190,6 +190,18 @@ def test_an_epoch_has_a_sample_as_often_as_its_weight_says() -> None:
     assert all(same(a, b) for a, b in zip(resumed, whole[30:], strict=False))
 
 
+def test_unshuffled_samples_of_fractional_weights_are_the_same_in_every_epoch() -> None:
+    tokens = dataclasses.replace(token_set([4] * 60), weights=np.array([0.5, 1.5, 0.25] * 20))
+    packed = PackedLoader(tokens, batch_size=4, seq_len=16, seed=5, shuffle=False)
+    first = epoch_of(packed, 0)
+    order = np.concatenate([batch.samples[:, 1] for batch in first])
+    assert (np.diff(order) >= 0).all() and 0 < len(set(order.tolist()) & set(range(0, 60, 3))) < 20
+    for epoch in (1, 2, 0, 7):
+        again = epoch_of(packed, epoch)
+        assert [b.input_ids.tolist() for b in again] == [b.input_ids.tolist() for b in first]
+        assert [b.samples.tolist() for b in again] == [b.samples.tolist() for b in first]
+
+
 def test_weights_of_one_change_nothing() -> None:
     plain = loader()
     weighted = PackedLoader(

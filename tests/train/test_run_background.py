@@ -110,6 +110,23 @@ class TestBytes:
         numbers = [p.numel() for _, p in training.state.own_parameters()]
         assert sum(numbers) * 12 <= snapshot_bytes(training.state) < sum(numbers) * 12 + 4 * 64 * len(numbers)
 
+    def test_a_snapshot_that_grew_takes_a_larger_buffer(self, recipe: Path, tmp_path: Path) -> None:
+        """A parameter that has its first gradient later has states that the first buffer has no room for."""
+        training = assembled(load(recipe, str(tmp_path / "run"), "checkpoint.background=on"))
+        state, lines = training.state, list[str]()
+        with saving.Saves(training.checkpoints, "on", training.device, lines.append) as saves:
+            saves.prepare(state)
+            small = snapshot_bytes(state)
+            steps(training, 1)
+            assert snapshot_bytes(state) > 2 * small
+            digest = state.hash()
+            assert saves.save(state, waits=False) is None
+            saves.wait(state)
+            steps(training, 1)
+        assert lines == [f"saved {training.checkpoints.folder(1)}"]
+        training.checkpoints.load(state, 1)
+        assert state.hash() == digest
+
 
 class TestKills:
     def test_at_the_calls_of_saves(self, forks: Forks, expected: str, recipe: Path) -> None:
