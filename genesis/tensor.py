@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from genesis.array import Array
-from genesis.autograd import backward as tape_backward
+from genesis.autograd.backward import backward as tape_backward
 from genesis.autograd.handles import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
