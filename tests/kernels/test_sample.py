@@ -15,7 +15,7 @@ from genesis.array import Array, empty, from_numpy
 from genesis.backend import backend_for
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import as_dtype
-from genesis.kernels.reduce import sample as kernels
+from genesis.kernels.decode import sample as kernels
 from genesis.ops.next_tokens import next_tokens
 from genesis.ops.sample import sample, uniforms
 from tests.ops.devices import CUDA, poisoned
