@@ -13,100 +13,27 @@ from typing import Any
 import numpy as np
 
 from genesis.array import Array, Spec
-from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, float32, int64, result_type
+from genesis.dtypes import DType, bool_, result_type
 from genesis.errors import DTypeError, NumericError, ShapeError
 from genesis.op import Context, Op, Saves, op
+from genesis.ops.elementwise_rules import (
+    common,
+    compute_type,
+    floating,
+    integral,
+    lerp_infer,
+    numeric,
+    pow_infer,
+    predicate,
+    shape_of,
+    square_infer,
+    sub_infer,
+    whole_numbers,
+)
 from genesis.ops.sweep import as_type, split, sweep
 from genesis.shapes import Shape, broadcast_shapes
 
 Grads = tuple[Array | None, ...]
-
-
-# --- Shape and dtype rules --------------------------------------------------------------------------------------------
-
-
-def _shape(inputs: tuple[Any, ...]) -> Shape:
-    shapes = [x.shape for x in inputs if isinstance(x, Array)]
-    if not shapes:
-        raise DTypeError("at least one operand must be a tensor", next="wrap a number with genesis.tensor()")
-    return broadcast_shapes(*shapes)
-
-
-def _common(*inputs: Any, **attrs: Any) -> Spec:
-    """Result in the operands' common type."""
-    dtype = result_type(inputs)
-    return Spec(_shape(inputs), dtype)
-
-
-def _floating(*inputs: Any, **attrs: Any) -> Spec:
-    """Result in a float type; integers and bools compute in float32."""
-    dtype = result_type(inputs)
-    return Spec(_shape(inputs), dtype if dtype.is_floating_point else float32)
-
-
-def _predicate(*inputs: Any, **attrs: Any) -> Spec:
-    result_type(inputs)
-    return Spec(_shape(inputs), bool_)
-
-
-def _restricted(name: str, lowest: int, highest: int, hint: str) -> Callable[..., Spec]:
-    """As `_common`, for dtypes of certain categories only."""
-
-    def infer(*inputs: Any, **attrs: Any) -> Spec:
-        spec = _common(*inputs)
-        if not lowest <= spec.dtype.category <= highest:
-            raise DTypeError(f"{name} does not take {spec.dtype.name} tensors", next=hint)
-        return spec
-
-    return infer
-
-
-def _numeric(name: str) -> Callable[..., Spec]:
-    return _restricted(name, INTEGER, 2, "use logical ops, or cast with .to(...)")
-
-
-def _integral(name: str) -> Callable[..., Spec]:
-    return _restricted(name, BOOL, INTEGER, "cast to an integer type with .to(...)")
-
-
-def _whole_numbers(name: str) -> Callable[..., Spec]:
-    return _restricted(name, INTEGER, INTEGER, "cast first")
-
-
-def _sub_infer(*inputs: Any) -> Spec:
-    """As `_numeric`; bools are refused with numbers, too, as torch does."""
-    spec = _numeric("sub")(*inputs)
-    if any(isinstance(x, bool) or (isinstance(x, Array) and x.dtype is bool_) for x in inputs):
-        raise DTypeError("sub does not take bools", next="use logical_xor, or cast with .to(...)")
-    return spec
-
-
-def _pow_infer(*inputs: Any) -> Spec:
-    """As `_numeric`; an integer has no negative power."""
-    spec = _numeric("pow")(*inputs)
-    if spec.dtype.category == INTEGER and isinstance(inputs[1], int) and inputs[1] < 0:
-        raise DTypeError(f"pow of integers to the negative power {inputs[1]}", next="cast to a float type first")
-    return spec
-
-
-def _square_infer(x: Any) -> Spec:
-    """Bools count as integers."""
-    dtype = result_type((x,))
-    return Spec(_shape((x,)), int64 if dtype is bool_ else dtype)
-
-
-def _lerp_infer(*inputs: Any) -> Spec:
-    """All tensors of one float type, as in torch."""
-    dtypes = {x.dtype for x in inputs if isinstance(x, Array)}
-    if len(dtypes) != 1 or not result_type(inputs[:1]).is_floating_point:
-        listed = ", ".join(sorted(d.name for d in dtypes))
-        raise DTypeError(f"lerp takes tensors of one float type, got {listed}", next="cast with .to(...)")
-    return Spec(_shape(inputs), dtypes.pop())
-
-
-def compute_type(*operands: Any) -> np.dtype:
-    """The numpy type in which numpy operands meet, by torch's rule (for results of another type, such as bool)."""
-    return result_type(Spec(x.shape, as_dtype(x.dtype)) if isinstance(x, np.ndarray) else x for x in operands).numpy
 
 
 # --- Factories of ops -------------------------------------------------------------------------------------------------
@@ -172,7 +99,7 @@ def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
         dtype = compute_type(x)
         sweep(function, out, as_type(x, dtype), dtype=dtype)
 
-    return _register(name, doc, reference, _predicate)
+    return _register(name, doc, reference, predicate)
 
 
 def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
@@ -182,7 +109,7 @@ def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
         dtype = compute_type(x, y)
         sweep(function, out, as_type(x, dtype), as_type(y, dtype), dtype=dtype)
 
-    return _register(name, doc, reference, _predicate)
+    return _register(name, doc, reference, predicate)
 
 
 # --- Moving values: copy, cast, fill, overwrite -----------------------------------------------------------------------
@@ -344,27 +271,27 @@ def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]
 _floor_divide = _without_zero(np.floor_divide, "floor_divide")
 _remainder = _without_zero(np.remainder, "remainder")
 
-add = _binary("add", "x + y.", _common, np.add, _add_vjp, **_WRITTEN)
-sub = _binary("sub", "x - y.", _sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
-mul = _binary("mul", "x·y.", _common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
-div = _binary("div", "x / y, in a float type.", _floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
+add = _binary("add", "x + y.", common, np.add, _add_vjp, **_WRITTEN)
+sub = _binary("sub", "x - y.", sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
+mul = _binary("mul", "x·y.", common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
+div = _binary("div", "x / y, in a float type.", floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
 floor_divide = _binary(
-    "floor_divide", "x / y rounded down.", _numeric("floor_divide"), _floor_divide, _no_derivative, in_place=True
+    "floor_divide", "x / y rounded down.", numeric("floor_divide"), _floor_divide, _no_derivative, in_place=True
 )
 remainder = _binary(
     "remainder",
     "x - y·floor(x / y): it has the sign of y.",
-    _numeric("remainder"),
+    numeric("remainder"),
     _remainder,
     _remainder_vjp,
     saves=lambda needs: (0, 1) if needs[1] else (),
     in_place=True,
 )
-pow = _binary("pow", "x^y.", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, autocast="fp32", **_WRITTEN)
+pow = _binary("pow", "x^y.", pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, autocast="fp32", **_WRITTEN)
 maximum = _binary(
     "maximum",
     "The larger of x and y; NaN where one is NaN.",
-    _common,
+    common,
     np.maximum,
     _extremum_vjp(lambda x, y: lt(x, y)),  # noqa: PLW0108  defined below
     saves=(0, 1),
@@ -372,7 +299,7 @@ maximum = _binary(
 minimum = _binary(
     "minimum",
     "The smaller of x and y; NaN where one is NaN.",
-    _common,
+    common,
     np.minimum,
     _extremum_vjp(lambda x, y: gt(x, y)),  # noqa: PLW0108  defined below
     saves=(0, 1),
@@ -388,7 +315,7 @@ def _lerp_vjp(ctx: Context, g: Array) -> Grads:
 
 @op(
     "lerp",
-    _lerp_infer,
+    lerp_infer,
     vjp=_lerp_vjp,
     saves=lambda needs: ((0, 1) if needs[2] else ()) + ((2,) if needs[0] or needs[1] else ()),
     flops=lambda inputs, outputs, attrs: 3 * outputs[0].size,
@@ -499,16 +426,16 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return rounded
 
 
-neg: Op = _unary("neg", "-x.", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
-abs = _unary("abs", "|x|.", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
-sign: Op = _unary("sign", "-1, 0 or 1.", _common, _sign, _no_derivative)
-square = _unary("square", "x².", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,), autocast="fp32")
-exp = _unary("exp", "e^x.", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4, autocast="fp32")
-exp2 = _unary("exp2", "2^x.", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
+neg: Op = _unary("neg", "-x.", numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
+abs = _unary("abs", "|x|.", numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
+sign: Op = _unary("sign", "-1, 0 or 1.", common, _sign, _no_derivative)
+square = _unary("square", "x².", square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,), autocast="fp32")
+exp = _unary("exp", "e^x.", floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4, autocast="fp32")
+exp2 = _unary("exp2", "2^x.", floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
 expm1 = _unary(
     "expm1",
     "e^x - 1, exact near 0.",
-    _floating,
+    floating,
     np.expm1,
     _from_y(lambda y: add(y, 1)),
     saves=("out",),
@@ -518,7 +445,7 @@ expm1 = _unary(
 log = _unary(
     "log",
     "The natural logarithm.",
-    _floating,
+    floating,
     np.log,
     lambda ctx, g: (div(g, ctx.inputs[0]),),
     saves=(0,),
@@ -528,7 +455,7 @@ log = _unary(
 log2 = _unary(
     "log2",
     "The logarithm to base 2.",
-    _floating,
+    floating,
     np.log2,
     lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),),
     saves=(0,),
@@ -538,7 +465,7 @@ log2 = _unary(
 log10 = _unary(
     "log10",
     "The logarithm to base 10.",
-    _floating,
+    floating,
     np.log10,
     lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),),
     saves=(0,),
@@ -548,7 +475,7 @@ log10 = _unary(
 log1p = _unary(
     "log1p",
     "log(1 + x), exact near 0.",
-    _floating,
+    floating,
     np.log1p,
     lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),),
     saves=(0,),
@@ -556,12 +483,12 @@ log1p = _unary(
     autocast="fp32",
 )
 sqrt = _unary(
-    "sqrt", "√x.", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
+    "sqrt", "√x.", floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
 )
 rsqrt = _unary(
     "rsqrt",
     "1 / √x.",
-    _floating,
+    floating,
     _rsqrt,
     _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)),
     saves=("out",),
@@ -569,14 +496,14 @@ rsqrt = _unary(
     autocast="fp32",
 )
 reciprocal = _unary(
-    "reciprocal", "1 / x.", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",), autocast="fp32"
+    "reciprocal", "1 / x.", floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",), autocast="fp32"
 )
-sin = _unary("sin", "The sine.", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
-cos: Op = _unary("cos", "The cosine.", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
+sin = _unary("sin", "The sine.", floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
+cos: Op = _unary("cos", "The cosine.", floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
 tan = _unary(
     "tan",
     "The tangent.",
-    _floating,
+    floating,
     np.tan,
     _from_y(lambda y: add(mul(y, y), 1)),
     saves=("out",),
@@ -586,7 +513,7 @@ tan = _unary(
 tanh = _unary(
     "tanh",
     "The hyperbolic tangent.",
-    _floating,
+    floating,
     np.tanh,
     _from_y(lambda y: sub(1, mul(y, y))),
     saves=("out",),
@@ -596,7 +523,7 @@ tanh = _unary(
 sigmoid = _unary(
     "sigmoid",
     "1 / (1 + e^-x).",
-    _floating,
+    floating,
     sigmoid_values,
     _from_y(lambda y: mul(y, sub(1, y))),
     saves=("out",),
@@ -606,19 +533,19 @@ sigmoid = _unary(
 erf = _unary(
     "erf",
     "The error function: 2/√π·∫ e^-t² dt from 0 to x.",
-    _floating,
+    floating,
     erf_values,
     _from_x(lambda x: mul(exp(neg(mul(x, x))), 2 / math.sqrt(math.pi))),
     saves=(0,),
     flops=20,
 )
-floor = _unary("floor", "x rounded down.", _numeric("floor"), _whole(np.floor), _no_derivative)
-ceil = _unary("ceil", "x rounded up.", _numeric("ceil"), _whole(np.ceil), _no_derivative)
-trunc = _unary("trunc", "x rounded towards 0.", _numeric("trunc"), _whole(np.trunc), _no_derivative)
+floor = _unary("floor", "x rounded down.", numeric("floor"), _whole(np.floor), _no_derivative)
+ceil = _unary("ceil", "x rounded up.", numeric("ceil"), _whole(np.ceil), _no_derivative)
+trunc = _unary("trunc", "x rounded towards 0.", numeric("trunc"), _whole(np.trunc), _no_derivative)
 round = _unary(
     "round",
     "x rounded to the nearest integer, halves to the even one.",
-    _numeric("round"),
+    numeric("round"),
     _whole(np.rint),
     _no_derivative,
 )
@@ -643,17 +570,17 @@ isfinite = _test(
     "isfinite", "Whether x is neither NaN nor infinite.", lambda x, out=None: np.less(np.abs(x), np.inf, out=out)
 )
 bitwise_and = _binary(
-    "bitwise_and", "The bits that x and y share.", _integral("bitwise_and"), np.bitwise_and, in_place=True
+    "bitwise_and", "The bits that x and y share.", integral("bitwise_and"), np.bitwise_and, in_place=True
 )
-bitwise_or = _binary("bitwise_or", "The bits of x or y.", _integral("bitwise_or"), np.bitwise_or, in_place=True)
+bitwise_or = _binary("bitwise_or", "The bits of x or y.", integral("bitwise_or"), np.bitwise_or, in_place=True)
 bitwise_xor = _binary(
-    "bitwise_xor", "The bits that x and y do not share.", _integral("bitwise_xor"), np.bitwise_xor, in_place=True
+    "bitwise_xor", "The bits that x and y do not share.", integral("bitwise_xor"), np.bitwise_xor, in_place=True
 )
-bitwise_not = _unary("bitwise_not", "The bits of x inverted.", _integral("bitwise_not"), np.invert, in_place=False)
+bitwise_not = _unary("bitwise_not", "The bits of x inverted.", integral("bitwise_not"), np.invert, in_place=False)
 left_shift = _binary(
     "left_shift",
     "x·2^y of integers: the bits of x moved up by y.",
-    _whole_numbers("left_shift"),
+    whole_numbers("left_shift"),
     np.left_shift,
     in_place=True,
     torch="torch.bitwise_left_shift",
@@ -661,7 +588,7 @@ left_shift = _binary(
 right_shift = _binary(
     "right_shift",
     "x / 2^y of integers, rounded down.",
-    _whole_numbers("right_shift"),
+    whole_numbers("right_shift"),
     np.right_shift,
     in_place=True,
     torch="torch.bitwise_right_shift",
@@ -674,7 +601,7 @@ right_shift = _binary(
 def _where_infer(condition: Any, x: Any, y: Any) -> Spec:
     if not isinstance(condition, Array) or condition.dtype is not bool_:
         raise DTypeError("where takes a bool condition", next="compare first, for example x > 0")
-    return Spec(_shape((condition, x, y)), result_type((x, y)))
+    return Spec(shape_of((condition, x, y)), result_type((x, y)))
 
 
 def _where_vjp(ctx: Context, g: Array) -> Grads:
@@ -729,7 +656,7 @@ def _where_all(g: Array, *conditions: tuple[Array, ...]) -> Array:
 def _clamp_infer(x: Array, min: Any = None, max: Any = None) -> Spec:
     if min is None and max is None:
         raise ShapeError("clamp needs min, max or both")
-    return _numeric("clamp")(x, *(b for b in (min, max) if b is not None))
+    return numeric("clamp")(x, *(b for b in (min, max) if b is not None))
 
 
 @op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0, 1, 2), elementwise=True)

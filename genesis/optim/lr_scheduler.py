@@ -16,26 +16,14 @@ from genesis.errors import ConfigError
 from genesis.keywords import check_calls
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.saving import check_saved
+from genesis.optim.schedules import along_cosine
 from genesis.optim.shard import check_range
 
 __all__ = [
-    "ChainedScheduler",
-    "ConstantLR",
-    "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts",
-    "CyclicLR",
-    "ExponentialLR",
-    "LRScheduler",
-    "LambdaLR",
-    "LinearLR",
-    "MultiStepLR",
-    "MultiplicativeLR",
-    "OneCycleLR",
-    "PolynomialLR",
-    "ReduceLROnPlateau",
-    "SequentialLR",
-    "StepLR",
-]
+    "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR",
+    "LRScheduler", "LambdaLR", "LinearLR", "MultiStepLR", "MultiplicativeLR", "OneCycleLR", "PolynomialLR",
+    "ReduceLROnPlateau", "SequentialLR", "StepLR",
+]  # fmt: skip
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -96,12 +84,10 @@ class LRScheduler:
     def step(self, epoch: int | None = None) -> None:
         """Go to the next step, or to step `epoch`."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        groups = self.optimizer.param_groups
         if epoch is None:
-            rates = [self.next_rate(float(g["lr"]), i) for i, g in enumerate(groups)]
+            self.set([self.next_rate(float(g["lr"]), i) for i, g in enumerate(self.optimizer.param_groups)])
         else:
-            rates = [self.rate(i) for i in range(len(groups))]
-        self.set(rates)
+            self.set([self.rate(i) for i in range(len(self.base_lrs))])
 
     def set(self, rates: Sequence[float]) -> None:
         """Give each group its rate."""
@@ -285,12 +271,11 @@ class PolynomialLR(LRScheduler):
         if self.last_epoch == 0 or self.last_epoch > self.total_iters:
             return lr
         left = 1.0 - self.last_epoch / self.total_iters
-        factor: float = (left / (1.0 - (self.last_epoch - 1) / self.total_iters)) ** self.power
-        return lr * factor
+        return float(lr * (left / (1.0 - (self.last_epoch - 1) / self.total_iters)) ** self.power)
 
     def rate(self, index: int) -> float:
-        factor: float = (1.0 - min(self.total_iters, self.last_epoch) / self.total_iters) ** self.power
-        return self.base_lrs[index] * factor
+        left = 1.0 - min(self.total_iters, self.last_epoch) / self.total_iters
+        return float(self.base_lrs[index] * left**self.power)
 
 
 class CosineAnnealingLR(LRScheduler):
@@ -326,8 +311,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     STATE = (*LRScheduler.STATE, "T_cur", "T_i")
 
     def __init__(
-        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
-    ) -> None:  # fmt: skip
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0, last_epoch: int = -1
+    ) -> None:
         check_range("T_0", T_0, 1)
         check_range("T_mult", T_mult, 1)
         self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
@@ -431,7 +416,7 @@ class OneCycleLR(LRScheduler):
             raise ConfigError(f"pct_start is {pct_start}, and must be between 0 and 1")
         if anneal_strategy not in ("cos", "linear"):
             raise ConfigError(f"anneal_strategy is {anneal_strategy!r}", next='use "cos" or "linear"')
-        self.anneal = _cosine if anneal_strategy == "cos" else _line
+        self.anneal = along_cosine if anneal_strategy == "cos" else _line
         self.max_lrs = _for_groups("max_lr", optimizer, max_lr)
         self.final_div_factor = final_div_factor
         up, last = float(pct_start * self.total_steps) - 1, self.total_steps - 1
@@ -444,10 +429,8 @@ class OneCycleLR(LRScheduler):
             for group, peak in zip(optimizer.param_groups, self.max_lrs, strict=True):
                 group["initial_lr"] = peak / div_factor
         self.momenta = _Momenta(optimizer) if cycle_momentum else None
-        lows, highs = (
-            _for_groups(n, optimizer, v) for n, v in (("base_momentum", base_momentum), ("max_momentum", max_momentum))
-        )
-        self.momentum_ends = list(zip(lows, highs, strict=True))
+        lows = _for_groups("base_momentum", optimizer, base_momentum)
+        self.momentum_ends = list(zip(lows, _for_groups("max_momentum", optimizer, max_momentum), strict=True))
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, index: int) -> float:
@@ -469,10 +452,6 @@ class OneCycleLR(LRScheduler):
             of = self.momentum_ends[index]
             self.momenta.set(index, self.anneal(of[ends[2]], of[ends[3]], share))
         return self.anneal(rates[ends[0]], rates[ends[1]], share)
-
-
-def _cosine(start: float, end: float, share: float) -> float:
-    return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
 
 
 def _line(start: float, end: float, share: float) -> float:
@@ -539,8 +518,7 @@ class CyclicLR(LRScheduler):
             low, high = self.base_momenta[index], self.max_momenta[index]
             self.momenta.set(index, high - (high - low) * height * scale)
         low = self.base_lrs[index]
-        rate: float = low + (self.max_lrs[index] - low) * height * scale
-        return rate
+        return float(low + (self.max_lrs[index] - low) * height * scale)
 
 
 # --- Several ----------------------------------------------------------------------------------------------------------
@@ -666,12 +644,10 @@ class ReduceLROnPlateau(LRScheduler):
     ) -> None:
         _check_optimizer(optimizer)
         check_range("factor", factor, 0, 1)
-        for name, value, choices in (
-            ("mode", mode, ("min", "max")),
-            ("threshold_mode", threshold_mode, ("rel", "abs")),
-        ):
-            if value not in choices:
-                raise ConfigError(f"{name} is {value!r}", next=f"use {' or '.join(choices)}")
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode is {mode!r}", next="use min or max")
+        if threshold_mode not in ("rel", "abs"):
+            raise ConfigError(f"threshold_mode is {threshold_mode!r}", next="use rel or abs")
         self.optimizer, self.mode, self.factor, self.patience = optimizer, mode, factor, patience
         self.threshold, self.threshold_mode, self.cooldown, self.eps = threshold, threshold_mode, cooldown, eps
         self.min_lrs = _for_groups("min_lr", optimizer, min_lr)
@@ -698,10 +674,8 @@ class ReduceLROnPlateau(LRScheduler):
     def is_better(self, value: float) -> bool:
         """Whether a value is better than the best so far by the threshold."""
         sign = -1.0 if self.mode == "min" else 1.0
-        if self.threshold_mode == "rel":
-            bound = self.best * (1.0 + sign * self.threshold)
-        else:
-            bound = self.best + sign * self.threshold
+        step = sign * self.threshold
+        bound = self.best * (1.0 + step) if self.threshold_mode == "rel" else self.best + step
         return value < bound if self.mode == "min" else value > bound
 
     def _reduce(self) -> None:

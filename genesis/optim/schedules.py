@@ -134,11 +134,12 @@ class OneCycle(_Decay):
     def factor_at(self, step: int) -> float:
         peak, last = max(self.warmup_steps - 1, 0), self.total_steps - 1
         if step <= peak:
-            return _wave(self.start_ratio, 1.0, step / peak) if peak else 1.0
-        return _wave(1.0, self.min_lr_ratio, min((step - peak) / (last - peak), 1.0) if last > peak else 1.0)
+            return along_cosine(self.start_ratio, 1.0, step / peak) if peak else 1.0
+        return along_cosine(1.0, self.min_lr_ratio, min((step - peak) / (last - peak), 1.0) if last > peak else 1.0)
 
 
-def _wave(start: float, end: float, done: float) -> float:
+def along_cosine(start: float, end: float, done: float) -> float:
+    """From `start` to `end` along half a cosine wave, at the share `done` of the way."""
     return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
 
 
