@@ -13,7 +13,7 @@ from genesis.files.manifest import verify_manifest
 from genesis.files.paths import exists
 from genesis.ops.rounding import split_into
 from genesis.optim.states import MASTER
-from genesis.train.checkpoint import TRAINER, optimizer_tensors
+from genesis.train.checkpoint import RNG, optimizer_tensors
 from genesis_models.blocks import CausalLM
 from genesis_models.source import newest_checkpoint
 
@@ -29,7 +29,7 @@ def take_masters(model: CausalLM, folder: Path) -> str | None:
     if not narrow:
         return None
     with boundary(ModelError, "reading the checkpoint", folder):
-        is_checkpoint = exists(folder / TRAINER)
+        is_checkpoint = exists(folder / RNG)  # which the final model of a run does not have
     checkpoint = folder if is_checkpoint else newest_checkpoint(folder)
     weights = f"float32: the {' and '.join(sorted(narrow))} weights as they are"
     if checkpoint is None:

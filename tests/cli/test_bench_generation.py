@@ -14,7 +14,7 @@ import genesis_models
 from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError
 from genesis_cli import environment
-from genesis_cli.session.bench import generation
+from genesis_cli.session.bench import generation, measuring
 from genesis_cli.session.bench.generation import Settings, cache_bytes, generation_row, weight_bytes
 from genesis_cli.session.bench.generation_report import GenerationReport
 from genesis_models.engine import Engine, Request, Token
@@ -43,7 +43,7 @@ def _quick() -> Iterator[None]:
     facts = {"cpu": {"name": "a processor"}, "genesis": "0.0"}
     with (
         small_limits(),
-        mock.patch.object(generation, "FAST", PLAN),
+        mock.patch.object(measuring, "FAST", PLAN),
         mock.patch.object(environment, "facts", return_value=facts),
     ):
         yield

@@ -62,8 +62,8 @@ def test_stop_strings_that_begin_with_a_space(model: CausalLM) -> None:
 
 def test_samples_of_a_run(model: CausalLM, folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
-    how: Any = {"stop": frozenset(), "parse_special": False, "goes_on": lambda: True}
-    assert sample_texts(model, tokenizer, [PROMPT], Sampling(0.0), 3, **how) == [TEXT]
+    how: Any = {"stop": frozenset(), "goes_on": lambda: True}
+    assert sample_texts(model, tokenizer, [tokenizer.prompt(PROMPT)], Sampling(0.0), 3, **how) == [TEXT]
 
 
 def test_generate(folder: Path, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.figure
@@ -117,6 +116,34 @@ def child(request: dict[str, Any]) -> int:
         shim.faults_disarm()
 
 
+class ForkedChild:
+    """A forked process, as `subprocess.Popen` shows one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+    def wait(self, patience: float = 60.0) -> int | None:
+        """Its exit code; None if it had to be killed."""
+        if self.poll() is None:
+            self.returncode = wait(self.pid, patience)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class ForkedHttp:
     """The process of HTTP of `genesis serve` as a fork, which has imported everything, and in which calls fail too."""
 
@@ -127,9 +154,7 @@ class ForkedHttp:
         """Start it; what it raises is shown as by an interpreter of its own."""
         pid = os.fork()
         if pid:
-            return SimpleNamespace(
-                wait=lambda patience=60.0: wait(pid, patience), kill=lambda: os.kill(pid, signal.SIGKILL)
-            )
+            return ForkedChild(pid)
         os.setsid()
         sys.stderr.flush()
         kept, libc = [2, *sorted(pass_fds), LOG_DESCRIPTOR], ctypes.CDLL(None)
