@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from genesis.array import Array
-from genesis.autograd.backward import backward as tape_backward
+from genesis.autograd.engine import backward as tape_backward
 from genesis.autograd.handles import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
@@ -285,7 +285,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def backward(
         self, gradient: Tensor | None = None, retain_graph: builtins.bool = False, create_graph: builtins.bool = False
     ) -> None:
-        """Accumulate gradients into the leaves; see `genesis.autograd.backward`."""
+        """Accumulate gradients into the leaves; see `genesis.autograd.engine`."""
         tape_backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:

@@ -1,8 +1,8 @@
 """Automatic differentiation in reverse: the tape, the engine that runs it backward, and what users do with them."""
 
 from genesis.autograd.autocast import autocast, get_autocast_dtype, is_autocast_enabled
-from genesis.autograd.backward import backward, grad
 from genesis.autograd.checkpoint import checkpoint
+from genesis.autograd.engine import backward, grad
 from genesis.autograd.function import Function, FunctionContext
 from genesis.autograd.gradcheck import gradcheck, jacobians
 from genesis.autograd.modes import (

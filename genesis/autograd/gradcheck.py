@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis.array import from_numpy
-from genesis.autograd.backward import grad
+from genesis.autograd.engine import grad
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import float64

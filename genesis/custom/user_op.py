@@ -20,7 +20,7 @@ from genesis.autograd import TensorBase, apply, no_grad
 from genesis.backend import CPU, Device
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError, UserCode
 from genesis.op import Context, Op, registry
-from genesis.ops.sweep import is_narrow
+from genesis.ops.blocks import is_narrow
 
 Saved = Literal["inputs", "outputs", "both"]
 Rule = Callable[..., Any]

@@ -12,9 +12,8 @@ from genesis.array import Array, Spec
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Op, gradient_like, op
-from genesis.ops.blocks import each_block, store, upcast, working
+from genesis.ops.blocks import each_block, store, sweep, upcast, working
 from genesis.ops.elementwise import erf_values, sigmoid_values
-from genesis.ops.sweep import sweep
 
 Grads = tuple[Array | None, ...]
 

@@ -19,11 +19,11 @@ from genesis.array import Array, Spec
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, op
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.elementwise import cast, div
 from genesis.ops.linalg import same_type
 from genesis.ops.norm import statistics_type
 from genesis.ops.shape import joined
-from genesis.ops.sweep import as_type, is_narrow
 
 Columns = tuple[tuple[int, int], ...]
 

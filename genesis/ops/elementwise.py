@@ -16,6 +16,7 @@ from genesis.array import Array, Spec
 from genesis.dtypes import DType, bool_, result_type
 from genesis.errors import DTypeError, NumericError, ShapeError
 from genesis.op import Context, Op, Saves, op
+from genesis.ops.blocks import as_type, split, sweep
 from genesis.ops.elementwise_rules import (
     common,
     compute_type,
@@ -30,7 +31,6 @@ from genesis.ops.elementwise_rules import (
     sub_infer,
     whole_numbers,
 )
-from genesis.ops.sweep import as_type, split, sweep
 from genesis.shapes import Shape, broadcast_shapes
 
 Grads = tuple[Array | None, ...]

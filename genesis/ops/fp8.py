@@ -24,9 +24,8 @@ from genesis.backend.cpu import scratch
 from genesis.dtypes import float8_e4m3fn, float32
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
-from genesis.ops.blocks import each_block, rows_of
+from genesis.ops.blocks import as_type, each_block, rows_of
 from genesis.ops.linalg import matmul_flops, multiply, same_type
-from genesis.ops.sweep import as_type
 
 CAPABILITY = 8, 9  # of the first GPUs that convert to 8-bit floats and multiply them
 GRAIN = 16  # both sizes of a weight are multiples of it: what TMA and the tensor cores ask for

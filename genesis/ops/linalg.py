@@ -15,9 +15,9 @@ from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import DType, bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, op
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
-from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
 
 Grads = tuple[Array | None, ...]

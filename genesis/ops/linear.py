@@ -17,6 +17,7 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, op
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.dora import scale_columns, scale_rows
 from genesis.ops.elementwise import add, cast
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
@@ -41,7 +42,6 @@ from genesis.ops.low_rank import (
 from genesis.ops.random import dropout
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import columns, joined, reshaped, slices
-from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import numel
 
 Grads = tuple[Array | None, ...]

@@ -24,13 +24,12 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
-from genesis.ops.blocks import rows_of
+from genesis.ops.blocks import as_type, is_narrow, rows_of
 from genesis.ops.dora import check_factors
 from genesis.ops.linalg import matmul_spec, multiply, plus_spec, same_type
 from genesis.ops.norm import statistics_type
 from genesis.ops.random import dropout
 from genesis.ops.shape import joined
-from genesis.ops.sweep import as_type, is_narrow
 
 
 class Pair(NamedTuple):

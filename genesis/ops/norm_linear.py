@@ -7,6 +7,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.op import Context, op
+from genesis.ops.blocks import is_narrow
 from genesis.ops.linear import (
     check_packed,
     input_gradient,
@@ -20,7 +21,6 @@ from genesis.ops.linear import (
 )
 from genesis.ops.low_rank import LowRank
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
-from genesis.ops.sweep import is_narrow
 
 Grads = tuple[Array | None, ...]
 

@@ -15,6 +15,7 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, op
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.elementwise import cast, div, mul, sub
 from genesis.ops.linear import (
     PairsBackward,
@@ -34,7 +35,6 @@ from genesis.ops.low_rank import LowRank, check_low_rank, split_pairs
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
-from genesis.ops.sweep import as_type, is_narrow
 from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
 from genesis.shapes import Shape, numel
 

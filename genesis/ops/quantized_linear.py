@@ -14,9 +14,9 @@ from genesis.backend.cpu import scratch
 from genesis.dtypes import DType, float8_e4m3fn, float32, int8, uint8
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.linalg import multiply, same_type
 from genesis.ops.norm import check_norm, rms_norm
-from genesis.ops.sweep import as_type, is_narrow
 from genesis.ops.swiglu import swiglu_packed
 from genesis.shapes import numel
 

@@ -22,7 +22,7 @@ from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, INTEGER, DType, float64, int64
 from genesis.errors import DTypeError, NumericError, ShapeError, UsageError
 from genesis.op import Context, op
-from genesis.ops.sweep import as_type, is_narrow
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.random import philox
 from genesis.shapes import Shape, numel
 

@@ -19,9 +19,9 @@ from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, op
+from genesis.ops.blocks import as_type, is_narrow, work_type
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
 from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
-from genesis.ops.sweep import as_type, is_narrow, work_type
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
 Axes = int | tuple[int, ...] | None

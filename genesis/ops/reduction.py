@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from genesis.backend.cpu import parallel
-from genesis.ops.sweep import as_type
+from genesis.ops.blocks import as_type
 from genesis.shapes import Shape, numel
 
 _TILE = 1 << 17  # elements; smaller tiles cost more in calls than they save in cache misses

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.ops.sweep import as_type, work_type
+from genesis.ops.blocks import as_type, work_type
 
 _WIDE = 32  # elements; from here on one call for each run of rows is faster than element by element
 

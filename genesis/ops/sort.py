@@ -16,8 +16,8 @@ from genesis.backend.cpu import parallel
 from genesis.dtypes import INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, op
+from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.reduce import put_along_axis, reads, single_axis
-from genesis.ops.sweep import as_type, is_narrow
 
 Grads = tuple[Array | None, ...]
 Pair = tuple[np.ndarray, np.ndarray]

@@ -13,11 +13,10 @@ from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, gradient_like, op
 from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
-from genesis.ops.blocks import each_block, rows_of, store, upcast, working
+from genesis.ops.blocks import as_type, each_block, is_narrow, rows_of, store, upcast, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
-from genesis.ops.sweep import as_type, is_narrow
 
 Grads = tuple[Array | None, ...]
 

@@ -4,7 +4,7 @@
 * foreach: one fused op for each parameter (the default).
 * fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
 
-`gradients.py` has what is done with all gradients together, `states.py` what a rule keeps for each parameter. A
+`states.py` has what is done with all gradients together, and what a rule keeps for each parameter. A
 parameter of a 2-byte type is updated through a float32 master, or by stochastic rounding.
 
 A step has a part on the host, `begin_step`, and one on the device, `update`. The latter launches the same work in every

@@ -1,21 +1,29 @@
-"""The states of an optimizer: what a rule keeps for each parameter, and the float32 masters of 2-byte parameters.
+"""What an optimizer does with parameter groups before any step: their gradients, and the states that a rule keeps.
 
-Masters are made at a parameter's first update. Of a bfloat16 parameter under an elementwise fused rule only the 16-bit
-residual is kept, because the parameter is the rest of the master (see `genesis.ops.rounding`): values that are put into
-the parameter later count, to within half of bfloat16's last place. Masters that are kept whole hide such values: the
-next update overwrites them.
+Gradients are dropped, summed over ranks, measured and clipped. Under a fused optimizer they lie in flat buffers; with
+ranks, each rank keeps sums of its part alone.
+
+States are the tensors of the rule and the float32 masters of 2-byte parameters, made at a parameter's first update. Of
+a bfloat16 parameter under an elementwise fused rule only the 16-bit residual is kept, because the parameter is the rest
+of the master (see `genesis.ops.rounding`): values that are put into the parameter later count, to within half of
+bfloat16's last place. Masters that are kept whole hide such values: the next update overwrites them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from genesis.array import empty, label
+import numpy as np
+
+from genesis.array import Array, empty, from_numpy, label
 from genesis.dtypes import DType, bfloat16, float32, float64, int16
 from genesis.op import registry
-from genesis.optim.gradients import GroupGradients
+from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
+from genesis.optim.bucket_exchange import BucketExchange
+from genesis.optim.flat import FlatBuffers
 from genesis.optim.shard import RuleCall, check_pair, check_range
 from genesis.optim.shared import SharedBuffers
 from genesis.optim.whole_states import WholeStates
@@ -28,6 +36,173 @@ if TYPE_CHECKING:
 MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
 
 LowPrecision = Literal["master", "stochastic"]
+
+
+class GroupGradients:
+    """Base of `Optimizer`: the parameter groups, and what is done with all their gradients together.
+
+    Attributes:
+        param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
+        ranks: those that train these parameters together; None for one process.
+        zero: 1 shards optimizer state (ZeRO-1); 0 replicates it. Rules that mix elements always replicate.
+        grad_dtype: gradients are added up in this type or a wider one; None for the parameters' own.
+    """
+
+    # Whether elements are updated independently, so that several parameters may be one shard.
+    elementwise = True
+
+    def __init__(self, ranks: Ranks | None, zero: int, grad_dtype: DType | None) -> None:
+        self.ranks = None if ranks is None or ranks.size == 1 else ranks
+        self.zero, self.grad_dtype = zero, grad_dtype
+        self.param_groups: list[dict[str, Any]] = []
+        self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
+        self._positions: dict[Tensor, tuple[FlatBuffers, int]] = {}
+        self._bucket_exchange: BucketExchange | None = None  # made when all groups are there
+        self._figures: Array | None = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, or set them to 0."""
+        for group, flats in zip(self.param_groups, self._flats, strict=True):
+            for flat in flats:
+                flat.zero_grad(set_to_none)
+            for param in group["params"] if not flats else ():
+                if set_to_none:
+                    param.grad = None
+                elif param.grad is not None:
+                    param.grad.zero_()
+
+    def _gradients(self) -> list[Array]:
+        """All accumulated gradients, in as few pieces as the memory allows."""
+        arrays: list[Array] = []
+        for group, flats in zip(self.param_groups, self._flats, strict=True):
+            arrays += [span for flat in flats for span in flat.gradient_spans()]
+            arrays += [p.grad.array for p in group["params"] if p.grad is not None] if not flats else []
+        return arrays
+
+    def exchange(self, adds: bool) -> None:
+        """Give the gradients of a micro-batch to the ranks that own them: a call of all ranks, nothing without ranks.
+
+        Args:
+            adds: to those of the step's micro-batches before. The next gradients replace what is in `.grad` now.
+        """
+        for flat in self._shared():
+            flat.exchange(adds)
+
+    @property
+    def exchanges_beside(self) -> bool:
+        """Whether ranks exchange gradients, and parameters, beside the work of a step and inside a CUDA graph."""
+        return any(flat.is_beside for flat in self._shared())
+
+    @property
+    def largest_exchange(self) -> int:
+        """Bytes of the gradients that ranks send at a time, at most."""
+        return max((flat.largest_exchange for flat in self._shared()), default=0)
+
+    def exchanging(self, adds: bool) -> AbstractContextManager[None]:
+        """`exchange` of what the backward pass inside the block makes, while that goes on."""
+        if self._bucket_exchange is None:
+            self._bucket_exchange = BucketExchange(list(self._shared()))
+        return self._bucket_exchange.exchanged(adds)
+
+    def complete(self) -> None:
+        """After the last `exchange` of a step."""
+        for flat in self._shared():
+            flat.complete()
+
+    def first_not_finite(self) -> Tensor | None:
+        """The first parameter of which this rank has a sum of gradients that is not finite."""
+        found = ((flat, flat.first_not_finite()) for flat in self._shared())
+        return next((flat.params[i] for flat, i in found if i is not None), None)
+
+    def _shared(self) -> Iterator[SharedBuffers]:
+        return (flat for flats in self._flats for flat in flats if isinstance(flat, SharedBuffers))
+
+    def shared_memory(self) -> dict[str, list[Array]]:
+        """What ranks keep in parts, beside what is in `.grad` and `state`: "gradients", their sums, and "optimizer"."""
+        shared = list(self._shared())
+        states = [each for flat in shared if flat.is_sharded for each in flat.states.values()]
+        return {"gradients": [flat.summed for flat in shared], "optimizer": states}
+
+    def sharded(self, param: Tensor) -> tuple[SharedBuffers, int] | None:
+        """Where a parameter is whose states are on several ranks, a part on each; else None."""
+        flat, index = self._positions.get(param, (None, 0))
+        return (flat, index) if isinstance(flat, SharedBuffers) and flat.is_sharded else None
+
+    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
+        shared = list(self._shared())
+        if self.exchanges_beside:
+            assert norm_type == 2, "ranks add squares up"
+            report, loss = (Tensor(shared[0].buffer(float32, "gradient norm", size)) for size in (4, 1))
+            self.clip_factor(report, loss, None)
+            return report[1]
+        if not all(flat.has_all_sums for flat in shared):
+            assert norm_type == 2, "ranks add squares up"
+            norm = math.sqrt(sum(flat.square_sum() for flat in shared))
+            return Tensor(from_numpy(np.array(norm, np.float32)))
+        return Tensor(total_norm(*self._gradients(), ord=float(norm_type)))
+
+    def scale_gradients(self, factor: Tensor | float) -> None:
+        """Multiply all gradients by a number or a 0-d tensor; `step(grad_scale=factor)` needs no pass for it."""
+        value = factor.array if isinstance(factor, Tensor) else factor
+        for array in self._gradients():
+            registry["mul"](array, value, out=array)
+        for flat in self._shared():
+            if flat.is_beside:
+                flat.find_squares()
+
+    def clip_factor(self, report: Tensor, loss: Tensor, max_norm: float | None) -> Tensor:
+        """The scale under which a step clips, and is left out once a loss or norm was not finite; nothing waits.
+
+        Args:
+            report: float32 `[4]`, overwritten by the loss, the norm of all gradients, the factor, and a mark that the
+                next call reads: 0 at first, NaN from the first loss or norm on that is not finite.
+            loss: 0-d. Where ranks exchange beside the step it is those of all micro-batches `[n]`, 0 where another rank
+                has them: their sum is the loss, and this is a call of all ranks.
+            max_norm: gradients are scaled down to it; None leaves them.
+
+        Returns:
+            The factor, 0-d, a part of `report`: for `step(grad_scale=...)`.
+        """
+        if self.exchanges_beside:
+            figures, losses = self._figures_of_ranks(loss), loss.shape[0]
+            clip_factor_of_ranks(report.array, figures, losses=losses, max_norm=max_norm)
+        else:
+            clip_factor(report.array, loss.array, *self._gradients(), max_norm=max_norm)
+        array = report.array
+        return Tensor(array.view((), (), array.offset + 2 * array.strides[0]))
+
+    def _figures_of_ranks(self, losses: Tensor) -> Array:
+        """The losses of all ranks, then the partial sums of squares that one process makes; float64, one dimension.
+
+        Each figure is one rank's, and 0 on the others: so their sum over ranks has no order.
+        """
+        flats = list(self._shared())
+        parts = [losses.array, *(flat.squares for flat in flats)]
+        size = sum(part.size for part in parts)
+        if self._figures is None or self._figures.size != size:
+            self._figures = flats[0].buffer(float64, "losses and squares of ranks", size)
+        figures, at = self._figures, 0
+        for part in parts:
+            place = figures.view((part.size,), (1,), figures.offset + at)
+            registry["cast"](part, dtype=float64, out=place)
+            at += part.size
+        with flats[0].sending():
+            flats[0].group.all_reduce(figures)
+        flats[0].join()
+        return figures
+
+    def _flatten(self, kinds: Iterable[Sequence[Tensor]]) -> list[FlatBuffers]:
+        flats: list[FlatBuffers] = []
+        for members in kinds:
+            if self.ranks is None:
+                flats.append(FlatBuffers(members, self.grad_dtype))
+            else:
+                is_sharded = self.zero == 1 and self.elementwise
+                flats.append(SharedBuffers(members, self.grad_dtype, self.ranks, is_sharded=is_sharded))
+        for flat in flats:
+            self._positions.update({p: (flat, i) for i, p in enumerate(flat.params)})
+        return flats
 
 
 class GroupStates(GroupGradients):

@@ -13,7 +13,7 @@ import pytest
 
 from genesis.backend import cpu
 from genesis.backend.cpu import parallel, set_threads
-from genesis.ops.sweep import split, sweep
+from genesis.ops.blocks import split, sweep
 
 BIG = cpu._PARALLEL_FROM
 

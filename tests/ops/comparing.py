@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from genesis.ops.sweep import is_narrow
+from genesis.ops.blocks import is_narrow
 
 __all__ = ["compare", "same_bits", "tolerance"]
 

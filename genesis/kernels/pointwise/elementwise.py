@@ -23,7 +23,7 @@ from genesis.kernels import maths
 from genesis.kernels.gemm.transpose import transposed_copy
 from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
-from genesis.ops.sweep import as_type
+from genesis.ops.blocks import as_type
 from genesis.shapes import broadcast_strides
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
