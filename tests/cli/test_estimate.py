@@ -16,6 +16,7 @@ from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estim
 from genesis_cli.session.host_plan import _counted as counted
 from genesis_cli.session.host_plan import host_plan
 from genesis_cli.session.memory import advice, advised, run_plan, with_batch
+from genesis_cli.session.memory_plan import PlannedRanks
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.step_times import measured_step
 from genesis_cli.session.training import cpu_threads
@@ -162,6 +163,20 @@ def test_no_batch_that_fits_is_said_so(folder: Path) -> None:
     code, out, told = printed("estimate", "c.yaml", "train.batch_size=1", "--gpu-memory", "0.626")
     assert code == 0, told
     assert "one row does not fit either" in out and "batch_size" not in out.partition("to make it fit: ")[2]
+
+
+def test_the_largest_batch_of_ranks_is_that_of_their_plans() -> None:
+    """Two ranks stage what they exchange, and so each has room for fewer rows than a rank alone."""
+    config, ranks = config_of(model={"dtype": "bfloat16"}, train={"accumulation_steps": 2}), PlannedRanks(2)
+    shape, device = model_config(config), simulated().device
+
+    def need(rows: int) -> int:
+        return run_plan(with_batch(config, rows), shape, device, ranks=ranks).reserved
+
+    room = need(8)
+    alone, shared = (estimate(config, "x", simulated(room), nproc).largest_batch for nproc in (1, 2))
+    assert alone is not None and shared is not None and 8 <= shared < alone
+    assert need(shared) <= room < need(shared + 1)
 
 
 def test_mistakes(folder: Path) -> None:

@@ -97,6 +97,15 @@ def test_a_cut_is_gone_over_within_a_pull(hub: Hub) -> None:
     assert requests(hub, WEIGHTS) == [None, "bytes=1000-", *["bytes=1500-"] * 3]
 
 
+def test_cuts_count_from_the_last_one_after_which_bytes_came(hub: Hub) -> None:
+    """Five in a row without a byte end a pull, however many with some bytes came before them."""
+    hub.cuts[WEIGHTS] = [1000] * 7 + [0, 0, 0, 1000, 0, 0, 0]
+    pulled()
+    starts = [f"bytes={1000 * n}-" for n in range(1, 7)]
+    assert requests(hub, WEIGHTS) == [None, *starts, *["bytes=7000-"] * 4, *["bytes=8000-"] * 4]
+    assert (snapshot() / WEIGHTS).read_bytes() == hub.bytes_of(NAME, WEIGHTS)
+
+
 def test_a_pull_goes_on_where_an_earlier_one_ended(hub: Hub) -> None:
     hub.cuts[WEIGHTS] = [1000, 0, 0, 0, 0, 0]
     told = refused(6)

@@ -92,6 +92,21 @@ def test_the_exact_order_of_a_save(tmp_path: Path) -> None:
     assert recorder.calls[-2].target == tmp_path / "out"
 
 
+def test_an_old_version_goes_when_the_new_one_has_reached_the_disk(tmp_path: Path) -> None:
+    """Each of the three renames is flushed before the next one: a power loss takes one step back, not two."""
+    save(tmp_path / "out", 1)
+    recorder = Recorder()
+    save(tmp_path / "out", 2, fs=FileSystem(recorder), replace=True)
+    renames = [call for call in recorder.calls if call.op == "rename"]
+    old, new, doomed = renames
+    assert (old.path, new.target, doomed.path) == (tmp_path / "out", tmp_path / "out", old.target)
+    assert old.target is not None and old.target.name.startswith(".old-out-")
+    assert doomed.target is not None and doomed.target.name.startswith(".del-out-")
+    for rename in renames:
+        following = recorder.calls[recorder.calls.index(rename) + 1]
+        assert (following.op, following.path) == ("fsync_dir", tmp_path)
+
+
 @pytest.mark.parametrize("replace", [False, True])
 def test_the_order_survives_power_loss(tmp_path: Path, replace: bool) -> None:
     if replace:

@@ -38,18 +38,20 @@ DRAW = Sampling(0.0)
 
 
 class Endless:
-    """An engine whose texts are 5, 5, 5, …; one that begins with 13 fails."""
+    """An engine whose texts are 5, 5, 5, …; one that begins with 13 fails. At most `rows` run at a time."""
 
     def __init__(self) -> None:
         self.live: dict[int, Request] = {}
         self.ends: set[int] = set()  # whose text ends with the next step
         self.taken = self.steps = 0
+        self.rows = 100
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         waiting = Waiting(requests)
         self.live.clear()
         while waiting.is_more or self.live:
-            for found in [waiting.take() for _ in range(3)]:  # asked for each row that is free, as an engine does
+            free = min(3, self.rows - len(self.live))
+            for found in [waiting.take() for _ in range(free)]:  # asked for each row that is free, as an engine does
                 if found is None:
                     continue
                 self.live[found[0]], self.taken = found[1], self.taken + 1
@@ -113,6 +115,29 @@ def test_texts_that_nobody_takes_are_cancelled(run: Any) -> None:
             await each.aclose()
             assert len(link.live) == left
             await until(lambda left=left: len(engine.live) == left)  # type: ignore[misc]
+
+    run(test)
+
+
+def test_a_text_that_waits_and_that_nobody_takes_never_runs(run: Any) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        engine.rows = 1
+        running, left, kept = (link.tokens([first], DRAW, 0, 100, []) for first in (1, 2, 3))
+        assert (await anext(running))[0].id == 5
+        asked = [asyncio.ensure_future(anext(each)) for each in (left, kept)]
+        await until(lambda: len(link.live) == 3)
+        asked[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked[0]
+        assert len(link.live) == 2
+        before = engine.steps
+        await until(lambda: engine.steps > before + 3)
+        assert [each.ids[0] for each in engine.live.values()] == [1]
+        await running.aclose()
+        await until(asked[1].done)
+        assert asked[1].result()[0].id == 5
+        assert [each.ids[0] for each in engine.live.values()] == [3] and engine.taken == 2
+        await kept.aclose()
 
     run(test)
 

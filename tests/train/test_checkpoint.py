@@ -120,6 +120,18 @@ class TestSaving:
         assert sorted(p.name for p in output.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-4", "checkpoint-x"]
         assert (output / "checkpoint-1" / "notes.txt").read_text() == "mine"
 
+    def test_a_foreign_checkpoint_is_not_one_of_those_that_are_kept(self, run: Training) -> None:
+        """Its number is above all of ours, so that it would stand for the one before the newest."""
+        foreign, warned = run.checkpoints.folder(100), list[str]()
+        foreign.mkdir()
+        (foreign / "notes.txt").write_text("mine")
+        checks = saver(run, keep=2, warn=warned.append)
+        for _ in range(3):
+            checks.save(run.state)
+            steps(run, 1)
+        assert run.checkpoints.steps() == [3, 4, 100]
+        assert warned == [] and os.listdir(foreign) == ["notes.txt"]
+
     @pytest.mark.parametrize("kind", ["link", "foreign file", "read-only"])
     def test_rotation_goes_on_where_an_old_one_cannot_be_removed(
         self, run: Training, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -422,6 +434,23 @@ class TestSettingAside:
         with pytest.raises(DiskError):
             saver(run, FailAt(3)).set_aside(2)
         assert run.checkpoints.steps() == [2, 3]
+
+    def test_they_are_flushed_where_they_arrive_before_where_they_leave(self, run: Training) -> None:
+        """After a power loss each of them is at one place or at both, and never at none."""
+        for _ in range(3):
+            saver(run).save(run.state)
+            steps(run, 1)
+        recorder = Recorder()
+        aside = saver(run, recorder).set_aside(2)
+        output = run.checkpoints.output_dir
+        assert aside == output / "abandoned-1"
+        assert [(call.op, call.path, call.target) for call in recorder.calls] == [
+            ("mkdir", aside, None),
+            ("rename", output / "checkpoint-4", aside / "checkpoint-4"),
+            ("rename", output / "checkpoint-3", aside / "checkpoint-3"),
+            ("fsync_dir", aside, None),
+            ("fsync_dir", output, None),
+        ]
 
 
 class TestHash:

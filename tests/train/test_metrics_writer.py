@@ -185,6 +185,27 @@ def test_a_full_disk_is_exit_8_and_leaves_whole_rows(tmp_path: Path, monkeypatch
         assert content(tmp_path) == before
 
 
+def test_a_row_after_one_that_found_no_room_follows_the_last_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a resumed file, and where two writes fail one after the other."""
+    run(tmp_path, range(1, 3))
+    sink = Recorder()
+    with MetricsWriter(tmp_path, resume_step=2, sinks=(sink,)) as writer:
+        disk = FullDisk(writer._file, 20)
+        monkeypatch.setattr(writer, "_file", disk)
+        for room in (7, 20):
+            disk.room = room
+            with pytest.raises(DiskError):
+                writer.write(3, {"train/loss": 3.0})
+        disk.room = 1000
+        writer.write(3, {"train/loss": 3.5})
+        writer.sync()
+    rows = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [(row["train/global_step"], row["train/loss"]) for row in rows] == [(1, 10.0), (2, 5.0), (3, 3.5)]
+    assert sink.rows == [(3, {"train/loss": 3.5})]
+
+
 def test_short_writes_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(FullDisk):
         def write(self, data: memoryview) -> int:

@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from genesis.data.chat import ChatEncoder, ChatTemplate, Loss, Sample
 from genesis.data.chat.marks import Marked
+from genesis.data.chat.prompts import ChatPrompts
 from genesis.data.chat.renderer import Limits
 from genesis.data.chat.text_ids import TextIds, TextParts
 from genesis.data.records import Completion, Conversation, Defect, Document, record_text
@@ -236,8 +237,18 @@ class TestEnds:
         text += "<|{{ 'eom' if m.tool_calls else 'eot' }}_id|>{% endfor %}"
         template = ChatTemplate.from_text(text + "{% if add_generation_prompt %}assistant:{% endif %}")
         with ChatEncoder(llama, template, loss="last") as encoder:
-            ends = [llama.token_id("<|eot_id|>"), llama.token_id("<|eom_id|>")]
-            assert list(encoder.end_of_turn_ids) == ends
+            ends = (llama.token_id("<|eot_id|>"), llama.token_id("<|eom_id|>"))
+            assert encoder.end_of_turn_ids == ends
+        with ChatPrompts(llama, template) as prompts:
+            assert prompts.end_of_turn_ids == ends
+
+    def test_the_last_of_two_special_tokens_ends_a_turn(self, qwen: Tokenizer) -> None:
+        text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|><|endoftext|>\n{% endfor %}"
+        template = ChatTemplate.from_text(text + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+        with ChatEncoder(qwen, template, loss="all_assistant") as encoder:
+            [sample] = samples_of(encoder, document([user("a"), assistant("A"), user("b"), assistant("B")]))
+        assert targets(qwen, [sample]) == ["A<|im_end|><|endoftext|>", "B<|im_end|><|endoftext|>"]
+        assert encoder.end_of_turn_ids == (qwen.token_id("<|endoftext|>"),)
 
     def test_what_comes_after_a_whole_render_is_no_end_of_a_turn(self, qwen: Tokenizer) -> None:
         """As Phi-3's template has it, which adds the end of text where it adds no generation prompt."""
