@@ -3,9 +3,11 @@
 VENV ?= .venv
 LOWEST_VENV ?= .venv-lowest
 PEERS_VENV ?= .venv-peers
+MUTANTS_VENV ?= .venv-mutants
 WORKERS ?= 2
 GPU_WORKERS ?= 8
 PIP_FLAGS ?=
+MUTANTS ?=
 
 # The first interpreter on the path that is new enough; `make test PYTHON=python3.12` chooses another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -23,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed ranks-faults generations serving gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed mutants ranks-faults generations serving gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test templates stubs clean
 
 help: ## list these commands
@@ -74,6 +76,15 @@ signals: install-dev ## every command ended by SIGINT, SIGTERM and SIGHUP at ran
 
 malformed: install-dev ## malformed files of every kind, read by the commands that read them, under limits, in about half an hour
 	$(BIN)/python -m tests.soak.malformed
+
+mutants: install-dev $(MUTANTS_VENV)/.installed ## mistakes planted in copies of the tree, and whether tests notice; MUTANTS="--count 16 --seed 7", in hours
+	$(MUTANTS_VENV)/bin/python -m tests.mutants --python $(BIN)/python --check
+	$(MUTANTS_VENV)/bin/python -m tests.mutants --python $(BIN)/python --workers $(WORKERS) $(MUTANTS)
+
+# cosmic-ray with what it brings is 60 MB, and of use to nothing else.
+$(MUTANTS_VENV)/.installed: | $(MUTANTS_VENV)/.created
+	@$(MUTANTS_VENV)/bin/python $(PIP_INSTALL) 'cosmic-ray>=8.7,<9'
+	@touch $@
 
 generations: install-dev ## 10,000 generations of mixed lengths, after which nothing may have grown, in minutes
 	$(BIN)/python -m tests.soak.generations
@@ -158,7 +169,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
 
-$(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created:
+$(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created $(MUTANTS_VENV)/.created:
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { \
 		echo "Genesis needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1)."; \
 		echo "Name another interpreter: make $(or $(MAKECMDGOALS),quickstart) PYTHON=/path/to/python3.12"; \
@@ -183,5 +194,5 @@ templates: peers ## public chat templates in FOLDER (*.jinja): renders, ids and 
 	$(PEERS_VENV)/bin/python -m tests.peers.templates $(FOLDER)
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
-	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) $(MUTANTS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -117,9 +117,14 @@ def test_weights_of_a_base_model_have_names_without_its_prefix(folder: Path, tmp
 
 
 def test_rotary_tables_of_old_checkpoints_are_ignored(folder: Path) -> None:
+    """Their frequencies are those of the config, whatever the file says."""
+    ids = genesis.tensor([[3, 1, 4, 1, 5]])
+    expected = genesis_models.load(folder)(ids).detach().numpy()
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(16, np.float32)}
     change(folder, lambda arrays: arrays.update(extra))
-    genesis_models.load(folder)
+    model = genesis_models.load(folder)
+    assert np.array_equal(model(ids).detach().numpy(), expected)
+    assert sorted(name for name, _ in model.named_parameters()) == NAMES
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "float64"])

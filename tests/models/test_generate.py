@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import genesis
 import genesis_models
 from genesis.errors import NumericError, UsageError
+from genesis_models.config import ModelConfig
 from genesis_models.engine import Sampling, choose
 from genesis_models.generate import continue_ids
+from genesis_models.rope import Rotary
 from tests.models.golden import golden
 
 
@@ -101,4 +104,21 @@ def test_dynamic_rope_generates_beyond_the_trained_length() -> None:
     expected += [225, 145, 64, 244, 70, 110, 45, 206, 29, 260, 76, 90, 193, 32, 187, 165, 27, 55]
     assert list(continue_ids(model, [*prompt, 0], Sampling(0.0), 40)) == expected
     assert len(list(continue_ids(model, [*prompt, 0], Sampling(0.0), 1000))) == 4 * 32 - 24
-    assert len(model._rotaries[0]._device_tables) <= 1
+
+
+def test_tables_of_stretched_angles_go_when_another_length_comes() -> None:
+    """Each length has its own on a device: they are not kept for all lengths that a text comes through."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    config = ModelConfig.from_dict({**sizes, **heads, "model_type": "llama", "rope_parameters": rope})
+    rotary, kept = Rotary(config), []
+    for length in (40, 41, 40):
+        cos, sin = rotary.span(0, length, genesis.Device("cpu"))
+        expected = rotary(np.arange(length), genesis.Device("cpu"))
+        assert np.array_equal(cos.numpy(), expected[0].numpy()) and np.array_equal(sin.numpy(), expected[1].numpy())
+        memory = cos.numpy().base
+        assert isinstance(memory, np.ndarray)
+        kept.append(weakref.ref(memory))
+        del cos, sin, expected, memory
+    assert [each() is not None for each in kept] == [False, False, True]
