@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -200,6 +200,7 @@ class Copy:
 
     def __init__(self, root: Path, folder: Path, python: Path, packages: Sequence[str]) -> None:
         self.tree, self._home, self._writes = folder / "tree", folder / "home", 0
+        self._running: int | None = None
         self._home.mkdir(parents=True)
         for name in tracked(root):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -244,12 +245,21 @@ class Copy:
             words, cwd=self.tree, env=environment, text=True, errors="replace", start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as process:  # fmt: skip
-            timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+            self._running, begun = process.pid, time.monotonic()
+            timer = threading.Timer(limit, self.stop)
             timer.start()
-            begun = time.monotonic()
-            printed = process.communicate()[0]
-            timer.cancel()
+            try:
+                printed = process.communicate()[0]
+            finally:
+                timer.cancel()
+                self._running = None
         return None if time.monotonic() - begun >= limit else process.returncode, printed
+
+    def stop(self) -> None:
+        """End the tests that run, with the processes that they started."""
+        if self._running is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._running, signal.SIGKILL)
 
     def seconds_of(self, tests: str) -> float:
         """The time of the tests without a mistake. Raises: MutantsError where they fail."""
@@ -287,7 +297,9 @@ def judged(
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(workers):
-            copies.put(Copy(root, folder / str(number), python, packages))
+            copies.put(copy := Copy(root, folder / str(number), python, packages))
+            stack.callback(copy.stop)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # where it ends early: before they are stopped
 
         def seconds(tests: str) -> float:
             copy = copies.get()
@@ -356,6 +368,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="only print the changes")
     parser.add_argument("--check", action="store_true", help="try the tool itself on a tiny project")
     given = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the tests that run end, too
     try:
         if given.check:
             check(given.python)
