@@ -23,7 +23,7 @@ from genesis_models.engine import Request
 from genesis_models.engine.text import Runner
 from genesis_models.generate import engine_for
 from tests.data.chat.golden import HERE as CHAT
-from tests.train.chats import make_chats, token, write_chats
+from tests.train.chats import chat, make_chats, token, write_chats
 from tests.train.runs import load, rows, signal_in_step, train
 
 ASSISTANT = "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -62,6 +62,22 @@ def test_the_trained_end_of_turn_is_named_and_all_else_is_kept(
     assert "eval at step 0: loss" in told.getvalue()
     losses = [row["eval/loss"] for row in rows(tmp_path / "run") if "eval/loss" in row]
     assert len(losses) == 2 and losses[-1] < losses[0]
+
+
+def test_each_end_of_a_turn_that_was_trained_is_named(recipe: Path, tmp_path: Path) -> None:
+    """A template may end answers and calls with tokens of their own, and data may have no calls."""
+    text = "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}"
+    text += "<|{{ 'im_start' if m.tool_calls else 'im_end' }}|>{% endfor %}"
+    (tmp_path / "two.jinja").write_text(text + ASSISTANT)
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    asked = [{"role": "user", "content": "when"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    write_chats(tmp_path / "calls.jsonl", [{"messages": asked}, chat("one", "two")] * 4)
+    write_chats(tmp_path / "answers.jsonl", [chat("one", "two")] * 4)
+    im_start = token(recipe.parent / "base", "<|im_start|>")
+    for name, ends in (("calls", [im_end(recipe), im_start, 0]), ("answers", [im_end(recipe), 0])):
+        settings = (f"data.template={tmp_path}/two.jinja", f"data.train={tmp_path}/{name}.jsonl", "train.steps=1")
+        train(load(recipe, str(tmp_path / name), *settings, "data.eval_fraction=0"))
+        assert saved(tmp_path / name)["ends"]["eos_token_id"] == ends
 
 
 @pytest.mark.parametrize("settings", [(), ("lora=null",)], ids=["lora", "full"])
