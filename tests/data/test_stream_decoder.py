@@ -96,6 +96,15 @@ def test_texts_of_tokens_join_to_the_text(spaced: Tokenizer) -> None:
     assert "".join(texts) == "ab hello a" and " a" in texts
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_special_token_has_a_text_wherever_it_is(spaced: Tokenizer, tokenizer: Tokenizer, begins: bool) -> None:
+    for each in (spaced, tokenizer):
+        for token in each.special_ids:
+            text = each.decode([token], skip_special=False)
+            assert text.startswith("<")
+            assert token_text(each, token, begins=begins) == text
+
+
 def test_bytes_of_tokens_join_to_the_text(spaced: Tokenizer, tokenizer: Tokenizer) -> None:
     for each in (spaced, tokenizer):
         ids = each.encode("a é 漢").tolist()
