@@ -144,10 +144,32 @@ def is_silent(node: Any) -> bool:
     for argument in (*own, *_above(node, "argument")):
         if code(argument.children[0]) in WORDS | SAME:
             return True
-    for statement in _above(node, "expr_stmt"):
-        if {code(each) for each in statement.get_defined_names()} & WORDS:
-            return True
+    if _is_worded(node) or any(_is_for_words(statement, function) for statement in _above(node, "expr_stmt")):
+        return True
     return any("TYPE_CHECKING" in code(each.children[1]) for each in _above(node, "if_stmt"))
+
+
+def _is_worded(node: Any) -> bool:
+    """Whether it is a part of what a message's words are set to."""
+    names = (name for statement in _above(node, "expr_stmt") for name in statement.get_defined_names())
+    return any(code(name) in WORDS for name in names)
+
+
+def _is_for_words(statement: Any, function: Any) -> bool:
+    """Whether the names that a statement sets in a function are used in messages alone."""
+    own = statement.get_defined_names()
+    if function is None or any(name.type != "name" or name.parent.type == "trailer" for name in own):
+        return False
+    names = {name.value for name in own}
+    uses = [leaf for leaf in _leaves(function) if leaf.type == "name" and leaf.value in names and leaf not in own]
+    return bool(uses) and all(leaf.search_ancestor(*SILENT) is not None or _is_worded(leaf) for leaf in uses)
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    leaf, last = node.get_first_leaf(), node.get_last_leaf()
+    while leaf is not None and leaf is not last:
+        yield leaf
+        leaf = leaf.get_next_leaf()
 
 
 def _above(node: Any, kind: str) -> Iterator[Any]:
