@@ -190,6 +190,20 @@ def both_ways(device: str, layer: Layer, inner: int, outs: list[tuple[int, int]]
     return y.detach().cpu().numpy().tobytes(), x.grad.cpu().numpy().tobytes()
 
 
+def test_nothing_is_quantized_unless_it_is_asked_for() -> None:
+    rng = np.random.default_rng(8)
+    x, *weights = (genesis.tensor(rng.normal(size=(n, 64)).astype(np.float32)) for n in (5, 64, 64, 64))
+    scale = genesis.ones(64)
+    for layer, found in (
+        (linear_of, F.linear(x, weights[0])),
+        (packed_linear_of, F.packed_linear(x, weights)),
+        (norm_linear_of, F.norm_linear(x, scale, weights, eps=1e-6)),
+        (norm_mlp_of, F.norm_mlp(x, scale, weights[:2], [], weights[2], eps=1e-6)),
+    ):
+        assert np.array_equal(found.numpy(), layer(x, weights, 0).numpy())
+        assert not np.array_equal(found.numpy(), layer(x, weights, 1).numpy())
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("layer", [linear_of, packed_linear_of, norm_linear_of])
 @pytest.mark.parametrize(("inner", "out"), [(48, 64), (64, 48)])
