@@ -35,7 +35,7 @@ SPARE_S = 60  # what a run of tests may take beside three times the time that it
 
 # Quarter -> beginning of a file's path -> the tests that exercise it, as pytest takes them. The first one holds.
 Areas = dict[str, dict[str, str]]
-ENGINE = "tests/models/test_engine.py tests/models/test_device_engine.py tests/models/test_step_files.py"
+ENGINE = "tests/models/test_engine.py tests/models/test_device_engine.py"
 GENERATE = "tests/models/test_generate.py tests/models/test_generate_texts.py tests/cli/test_generate_many.py"
 CONFIG = "tests/train/test_config_file.py tests/train/test_config_schema.py tests/train/test_config_yaml.py"
 TENSORS = "tests/core tests/functions tests/autograd tests/ops/test_conformance.py"
