@@ -25,7 +25,7 @@ class EagerEngine:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Token]:
         """See `Engine.run`."""
-        was_training = self.model.training
+        was_training, self._cancelled = self.model.training, None
         self.model.eval()
         try:
             for number, request in enumerate(requests):

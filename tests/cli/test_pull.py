@@ -320,7 +320,7 @@ def test_answers_that_are_no_file(hub: Hub, answer: Any, tries: int, said: str) 
     told = refused(6)
     assert WEIGHTS in told and said in told
     # What the network hands over before an end may be less than what was sent, and come with the next try.
-    assert tries <= len(requests(hub, WEIGHTS)) <= tries * 21 // 20 + (tries > 1) * 2
+    assert tries <= len(requests(hub, WEIGHTS)) <= tries * 21 // 20 + (tries > 1) * 2 * TRIES
     assert in_cache(HubName(NAME)) is None
 
 

@@ -135,6 +135,7 @@ def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM) -> Non
             if token.request == 1 and len(by_request(found, 4)[1]) == 2:
                 engine.cancel(1)
         assert by_request(found, 4) == [each[:2] if i == 1 else each for i, each in enumerate(expected)]
+        assert by_request(engine.run(requests), 4) == expected, "a later run cancels nothing"
 
 
 def test_log_probabilities_are_those_of_the_logits(model: genesis_models.CausalLM) -> None:
