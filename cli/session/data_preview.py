@@ -12,8 +12,7 @@ import numpy as np
 from genesis.data.documents import Ints, TokenSet
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
-from genesis.data.stream_decoder import StreamDecoder
-from genesis.data.tokenizer import Tokenizer
+from genesis.data.tokenizer import StreamDecoder, Tokenizer
 from genesis.errors import escape
 from genesis.files.atomic import temporary_folder
 from genesis.train.config import Config

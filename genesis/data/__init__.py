@@ -11,8 +11,7 @@ from genesis.data.documents import DocumentIndex, TokenSet
 from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
 from genesis.data.pipeline import DataReport, HeldOut, Prepared, StageProgress, prepare, prepare_held_out
 from genesis.data.records import Completion, Conversation, Defects, Document
-from genesis.data.stream_decoder import StreamDecoder
-from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.data.tokenizer import StreamDecoder, Tokenizer, train_bpe
 
 __all__ = [
     "IGNORE_INDEX",

@@ -9,6 +9,7 @@ The text `<|endoftext|>` inside a document encodes as plain characters unless sp
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -26,17 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.backend.cores import usable_cores
-from genesis.data.affixes import post_processor_affixes, start_template
-from genesis.data.pieces import CutRule, cut_rule, puts_prefix, without_prefix
-from genesis.data.tokenizer_check import check_bounded
+from genesis.data.pieces import CutRule, cut_rule, post_processor_affixes, puts_prefix, start_template, without_prefix
 from genesis.data.tokenizer_files import (
     MAPPING_NAME,
     MAX_VOCAB,
     ROLES,
     TOKENIZER_NAME,
     TokenizerFiles,
+    check_bounded,
     checked_content,
     read_tokenizer,
+    refused,
 )
 from genesis.data.worker_thread import call_in_thread, feed_in_thread
 from genesis.errors import ConfigError, DataError, InterruptedRun, ModelError, escape
@@ -119,9 +120,9 @@ class Tokenizer:
         try:
             self.start_ids, after = post_processor_affixes(self._parts.get("post_processor"))
         except ValueError as error:
-            raise _refused(f"the post_processor cannot be used: {escape(error)}", self._source.where) from None
+            raise refused(f"the post_processor cannot be used: {escape(error)}", self._source.where) from None
         if any(self.token(number) is None for number in self.start_ids + after):
-            raise _refused("the post_processor adds an id that is not in the vocabulary", self._source.where)
+            raise refused("the post_processor adds an id that is not in the vocabulary", self._source.where)
         self.document_end_ids = after if after[-1:] == (self.eos_id,) else (*after, self.eos_id)
         while after[-1:] == (self.eos_id,):
             after = after[:-1]
@@ -146,11 +147,11 @@ class Tokenizer:
         """Refuse a tokenizer whose ids the library reads otherwise than we do, or that cannot encode or decode."""
         for token in self.added_tokens:
             if self._library.token_to_id(token["content"]) != token["id"]:
-                raise _refused(f"the added token {escape(token['content'])!r} does not get its id", self._source.where)
+                raise refused(f"the added token {escape(token['content'])!r} does not get its id", self._source.where)
         ids = self._library.encode(_PROBE, add_special_tokens=False).ids
         self._library.decode(ids, skip_special_tokens=False)
         if max(ids, default=0) >= self.vocab_size:
-            raise _refused("it gives ids beyond its vocabulary", self._source.where)
+            raise refused("it gives ids beyond its vocabulary", self._source.where)
 
     def encode(self, text: str, *, parse_special: bool = False) -> Ids:
         """The ids of `text`, int64 `[n]`, without those that a document or prompt has around it.
@@ -439,13 +440,111 @@ def _guard(where: str) -> Iterator[None]:
     except (InterruptedRun, MemoryError, ModelError):  # a signal may come while the library works
         raise
     except Exception as error:
-        raise _refused(escape(error)[:300], where) from error
+        raise refused(escape(error)[:300], where) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException" or type(error).__module__ != "pyo3_runtime":
             raise
-        raise _refused(escape(error)[:300], where) from None
+        raise refused(escape(error)[:300], where) from None
 
 
-def _refused(what: str, where: str) -> ModelError:
-    next = "take the tokenizer again from its source, or leave data.tokenizer out to train one on the data"
-    return ModelError(f"the tokenizer cannot be used: {what}", where=where, next=next)
+# --- Text while it is generated ---------------------------------------------------------------------------------------
+# Ids go in one by one, whole characters come out. Sampling and printing live elsewhere.
+
+
+_REPLACEMENT = "\ufffd"
+# A character has at most four bytes, so what is still open after so many tokens will never become one.
+_LONGEST_CHARACTER = 4
+
+
+class StreamDecoder:
+    """Decodes a growing sequence of ids. All pieces and `finish` joined are what `decode` gives for all ids; of ids
+    that continue others, what they add to the text of those.
+
+    A character whose bytes are spread over several tokens comes out with its last one.
+
+    Args:
+        skip_special: whether special tokens give no text.
+        after: the ids of the text that is continued. Behind a special token a text of its own begins, as an answer
+            behind a chat's template does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
+        self._before = _last_ids(tokenizer, after)
+        self._context, self._open = self._before, list[int]()
+
+    def push(self, token_id: int) -> str:
+        """The text that became whole with `token_id`; often empty."""
+        if self._skip_special and token_id in self._tokenizer.special_ids:
+            return ""
+        if self._bytes is not None:
+            return self._bytes.decode(_level_bytes(self._tokenizer, token_id))
+        self._open.append(token_id)
+        text = self._new_text()
+        if text.endswith(_REPLACEMENT) and len(self._open) < _LONGEST_CHARACTER:
+            return ""
+        # Spaces at a token's start depend on the token before it, so the last ones stay as context.
+        self._context, self._open = self._open, []
+        return text
+
+    def finish(self) -> str:
+        """The rest, with U+FFFD for a character that was never completed; the decoder is as new afterwards."""
+        text = self._new_text() if self._bytes is None else self._bytes.decode(b"", final=True)
+        self._context, self._open = self._before, []
+        if self._bytes is not None:
+            self._bytes.reset()
+        return text
+
+    def _new_text(self) -> str:
+        """What the open tokens add to the text of those before them."""
+        before = self._tokenizer.decode(self._context, skip_special=self._skip_special)
+        return self._tokenizer.decode(self._context + self._open, skip_special=self._skip_special)[len(before) :]
+
+
+def _last_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The last of `ids` on which the text behind them depends: of a special token none, else whole characters."""
+    start = len(ids)
+    while start and ids[start - 1] not in tokenizer.special_ids:
+        start -= 1
+        if tokenizer.fallback_byte(ids[start]) is None:
+            break
+    return list(ids[start:])
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """Character -> byte of GPT-2's alphabet: printable bytes stand for themselves, others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+def token_text(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> str:
+    """The text of a token by itself, special ones too.
+
+    Args:
+        begins: a text begins with it, where some tokenizers put a space that is not shown.
+    """
+    first = tokenizer.decode([token_id], skip_special=False)
+    if begins or tokenizer.is_byte_level:
+        return first
+    return tokenizer.decode([token_id, token_id], skip_special=False)[len(first) :]
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> bytes:
+    """The bytes of a token; those of its `token_text` for one that has no bytes."""
+    if tokenizer.is_byte_level:
+        return _level_bytes(tokenizer, token_id)
+    byte = tokenizer.fallback_byte(token_id)
+    return token_text(tokenizer, token_id, begins=begins).encode() if byte is None else byte
+
+
+def _level_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The bytes of a token of a byte-level tokenizer; those of its text for an added one."""
+    token = tokenizer.token(token_id) or ""
+    try:
+        return bytes(map(_byte_of().__getitem__, token))
+    except KeyError:
+        return token.encode("utf-8")

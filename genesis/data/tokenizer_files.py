@@ -2,24 +2,29 @@
 
 The library ends in a panic on some malformed files, and obeys others that would drop text, pad it or encode it by
 chance. So the parts that it may see are listed here; truncation, padding, dropout and post-processors never reach it.
+Parts that could cost any time or memory are tried in a child process first.
+
+What the checks of large files gave is kept in the user's cache. The files are read and hashed at each start, so that a
+changed one is checked again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from genesis.data import added_tokens
-from genesis.data.added_tokens import all_added_tokens, rebuilding_class, tokenizer_settings
-from genesis.data.tokenizer_cache import CheckedTokenizer, cached_tokenizer
 from genesis.errors import ModelError, escape
 from genesis.files import strict_json
 from genesis.files.boundary import boundary
+from genesis.files.cache import USER, Cache, user_folder
 from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 from genesis.files.paths import exists, is_folder, quote, safe_join
 from genesis.files.strict_json import parse_object, read_limited
@@ -53,11 +58,7 @@ _TYPES: Mapping[str, tuple[str, frozenset[str]]] = {
     ),
     "decoder": ("decoders", frozenset(["ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"])),
 }
-_CODE = (
-    Path(__file__),
-    Path(added_tokens.__file__),
-    Path(strict_json.__file__),
-)  # what decides what is made of the files
+_CODE = (Path(__file__), Path(strict_json.__file__))  # what decides what is made of the files
 _NEXT = "take the tokenizer again from its source, or leave data.tokenizer out to train one on the data"
 
 
@@ -125,7 +126,7 @@ def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTok
     config, mapping, listed = (beside.get(name, {}) for name in _SIDE_FILES)
     if config.get("split_special_tokens") or config.get("fast_tokenizer_files", [TOKENIZER_NAME]) != [TOKENIZER_NAME]:
         key = "split_special_tokens" if config.get("split_special_tokens") else "fast_tokenizer_files"
-        raise _malformed(f"`{key}` of {TOKENIZER_CONFIG} is {quote(config[key])}, which is not supported", where)
+        raise refused(f"`{key}` of {TOKENIZER_CONFIG} is {quote(config[key])}, which is not supported", where)
     decoder = content.get("decoder")
     is_byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
     rebuilt = rebuilding_class(config, beside.get(MODEL_CONFIG, {}).get("model_type"), is_byte_level)
@@ -157,26 +158,26 @@ def _checked_ids(content: Mapping[str, Any], where: str) -> dict[str, int]:
     """Token -> id of the vocabulary and the added tokens; every id is used once."""
     model = content.get("model")
     if not isinstance(model, dict):
-        raise _malformed("there is no `model`", where)
+        raise refused("there is no `model`", where)
     if model.get("type", "BPE") != "BPE":
-        raise _malformed(f"the model type is {quote(model['type'])}; Genesis reads BPE tokenizers", where)
+        raise refused(f"the model type is {quote(model['type'])}; Genesis reads BPE tokenizers", where)
     for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(affix):
-            raise _malformed(f"`model.{affix}` is set, which no supported model uses", where)
+            raise refused(f"`model.{affix}` is set, which no supported model uses", where)
     vocab, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocab, dict) or not isinstance(merges, list) or not vocab:
-        raise _malformed("`model.vocab` or `model.merges` is missing", where)
+        raise refused("`model.vocab` or `model.merges` is missing", where)
     ids = dict(vocab)
     for token in _added(content, where):
         if ids.setdefault(token["content"], token["id"]) != token["id"]:
-            raise _malformed(f"the added token {quote(token['content'])} has two ids", where)
+            raise refused(f"the added token {quote(token['content'])} has two ids", where)
     for token, number in ids.items():
         if type(number) is not int or not 0 <= number < MAX_VOCAB:
-            raise _malformed(f"the id of the token {quote(token)} is {quote(number)}, not below {MAX_VOCAB:,}", where)
+            raise refused(f"the id of the token {quote(token)} is {quote(number)}, not below {MAX_VOCAB:,}", where)
         if len(token) > MAX_TOKEN_CHARS:
-            raise _malformed(f"the token {quote(token)} has more than {MAX_TOKEN_CHARS:,} characters", where)
+            raise refused(f"the token {quote(token)} has more than {MAX_TOKEN_CHARS:,} characters", where)
     if len(set(ids.values())) < len(ids):
-        raise _malformed("two tokens have the same id", where)
+        raise refused("two tokens have the same id", where)
     return ids
 
 
@@ -184,9 +185,9 @@ def _added(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     added = content.get("added_tokens")
     for token in added if isinstance(added, list) else []:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
-            raise _malformed("an entry of `added_tokens` has no text", where)
+            raise refused("an entry of `added_tokens` has no text", where)
         if type(token.get("id")) is not int:
-            raise _malformed(f"the added token {quote(token['content'])} has no id", where)
+            raise refused(f"the added token {quote(token['content'])} has no id", where)
     return list(added) if isinstance(added, list) else []
 
 
@@ -196,10 +197,10 @@ def _check_parts(content: Mapping[str, Any], where: str) -> None:
         for part in _members(content.get(name), members):
             kind = part.get("type") if isinstance(part, dict) else None
             if not isinstance(kind, str) or kind not in types:
-                raise _malformed(f"the {name} has a part of the type {quote(kind)}, which is not supported", where)
+                raise refused(f"the {name} has a part of the type {quote(kind)}, which is not supported", where)
             pattern = part.get("pattern")
             if isinstance(pattern, dict) and "" in pattern.values():
-                raise _malformed(f"the {name} has an empty pattern", where)
+                raise refused(f"the {name} has an empty pattern", where)
 
 
 def _members(part: Any, key: str) -> Iterator[Any]:
@@ -243,5 +244,330 @@ def _id_of(config: Mapping[str, Any], role: str) -> int:
     return value if type(value) is int else -1
 
 
-def _malformed(what: str, where: str) -> ModelError:
+def refused(what: str, where: str) -> ModelError:
+    """The error of a tokenizer that cannot be used."""
     return ModelError(f"the tokenizer cannot be used: {what}", where=where, next=_NEXT)
+
+
+# --- Added tokens -----------------------------------------------------------------------------------------------------
+# The order of precedence and the ids are transformers' (5.x): a token that is new takes the next free id, whatever id a
+# side file gives it.
+
+
+_NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_LISTED, _EXTRA, _OLD_EXTRA = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"
+# transformers' classes that read only vocabulary and merges of tokenizer.json, with their default special tokens.
+_END = "<|endoftext|>"
+_REBUILT: Mapping[str, Mapping[str, str]] = {
+    "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    "GemmaTokenizer": {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")},
+    "GPTNeoXTokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": "<|padding|>"},
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+}
+# The class by the type of the model: where the config names none, and whatever it names ("" for one that is not above).
+_USUAL = {"gemma3_text": "GemmaTokenizer", "qwen3": "Qwen2Tokenizer"}
+_FIXED = {"qwen2": "Qwen2Tokenizer", "granite": "", "mistral": "", "olmo2": "", "phi3": ""}
+
+
+def rebuilding_class(config: Mapping[str, Any], model_type: object, is_byte_level: bool) -> str | None:
+    """transformers' class for a tokenizer, where it is one that does not keep the added tokens of tokenizer.json."""
+    kind = str(model_type)
+    name = _FIXED.get(kind, str(config.get("tokenizer_class") or _USUAL.get(kind)).removesuffix("Fast"))
+    return None if name not in _REBUILT or (name == "LlamaTokenizer" and is_byte_level) else name
+
+
+def tokenizer_settings(
+    config: Mapping[str, Any], mapping: Mapping[str, Any], rebuilt: str | None, where: str
+) -> dict[str, Any]:
+    """`tokenizer_config.json`, overridden by `special_tokens_map.json` unless the config lists its added tokens.
+
+    Args:
+        rebuilt: see `rebuilding_class`.
+    """
+    settings = {**_REBUILT.get(rebuilt or "", {}), **config}
+    if _OLD_EXTRA in settings and not settings.get(_EXTRA):
+        settings[_EXTRA] = settings.pop(_OLD_EXTRA)
+    if isinstance(settings.get(_EXTRA), Mapping):
+        settings |= settings.pop(_EXTRA)
+    for key, value in mapping.items() if _LISTED not in settings else ():
+        if key == _EXTRA and isinstance(value, Mapping):
+            settings |= value
+        elif key == _EXTRA:
+            settings[key] = [*_typed(settings.get(key), list, where), *map(_special, _typed(value, list, where))]
+        else:
+            settings[key] = _special(value)
+    return settings
+
+
+def all_added_tokens(
+    kept: Sequence[dict[str, Any]],
+    vocabulary: Mapping[str, int],
+    settings: Mapping[str, Any],
+    listed: Mapping[str, Any],
+    rebuilt: str | None,
+    where: str,
+) -> list[dict[str, Any]]:
+    """The added tokens as tokenizer.json has them, with those that only other files name behind them.
+
+    Args:
+        kept: those of tokenizer.json, checked.
+        vocabulary: token -> id, of its model.
+        settings: see `tokenizer_settings`.
+        listed: `added_tokens.json`: token -> id. It counts where the settings list no added tokens.
+        rebuilt: see `rebuilding_class`.
+
+    Raises:
+        ModelError: a file names a token in a form that is not known.
+    """
+    names = [*_NAMED, *(key for key in settings if key.endswith("_token") and key not in _NAMED)]
+    named = [_token(settings[key], where, key) for key in names if _may_name(key, settings.get(key))]
+    extra = [_token(each, where) for each in _typed(settings.get(_EXTRA, settings.get(_OLD_EXTRA)), list, where)]
+    special = {token["content"] for token in named}
+    if _LISTED in settings:
+        by_id = {_id(key, where): _token(each, where) for key, each in _typed(settings[_LISTED], dict, where).items()}
+    else:
+        known = special | ({token["content"] for token in extra} if _EXTRA in settings else set())
+        by_id = {_id(i, where): _token({"content": t, "special": t in known}, where) for t, i in listed.items()}
+        by_id |= {token["id"]: token for token in kept}
+    found = {} if rebuilt else {token["content"]: token for token in kept}
+    added = {token["content"]: token for _, token in sorted(by_id.items())}
+    for token in (*named, *extra):
+        if token["content"] not in found:
+            added.setdefault(token["content"], token)
+    if rebuilt == "Qwen2Tokenizer":  # it adds its special tokens once more
+        added |= {token["content"]: _token(token["content"], where) for token in (*named, *extra)}
+    after = max([len(vocabulary), *(token["id"] + 1 for token in found.values())])
+    for text, token in added.items():
+        number = found[text]["id"] if text in found else vocabulary.get(text, after)
+        after = max(after, number + 1)
+        new = {**token, "id": number, "special": bool(token.get("special")) or text in special}
+        if any(new.get(key) != found.get(text, {}).get(key) for key in (*_FLAGS, "special")):
+            found[text] = new
+    return list(found.values())
+
+
+def _special(value: Any) -> Any:
+    return {**value, "special": True} if isinstance(value, Mapping) else value
+
+
+def _may_name(key: str, value: Any) -> bool:
+    """Whether a setting names a token: of the usual ones any value does, others may be something else."""
+    return value is not None if key in _NAMED else isinstance(value, str | Mapping)
+
+
+def _token(value: Any, where: str, key: str = "added_tokens") -> dict[str, Any]:
+    """A token as tokenizer.json has it, without an id, of a text or of the object of a side file."""
+    given = {"content": value, "special": True} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(given.get("content"), str) or not given["content"]:
+        raise _unknown(value, where, key)
+    special = bool(given.get("special"))
+    flags = {key: bool(given.get(key, key == "normalized" and not special)) for key in _FLAGS}
+    return {"id": -1, "content": given["content"], **flags, "special": special}
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    """A list or an object of tokens; null is empty."""
+    if value is not None and not isinstance(value, kind):
+        raise _unknown(value, where)
+    return value or kind()
+
+
+def _id(value: Any, where: str) -> int:
+    if not str(value).isdecimal():
+        raise _unknown(value, where)
+    return int(value)
+
+
+def _unknown(value: Any, where: str, key: str = "added_tokens") -> ModelError:
+    what = f"the tokenizer cannot be used: `{escape(key)[:80]}` is or has {quote(value)}, which names no token"
+    return ModelError(what, where=where, next=f"correct {TOKENIZER_CONFIG} and the files beside it")
+
+
+# --- What an earlier process checked ----------------------------------------------------------------------------------
+
+
+MIN_BYTES = 1 << 20  # of files that are worth an entry; checking 1 MiB takes 0.1 s
+MAX_BYTES = 128 << 20  # of an entry
+
+
+@dataclass(frozen=True)
+class CheckedTokenizer:
+    """What of a tokenizer's files is needed to run it.
+
+    Attributes:
+        runnable: the tokenizer.json for the library: what encodes and decodes plain text, and nothing that changes it.
+        parts: tokenizer.json, parsed, without the vocabulary and the merges.
+        specials: bos, eos and pad -> the token's text; None where the tokenizer has none.
+        vocab_size: the largest id + 1: the rows that an embedding needs.
+    """
+
+    runnable: str
+    parts: Mapping[str, Any]
+    specials: Mapping[str, str | None]
+    vocab_size: int
+
+
+@cache
+def user_cache() -> Cache:
+    """Where the user's processes keep what they found out about tokenizers."""
+    return Cache(user_folder("tokenizers"), **USER)
+
+
+def cached_tokenizer(
+    files: Mapping[str, bytes], code: Collection[Path], check: Callable[[], CheckedTokenizer]
+) -> CheckedTokenizer:
+    """What `check()` makes of `files`, or has made of the same bytes in an earlier process.
+
+    Args:
+        code: the source files that decide what `check` makes.
+    """
+    if sum(map(len, files.values())) < MIN_BYTES:
+        return check()
+    contents = {**files, **{f"code {os.fspath(path)}": path.read_bytes() for path in code}}
+    hashes = sorted((name, hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    name = f"{hashlib.sha256(json.dumps(hashes).encode()).hexdigest()}.checked"
+    if (entry := user_cache().find(name, limit=MAX_BYTES)) is not None:
+        return CheckedTokenizer(str(entry.part("runnable"), "utf-8"), **json.loads(bytes(entry.part("rest"))))
+    found = check()
+    rest = {"parts": found.parts, "specials": found.specials, "vocab_size": found.vocab_size}
+    user_cache().put(name, {"runnable": found.runnable.encode(), "rest": json.dumps(rest).encode()})
+    return found
+
+
+# --- What the library may run -----------------------------------------------------------------------------------------
+# A kilobyte of normalizers can double a text forty times, and then the library ends the process: an allocation that
+# fails in it is not an exception. The cost of most tokenizers is known from the structure of their parts. Any other is
+# tried in a child process with limits on time and memory, and the result is remembered by the content's hash.
+
+
+MAX_PARTS = 32  # of a sequence of normalizers, pre-tokenizers or decoders
+MAX_GROWTH = 16.0  # bytes after all replacements for a byte before them
+MAX_PREPENDED = 64  # characters
+MAX_ADDED, MAX_ADDED_CHARS = 1 << 15, 1 << 20
+
+MEMORY_BYTES = 2 << 30  # and 32 for every byte of the file
+CPU_SECONDS = 2  # and one more for every 2 MiB of the file
+GROWTH_TRIED = 64  # what the child lets pass
+
+# Patterns of GPT-2, Llama 3 and Qwen2: what they cost is known from use.
+_KNOWN = frozenset(
+    [
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ]
+)
+
+
+def check_bounded(
+    content: Mapping[str, Any], runnable: str, where: str, *, library: Path, version: str, patterns: Collection[str]
+) -> None:
+    """Return if the library may be given `runnable`, the tokenizer.json `content` as it gets it.
+
+    Args:
+        library: the folder that the library is imported from. version: the library's.
+        patterns: those of the caller's own, besides the well-known ones.
+
+    Raises:
+        ModelError: a child that tried it came to the limits, or the library ended it.
+    """
+    if is_bounded(content, patterns):
+        return
+    name = f"{hashlib.sha256(f'1 {version} {runnable}'.encode()).hexdigest()}.tried"
+    cache = user_cache()
+    if cache.find(name, limit=4096) is not None:
+        return
+    if reason := _tried(runnable, library):
+        raise refused(reason, where)
+    cache.put(name, {"ok": b""})
+
+
+def is_bounded(content: Mapping[str, Any], patterns: Collection[str]) -> bool:
+    """Whether the parts' cost is known from their structure: linear in the text, with a small factor."""
+    for part, (members, _) in _TYPES.items():
+        leaves = [leaf for leaf in _members(content.get(part), members) if isinstance(leaf, dict)]
+        growth, prepended = 1.0, 0
+        for leaf in leaves:
+            pattern = leaf.get("pattern")
+            if isinstance(pattern, dict):
+                kind, text = next(iter(pattern.items()), ("", ""))
+                if not isinstance(text, str) or not text or len(pattern) != 1 or kind not in ("String", "Regex"):
+                    return False
+                if kind == "Regex" and not (leaf.get("type") == "Split" and (text in _KNOWN or text in patterns)):
+                    return False
+                growth *= max(1.0, len(str(leaf.get("content", "")).encode(errors="replace")) / len(text.encode()))
+            elif pattern is not None:
+                return False
+            prepended += len(str(leaf.get("prepend", "")))
+        if len(leaves) > MAX_PARTS or growth > MAX_GROWTH or prepended > MAX_PREPENDED:
+            return False
+    added = content.get("added_tokens")
+    tokens = (
+        [str(token.get("content")) for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    )
+    return len(tokens) <= MAX_ADDED and sum(map(len, tokens)) <= MAX_ADDED_CHARS
+
+
+# Runs without site and environment. Texts are tried that repeat what the parts replace, and runs of common characters.
+_CHILD = """
+import json, resource, sys
+memory, seconds, growth = map(int, sys.argv[2:])
+for what, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory)):
+    try:
+        hard = resource.getrlimit(what)[1]
+        resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    except (OSError, ValueError):
+        pass
+sys.path.insert(0, sys.argv[1])
+import tokenizers
+text = sys.stdin.buffer.read().decode()
+found, left = [], [json.loads(text)[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
+while left:
+    part = left.pop()
+    left += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    if isinstance(part, str) and len(found) < 64:
+        found.append(part[:256])
+tokenizer = tokenizers.Tokenizer.from_str(text)
+tokenizer.encode_special_tokens = True
+runs = ["a" * 4096, " " * 4096, "1" * 4096, "\\n" * 1024, "aA1 -\\n" * 512, "a" * 512 + "!", "\\ufdfa" * 256]
+probes = ["Probe: 0123 \\xe4\\xdf\\u6f22\\u5b57\\n\\tend. ", *runs]
+probes = [*found, *probes, *(one * (1 + 1024 // len(one)) for one in found if one)]
+for probe in probes:
+    room = growth * len(probe) + 4096
+    if tokenizer.normalizer is not None and len(tokenizer.normalizer.normalize_str(probe)) > room:
+        sys.exit("grows")
+    ids = tokenizer.encode(probe, add_special_tokens=False).ids
+    plain = sum(len(tokenizer.id_to_token(i) or "") for i in ids)
+    if len(tokenizer.decode(ids, skip_special_tokens=False)) > growth * plain + 4096:
+        sys.exit("grows")
+print("ok")
+"""
+
+
+def _tried(runnable: str, library: Path) -> str:
+    """Why the library may not have it; an empty text where a child had no trouble."""
+    data = runnable.encode()
+    seconds, memory = CPU_SECONDS + (len(data) >> 21), MEMORY_BYTES + 32 * len(data)
+    environment = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+    words = [sys.executable, "-I", "-S", "-c", _CHILD, str(library), str(memory), str(seconds), str(GROWTH_TRIED)]
+    limits = f"{seconds} s and {memory >> 30} GiB"
+    try:
+        done = subprocess.run(
+            words, input=data, env=environment, capture_output=True, check=False, timeout=10 * seconds, close_fds=True
+        )
+    except subprocess.TimeoutExpired:
+        return f"it does not encode a few lines of text within {limits}"
+    except OSError as error:
+        return f"it has parts that must be tried in a child process, which cannot be started: {error.strerror}"
+    if done.returncode == 0 and done.stdout == b"ok\n":
+        return ""
+    if done.stderr.startswith(b"grows"):
+        return f"its parts make a text more than {GROWTH_TRIED} times as long"
+    if done.returncode < 0 or b"MemoryError" in done.stderr:
+        return f"it does not encode a few lines of text within {limits}"
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return last[:300] or f"the library ends with code {done.returncode}"

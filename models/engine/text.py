@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from genesis.data.stream_decoder import StreamDecoder
-from genesis.data.tokenizer import Tokenizer
+from genesis.data.tokenizer import StreamDecoder, Tokenizer
 from genesis_models.engine.engine import Finish, Request, Token
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from genesis.data.affixes import post_processor_affixes, start_template
-from genesis.data.pieces import _SPLITTING, CutRule, cut_rule
+from genesis.data.pieces import _SPLITTING, CutRule, cut_rule, post_processor_affixes, start_template
 from genesis.data.tokenizer import PATTERN, Tokenizer
 from genesis.errors import ModelError
 from tests.data.test_tokenizer_files import added, byte_level, sentence_piece, write

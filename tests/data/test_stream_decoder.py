@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genesis.data.stream_decoder import StreamDecoder, token_bytes, token_text
-from genesis.data.tokenizer import Tokenizer
+from genesis.data.tokenizer import StreamDecoder, Tokenizer, token_bytes, token_text
 from tests.data.test_tokenizer_files import metaspace, sentence_piece, write
 
 TEXT = "def f():\n\treturn 'äß 漢字 🎈👩‍👩‍👧'  # end "

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from genesis.data import tokenizer_cache, tokenizer_files
+from genesis.data import tokenizer_files
 from genesis.data.tokenizer import Tokenizer
-from genesis.data.tokenizer_cache import CheckedTokenizer, cached_tokenizer, user_cache
+from genesis.data.tokenizer_files import CheckedTokenizer, cached_tokenizer, user_cache
 from genesis.errors import ModelError
 from tests.data.test_tokenizer_files import byte_level, sentence_piece, write
 
@@ -19,7 +19,7 @@ TEXT = "Hello <|endoftext|> world, ünï\ud7ff 漢字\n"
 @pytest.fixture(autouse=True)
 def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(tokenizer_cache, "MIN_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "MIN_BYTES", 0)
     user_cache.cache_clear()
     yield tmp_path / "xdg/genesis/tokenizers"
     user_cache.cache_clear()

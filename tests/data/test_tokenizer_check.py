@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from genesis.data import tokenizer_check
+from genesis.data import tokenizer_files
 from genesis.data.tokenizer import PATTERN, Tokenizer, train_bpe
-from genesis.data.tokenizer_cache import user_cache
-from genesis.data.tokenizer_check import is_bounded
+from genesis.data.tokenizer_files import is_bounded, user_cache
 from genesis.errors import ModelError
 
 DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
@@ -25,7 +24,7 @@ END |= {"lstrip": False, "rstrip": False, "normalized": False}
 @pytest.fixture(autouse=True)
 def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(tokenizer_check, "CPU_SECONDS", 1)
+    monkeypatch.setattr(tokenizer_files, "CPU_SECONDS", 1)
     user_cache.cache_clear()
     yield tmp_path / "xdg/genesis/tokenizers"
     user_cache.cache_clear()
@@ -85,7 +84,7 @@ def test_a_good_one_is_tried_once(tmp_path: Path, verdicts: Path, monkeypatch: p
     unknown = split("[a-z]+")
     first = load(tmp_path, pre_tokenizer=unknown)
     assert first.encode("ab").tolist() == [1, 2] and len(list(verdicts.iterdir())) == 1
-    monkeypatch.setattr(tokenizer_check, "_tried", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(tokenizer_files, "_tried", lambda *_: pytest.fail("tried again"))
     load(tmp_path, pre_tokenizer=unknown)
 
 
@@ -97,7 +96,7 @@ def test_a_bad_one_is_not_remembered(tmp_path: Path, verdicts: Path) -> None:
 
 
 def test_a_child_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_check.sys, "executable", str(tmp_path / "none"))
+    monkeypatch.setattr(tokenizer_files.sys, "executable", str(tmp_path / "none"))
     with pytest.raises(ModelError, match="cannot be started: No such file"):
         load(tmp_path, pre_tokenizer=split("[a-z]+"))
 
@@ -110,16 +109,16 @@ def test_a_child_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.Monk
         {"normalizer": several("normalizers", {"type": "Prepend", "prepend": "▁"}, SPACE)},
         {"decoder": several("decoders", {**SPACE, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"})},
         {"pre_tokenizer": several("pretokenizers", split(PATTERN), BYTES)},
-        *({"pre_tokenizer": split(known)} for known in sorted(tokenizer_check._KNOWN)),
+        *({"pre_tokenizer": split(known)} for known in sorted(tokenizer_files._KNOWN)),
     ],
 )
 def test_the_usual_ones_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any]) -> None:
-    monkeypatch.setattr(tokenizer_check, "_tried", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(tokenizer_files, "_tried", lambda *_: pytest.fail("tried"))
     load(tmp_path, **parts)
 
 
 def test_our_own_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_check, "_tried", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(tokenizer_files, "_tried", lambda *_: pytest.fail("tried"))
     assert train_bpe(["some text, some more text"] * 4, vocab_size=300).vocab_size > 256
 
 

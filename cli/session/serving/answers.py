@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genesis.data.stream_decoder import StreamDecoder, token_bytes, token_text
-from genesis.data.tokenizer import Tokenizer
+from genesis.data.tokenizer import StreamDecoder, Tokenizer, token_bytes, token_text
 
 
 @dataclass(slots=True)
