@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from genesis.data.formats import SUPPORTED, kind_by_content, looks_like_records
-from genesis.data.readers.csv_table import csv_rows
-from genesis.data.readers.json_array import json_array_rows
-from genesis.data.readers.jsonl import jsonl_rows
-from genesis.data.readers.parquet import parquet_rows
-from genesis.data.readers.stream import BOM, Stream, opened
-from genesis.data.readers.text import EMPTY, text_document
+from genesis.data.readers.stream import EMPTY, TEXT, opened, text_document
 from genesis.data.record_formats import FieldNames, Format, RecordFormat
 from genesis.data.records import Conversation, Defect, Defects, Document, Position, Row, is_learned, record_text
 from genesis.data.sources import SourceFile, WeightedSource, expand, not_text
@@ -150,7 +146,7 @@ class Corpus:
                 elif self._skip:
                     if defects is not None:
                         defects.add(item)
-                elif file.format == "text" and not file.named and item.kind in EMPTY:  # as an __init__.py of a folder
+                elif file.format is TEXT and not file.named and item.kind in EMPTY:  # as an __init__.py of a folder
                     self._labels[file.name] = item.kind
                     self._read_files.discard(file.name)
                 else:
@@ -160,27 +156,28 @@ class Corpus:
         try:
             with opened(file) as stream:
                 head = stream.head()
-                kind = None if file.format == "parquet" else kind_by_content(head)
+                kind = kind_by_content(head) if file.format.magic is None else None
                 if kind is not None and file.named:
                     raise not_text(file, kind)
-                if file.format == "json" and not file.named and not _begins(head, b"["):
-                    kind = "json"
+                if file.format.begins and not file.named and not stream.begins(file.format.begins):
+                    kind = file.format.name
                 self._labels[file.name] = kind or file.label
                 if kind is not None:
                     return
                 self._read_files.add(file.name)
-                if file.format == "text":
+                if file.format.rows is None:
                     if looks_like_records(file.name, head, self._format_of(file).names):
                         self._like_records[file.name] = None
-                    yield text_document(file, stream)
+                    yield text_document(stream)
                 else:
-                    yield from self._records(file, stream, head)
+                    columns = partial(self._format_of(file).columns, position=Position(file.name, 1))
+                    yield from self._records(file, file.format.rows(stream, self._max_line_bytes, columns))
         except Defect as defect:
             yield defect
 
-    def _records(self, file: SourceFile, stream: Stream, head: bytes) -> Iterator[Document | Defect]:
+    def _records(self, file: SourceFile, rows: Iterator[Row | Defect]) -> Iterator[Document | Defect]:
         empty = True
-        for row in self._rows(file, stream, head):
+        for row in rows:
             empty = False
             if isinstance(row, Defect):
                 yield row
@@ -195,18 +192,6 @@ class Corpus:
     def _format_of(self, file: SourceFile) -> RecordFormat:
         return self._own_formats.get(file.name, self._format)
 
-    def _rows(self, file: SourceFile, stream: Stream, head: bytes) -> Iterator[Row | Defect]:
-        limit = self._max_line_bytes
-        if file.format == "parquet":
-            where = Position(file.name, 1)
-            return parquet_rows(file, stream, limit, lambda names: self._format_of(file).columns(names, where))
-        if file.format == "csv":
-            return csv_rows(file, stream, limit)
-        # Many files named .json are JSONL.
-        if file.format == "jsonl" or _begins(head, b"{"):
-            return jsonl_rows(file, stream, limit)
-        return json_array_rows(file, stream, limit)
-
     def _document(self, file: SourceFile, row: Row) -> Document:
         format, found = self._format_of(file).read(row.value, Position(file.name, row.line, row.path))
         self._formats[format] += 1
@@ -219,10 +204,6 @@ class Corpus:
                 self._first_not_learned = document.name
             self._not_learned += turns
         return document
-
-
-def _begins(head: bytes, mark: bytes) -> bool:
-    return head.removeprefix(BOM).lstrip().startswith(mark)
 
 
 def _divided(document: Document, fraction: float) -> Iterator[Document]:

@@ -1,33 +1,29 @@
 """What kind of file this is: text or records, which Genesis reads, or a picture, archive, program. It reads none.
 
 A file is judged by its name, then by its first bytes: a text may be named anything, but what holds a picture is no text
-under any name. Formats that differ from text by their bytes alone are refused by both.
+under any name. Formats that differ from text by their bytes alone are refused by both. `FORMATS` are those that are
+read; each is declared in its reader.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
 
-FileFormat = Literal["text", "jsonl", "json", "csv", "parquet"]
+from genesis.data.readers.csv_table import CSV
+from genesis.data.readers.json_records import JSON, JSONL
+from genesis.data.readers.parquet import PARQUET
+from genesis.data.readers.stream import TEXT, FileFormat
 
-SUPPORTED = "Genesis reads UTF-8 text, JSONL, arrays in JSON, CSV and TSV, each also as .gz, and Parquet"
-HEAD_BYTES = 8192
+FORMATS: Sequence[FileFormat] = (TEXT, JSONL, JSON, CSV, PARQUET)
+
+_BINARY, _TEXTUAL = ([f.title for f in FORMATS if (f.magic is not None) is is_binary] for is_binary in (True, False))
+READ = f"{', '.join(_TEXTUAL)}, each also as .gz, and {', '.join(_BINARY)}"
+SUPPORTED = f"Genesis reads {READ}"
 # Text holds hardly any; of random bytes a tenth are control characters.
 _MAX_CONTROL_SHARE = 0.05
 
-# Endings of names -> how such a file is read; any other is read as text.
-_FORMATS: Mapping[str, FileFormat] = {
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "json": "json",
-    "csv": "csv",
-    "tsv": "csv",
-    "tab": "csv",
-    "parquet": "parquet",
-    "pq": "parquet",
-}
+_BY_ENDING = {ending: format for format in FORMATS for ending in format.endings}
 # What is shown -> the endings of such names.
 _BY_NAME: Mapping[str, str] = {
     "table": "psv",
@@ -56,7 +52,7 @@ _BY_NAME: Mapping[str, str] = {
     "program": "exe dll so dylib o a lib sys msi class pyc pyo pyd wasm elf node",
     "font": "ttf otf ttc woff woff2 eot",
 }
-_KINDS = {ending: kind for kind, endings in _BY_NAME.items() for ending in endings.split()}
+_KINDS = {ending: kind for kind, endings in _BY_NAME.items() for ending in endings.split() if ending not in _BY_ENDING}
 
 # Beginnings that no text has, or has only by intent. Formats that show themselves by NUL bytes need no row; those here
 # that a text could begin with carry bytes that it could not hold.
@@ -71,7 +67,6 @@ _BY_CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"\{\\rtf1|\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "document"),
         (rb"RIFF.{4}WAVE|ID3[\x02-\x04][\0-\x0f]|fLaC\0|OggS\0|\xff[\xf2\xf3\xfa\xfb]|MThd\0", "sound"),
         (rb"RIFF.{4}AVI |\x1a\x45\xdf\xa3|\0\0\0.ftyp|FLV\x01|\0\0\x01[\xb3\xba]", "video"),
-        (rb"PAR[1E][\0-\x08\x0e-\x1f\x80-\xff]", "parquet"),
         (rb"ARROW1\0\0|FEA1", "arrow"),
         (rb"Obj\x01", "avro"),
         (rb"GGUF[\x01-\xff]\0\0\0|(ggml|ggmf|ggjt|lmgg|fmgg|tjgg)[\0-\x09]", "gguf"),
@@ -88,6 +83,7 @@ _BY_CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"wOF[F2](\0|OTTO|true)|\0\x01\0\0\0|OTTO\0", "font"),
     )
 )
+_READ_BY_CONTENT = tuple((format.magic, format.name) for format in FORMATS if format.magic is not None)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Names that say no more than text. Others, as .ipynb, are known to hold JSON, and are meant.
 _PLAIN = ("", "txt", "text", "dat", "data")
@@ -100,23 +96,24 @@ _WAYS_OUT: Mapping[str, str] = {
     "table": "write the table as CSV",
     "spreadsheet": "write the table as CSV",
     "json": "write one JSON object a line and name the file .jsonl",
-    "parquet": "name the file .parquet; Parquet is compressed already, without .gz",
     "arrow": "write its rows as Parquet",
     "pdf": "extract its text",
     "document": "extract its text",
     "archive": "unpack it",
+    **{format.name: format.way_out for format in FORMATS if format.way_out},
 }
 
 
 def format_by_name(name: str) -> FileFormat:
-    """How a file of this name is read, if it is. `x.csv.gz` is as `x.csv`."""
-    return _FORMATS.get(_ending(name), "text")
+    """How a file of this name is read, if it is: by default as text. `x.csv.gz` is as `x.csv`."""
+    return _BY_ENDING.get(_ending(name), TEXT)
 
 
 def kind_by_name(name: str) -> str | None:
     """The kind of file, none that is read, that the ending of `name` promises; None where it may be read."""
-    if _FORMATS.get(_ending(name)) == "parquet" and name.lower().endswith(".gz"):
-        return "parquet"
+    format = format_by_name(name)
+    if format.magic is not None and name.lower().endswith(".gz"):
+        return format.name
     return _KINDS.get(_ending(name))
 
 
@@ -132,7 +129,7 @@ def kind_by_content(head: bytes) -> str | None:
     """
     if head.startswith(_UTF16) and head[2:4] != b"\0\0":
         return None
-    for pattern, kind in _BY_CONTENT:
+    for pattern, kind in (*_READ_BY_CONTENT, *_BY_CONTENT):
         if pattern.match(head):
             return kind
     controls = len(head) - len(head.translate(None, _CONTROL))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.data.formats import format_by_name, kind_by_name
+from genesis.data.readers.stream import TEXT
 from genesis.errors import DataError
 from genesis.files.boundary import boundary
 from genesis.files.cards import read_head
@@ -36,7 +37,7 @@ Splits = Mapping[str, Sequence[str]]  # name -> files
 def is_data_file(name: str) -> bool:
     """Whether a file of a data set holds records or texts to learn, by its name."""
     last = name.rpartition("/")[2].lower()
-    is_read = format_by_name(last) != "text" or last.removesuffix(".gz").endswith(".txt")
+    is_read = format_by_name(last) is not TEXT or last.removesuffix(".gz").endswith(".txt")
     return is_read and kind_by_name(last) is None and last not in _ABOUT and not last.startswith(".")
 
 

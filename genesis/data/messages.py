@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from genesis.data.readers.json_value import parse
+from genesis.data.readers.json_records import parse
 from genesis.data.records import REASONING, Message, Position
 from genesis.errors import nearest
 from genesis.files.paths import quote

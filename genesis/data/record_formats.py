@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from genesis.data.messages import MessageKeys, check_plain, describe, objects, read_messages, read_tools
-from genesis.data.readers.json_value import parse
+from genesis.data.readers.json_records import parse
 from genesis.data.records import Completion, Conversation, Message, Position
 from genesis.files.paths import quote
 

@@ -28,8 +28,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
-from genesis.data.formats import FileFormat, format_by_name, kind_by_name, way_out
+from genesis.data.formats import format_by_name, kind_by_name, way_out
 from genesis.data.hub_source import HUB, hub_files
+from genesis.data.readers.stream import TEXT, DataFile
 from genesis.data.record_formats import FieldNames
 from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
@@ -59,8 +60,8 @@ class WeightedSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file to read, how, and how errors and reports name it.
+class SourceFile(DataFile):
+    """A file to read as the sources name it.
 
     Attributes:
         optional: the file is left out silently when it holds no usable text; the user did not choose it by name.
@@ -70,10 +71,6 @@ class SourceFile:
         fields: the names of fields in its records; None: those of the whole data.
     """
 
-    path: Path
-    name: str
-    format: FileFormat
-    gzip: bool
     optional: bool = False
     named: bool = False
     kind: str | None = None
@@ -83,7 +80,7 @@ class SourceFile:
     @property
     def label(self) -> str:
         """How reports count the file: `text`, `jsonl.gz`, `parquet`, `png`."""
-        return self.kind or self.format + ".gz" * self.gzip
+        return self.kind or self.format.name + ".gz" * self.gzip
 
 
 def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
@@ -170,7 +167,7 @@ def _stdlib() -> list[SourceFile]:
         folders[:] = [name for name in folders if not _is_left_out(name)]
         found += [Path(parent, name) for name in names if name.endswith(".py") and not _is_left_out(name)]
     named = sorted((path.relative_to(root).as_posix(), path) for path in found)
-    return [SourceFile(path, STDLIB + name, "text", gzip=False, optional=True) for name, path in named]
+    return [SourceFile(path, STDLIB + name, TEXT, gzip=False, optional=True) for name, path in named]
 
 
 def _is_left_out(name: str) -> bool:

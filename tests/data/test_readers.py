@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 from genesis.data.corpus import Corpus
-from genesis.data.readers import json_value, parquet
+from genesis.data.readers import json_records, parquet
 from genesis.data.records import Completion, Conversation, Defect, Defects, Document
 from genesis.errors import DataError
 
@@ -301,7 +301,7 @@ def test_memory_is_taken_for_records_not_for_files(tmp_path: Path) -> None:
 def test_a_record_of_too_many_parts_is_refused_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_value, "MAX_CONTAINERS", 10)
+    monkeypatch.setattr(json_records, "MAX_CONTAINERS", 10)
     (tmp_path / "a.jsonl").write_bytes(
         json.dumps({"text": "[{" * 20}).encode() + b'\n{"text": "a", "b": [' + b"[]," * 9
     )

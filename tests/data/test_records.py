@@ -13,9 +13,8 @@ from typing import Any, Literal
 import pytest
 
 from genesis.data.corpus import Corpus
-from genesis.data.formats import HEAD_BYTES
 from genesis.data.readers import stream
-from genesis.data.readers import text as text_reader
+from genesis.data.readers.stream import HEAD_BYTES
 from genesis.data.records import Defects, Document
 from genesis.errors import DataError
 
@@ -156,7 +155,7 @@ def test_a_text_file_over_the_limit_is_refused_before_it_is_read(
     path = tmp_path / "sparse.txt"
     with path.open("wb") as file:
         file.write(b"x" * HEAD_BYTES)
-        file.truncate(text_reader.MAX_DOCUMENT_BYTES + 1)
+        file.truncate(stream.MAX_DOCUMENT_BYTES + 1)
     tracemalloc.start()
     with pytest.raises(DataError, match="more than 1,073,741,824 bytes"):
         texts(path)
@@ -165,7 +164,7 @@ def test_a_text_file_over_the_limit_is_refused_before_it_is_read(
     assert peak < 4 << 20
     packed = tmp_path / "packed.txt.gz"
     packed.write_bytes(gzip.compress(os.urandom(64).hex().encode() * 100))
-    monkeypatch.setattr(text_reader, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(stream, "MAX_DOCUMENT_BYTES", 1000)
     with pytest.raises(DataError, match="more than 1,000 bytes"):
         texts(packed)
 

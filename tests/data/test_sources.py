@@ -46,7 +46,7 @@ def test_the_name_decides_the_format(tree: Path) -> None:
     names = ["x.txt", "x.jsonl", "x.JSONL.GZ", "x.gz", "x", "x.ndjson", "x.json", "x.csv.gz", "x.PARQUET", "x.pq"]
     for name in names:
         Path(name).write_text("x")
-    formats = {file.name: (file.format, file.gzip) for file in expand(names)}
+    formats = {file.name: (file.format.name, file.gzip) for file in expand(names)}
     assert formats == {
         "x.txt": ("text", False),
         "x.jsonl": ("jsonl", False),

@@ -11,9 +11,8 @@ import csv
 import re
 from collections.abc import Iterator
 
-from genesis.data.readers.stream import BOM, Stream
+from genesis.data.readers.stream import BOM, Columns, FileFormat, Stream
 from genesis.data.records import Defect, Row
-from genesis.data.sources import SourceFile
 from genesis.errors import escape
 from genesis.files.paths import quote
 
@@ -23,10 +22,10 @@ _QUOTED = re.compile(r'"[^"]*("|$)')
 _REST = "; the rest of the file is not read"
 
 
-def csv_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Defect]:
+def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | Defect]:
     """The rows below the header, each with the line on which it begins; one may have at most `limit` bytes."""
-    delimiter = _delimiter(file, stream.head())
-    source = _Lines(file, stream, limit)
+    delimiter = _delimiter(stream)
+    source = _Lines(stream, limit)
     reader = csv.reader(source, strict=True, delimiter=delimiter)
     header: list[str] | None = None
     while True:
@@ -34,7 +33,9 @@ def csv_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Def
         try:
             values = _next(reader, limit)
         except csv.Error as error:
-            yield Defect("bad CSV", f"the row is not CSV: {escape(error)}{_REST}", file.name, line, "check its quotes")
+            yield Defect(
+                "bad CSV", f"the row is not CSV: {escape(error)}{_REST}", stream.name, line, "check its quotes"
+            )
             return
         except Defect as defect:
             yield defect
@@ -45,26 +46,26 @@ def csv_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Def
             continue
         if header is None:
             header = values
-            _check_header(file, header, line)
+            _check_header(stream, header, line)
         elif len(values) != len(header):
             what = f"the row has {len(values):,} columns, the header {len(header):,}"
             yield Defect(
-                "bad CSV", what, file.name, line, f"quote values that hold {_DELIMITERS[delimiter]} or line ends"
+                "bad CSV", what, stream.name, line, f"quote values that hold {_DELIMITERS[delimiter]} or line ends"
             )
         else:
-            yield _row(file, header, values, line)
+            yield _row(stream, header, values, line)
 
 
-def _delimiter(file: SourceFile, head: bytes) -> str:
+def _delimiter(stream: Stream) -> str:
     """What is between the names of the header; a comma where there is one column. Raises: Defect."""
-    text = _QUOTED.sub("", head.removeprefix(BOM).decode("utf-8", "replace")).lstrip("\r\n")
+    text = _QUOTED.sub("", stream.head().removeprefix(BOM).decode("utf-8", "replace")).lstrip("\r\n")
     header = text.partition("\n")[0]
     found = {mark: name for mark, name in _DELIMITERS.items() if mark in header}
-    if "\t" in found and file.name.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
+    if "\t" in found and stream.name.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
         return "\t"
     if len(found) > 1:
         what = f"the header has {' and '.join(found.values())}, and either may be between its columns"
-        raise Defect("bad CSV", what, file.name, 1, "quote the names that hold them")
+        raise Defect("bad CSV", what, stream.name, 1, "quote the names that hold them")
     return next(iter(found), ",")
 
 
@@ -77,23 +78,23 @@ def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:
         csv.field_size_limit(before)
 
 
-def _check_header(file: SourceFile, header: list[str], line: int) -> None:
+def _check_header(stream: Stream, header: list[str], line: int) -> None:
     """Raises: Defect."""
     if len(header) > MAX_COLUMNS:
-        raise Defect("bad CSV", f"the header has more than {MAX_COLUMNS:,} columns", file.name, line)
+        raise Defect("bad CSV", f"the header has more than {MAX_COLUMNS:,} columns", stream.name, line)
     twice = next((name for number, name in enumerate(header) if name in header[:number]), None)
     if twice is not None:
-        raise Defect("bad CSV", f"the column {quote(twice)} appears twice in the header", file.name, line)
+        raise Defect("bad CSV", f"the column {quote(twice)} appears twice in the header", stream.name, line)
     invalid = next((name for name in header if not _is_text(name)), None)
     if invalid is not None:
-        raise Defect("invalid UTF-8", "the header is not UTF-8", file.name, line, "save the file as UTF-8")
+        raise Defect("invalid UTF-8", "the header is not UTF-8", stream.name, line, "save the file as UTF-8")
 
 
-def _row(file: SourceFile, header: list[str], values: list[str], line: int) -> Row | Defect:
+def _row(stream: Stream, header: list[str], values: list[str], line: int) -> Row | Defect:
     row = dict(zip(header, values, strict=True))
     for name, value in row.items():
         if not _is_text(value):
-            return Defect("invalid UTF-8", "the value is not UTF-8", file.name, line, "save the file as UTF-8", name)
+            return Defect("invalid UTF-8", "the value is not UTF-8", stream.name, line, "save the file as UTF-8", name)
     return Row(line, row)
 
 
@@ -109,8 +110,8 @@ def _is_text(value: str) -> bool:
 class _Lines:
     """The lines of the file for the csv module, which counts rows in lines and sets no limit to them."""
 
-    def __init__(self, file: SourceFile, stream: Stream, limit: int) -> None:
-        self._file, self._stream, self._limit = file, stream, limit
+    def __init__(self, stream: Stream, limit: int) -> None:
+        self._stream, self._limit = stream, limit
         self._first_line, self._left = 1, 0
 
     def begin_row(self) -> int:
@@ -129,9 +130,12 @@ class _Lines:
         if self._left < 0:
             what = f"the row has more than {self._limit:,} bytes, or a quote is never closed{_REST}"
             next = "check its quotes, raise data.max_line_bytes"
-            raise Defect("huge line", what, self._file.name, self._first_line, next)
+            raise Defect("huge line", what, self._stream.name, self._first_line, next)
         if self._stream.line == 0:
             data = data.removeprefix(BOM)
         self._stream.line += 1
         # A byte that is no UTF-8 is found in the value that holds it, so that the row is still whole.
         return data.decode("utf-8", "surrogateescape")
+
+
+CSV = FileFormat("csv", "CSV and TSV", ("csv", "tsv", "tab"), csv_rows)

@@ -6,12 +6,11 @@ Arrow gives every struct all of its fields, those that a row does not have as nu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from genesis.data.readers.stream import Stream
+from genesis.data.readers.stream import Columns, FileFormat, Stream
 from genesis.data.records import Defect, Row
-from genesis.data.sources import SourceFile
 from genesis.errors import DataError, escape
 from genesis.files.paths import quote
 
@@ -25,9 +24,7 @@ _MAGIC = b"PAR1"
 _FOOTER = re.compile(rb"\x15[\x80-\xff]{0,4}[\0-\x7f]\x19(?:\xfc([\x80-\xff]{0,4}[\0-\x7f])|[^\xfc])", re.DOTALL)
 
 
-def parquet_rows(
-    file: SourceFile, stream: Stream, limit: int, columns: Callable[[Sequence[str]], Sequence[str]]
-) -> Iterator[Row | Defect]:
+def parquet_rows(stream: Stream, limit: int, columns: Columns) -> Iterator[Row | Defect]:
     """The rows, counted from one; one of more than `limit` bytes is a defect.
 
     Args:
@@ -36,8 +33,8 @@ def parquet_rows(
     Raises:
         DataError: pyarrow is not installed. Defect: no Parquet, or a damaged one.
     """
-    arrow, parquet = _pyarrow(file)
-    _check_footer(file, stream)
+    arrow, parquet = _pyarrow(stream)
+    _check_footer(stream)
     try:
         with parquet.ParquetFile(
             stream.raw,
@@ -49,20 +46,20 @@ def parquet_rows(
             names = list(table.schema_arrow.names)
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
-                raise Defect("bad Parquet", f"the column {quote(twice)} appears twice", file.name, 1)
+                raise Defect("bad Parquet", f"the column {quote(twice)} appears twice", stream.name, 1)
             chosen = list(columns(names))
             for batch in table.iter_batches(BATCH_ROWS, columns=chosen, use_threads=False):
-                yield from _rows(file, stream, limit, batch)
+                yield from _rows(stream, limit, batch)
                 stream.line += batch.num_rows
     # Of what pyarrow raises on damaged files not all is an ArrowException.
     except (arrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
         if isinstance(error, DataError):
             raise
         what = f"the Parquet data are damaged or of an unknown kind: {escape(str(error)[:200])}"
-        raise Defect("bad Parquet", what, file.name, stream.line + 1, "write the file again") from error
+        raise Defect("bad Parquet", what, stream.name, stream.line + 1, "write the file again") from error
 
 
-def _rows(file: SourceFile, stream: Stream, limit: int, batch: Any) -> Iterator[Row | Defect]:
+def _rows(stream: Stream, limit: int, batch: Any) -> Iterator[Row | Defect]:
     batch.validate(full=True)  # offsets and UTF-8, which the reader takes on trust
     stream.grown(batch.nbytes)
     if batch.nbytes <= limit:
@@ -73,7 +70,7 @@ def _rows(file: SourceFile, stream: Stream, limit: int, batch: Any) -> Iterator[
         row, number = batch.slice(index, 1), stream.line + 1 + index
         if row.nbytes > limit:
             what, next = f"the row has more than {limit:,} bytes", "split the record, raise data.max_line_bytes"
-            yield Defect("huge line", what, file.name, number, next)
+            yield Defect("huge line", what, stream.name, number, next)
         else:
             yield Row(number, _without_nulls(row.to_pylist()[0]))
 
@@ -89,7 +86,7 @@ def _present(value: Any) -> Any:
     return [_present(item) for item in value] if isinstance(value, list) else value
 
 
-def _check_footer(file: SourceFile, stream: Stream) -> None:
+def _check_footer(stream: Stream) -> None:
     """Refuse a file whose footer is not where its last bytes say. Raises: Defect."""
     raw, size = stream.raw, stream.size
     tail = b""
@@ -100,10 +97,10 @@ def _check_footer(file: SourceFile, stream: Stream) -> None:
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or raw.read(4) != _MAGIC or not 0 < length <= size - 12:
         what = "the file is no Parquet: its footer is damaged or cut off"
-        raise Defect("bad Parquet", what, file.name, 1, "write the file again")
+        raise Defect("bad Parquet", what, stream.name, 1, "write the file again")
     if length > MAX_FOOTER_BYTES:
         what = f"the Parquet footer has {length:,} bytes, more than the {MAX_FOOTER_BYTES:,} allowed"
-        raise Defect("bad Parquet", what, file.name, 1, "write the file with larger row groups")
+        raise Defect("bad Parquet", what, stream.name, 1, "write the file with larger row groups")
     raw.seek(size - 8 - length)
     begin = _FOOTER.match(raw.read(min(length, 32)))
     raw.seek(0)
@@ -111,15 +108,25 @@ def _check_footer(file: SourceFile, stream: Stream) -> None:
     groups = enumerate(begin[1] or b"") if begin else ()
     if begin is None or sum((byte & 127) << 7 * place for place, byte in groups) > MAX_SCHEMA_PARTS:
         what = f"the Parquet schema is damaged, or has more than {MAX_SCHEMA_PARTS:,} columns and fields"
-        raise Defect("bad Parquet", what, file.name, 1, "write the columns that are needed")
+        raise Defect("bad Parquet", what, stream.name, 1, "write the columns that are needed")
 
 
-def _pyarrow(file: SourceFile) -> tuple[Any, Any]:
+def _pyarrow(stream: Stream) -> tuple[Any, Any]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         what = "Parquet files are read through pyarrow, which is not installed"
         next = "pip install 'pyarrow>=18', which is the extra `parquet` of Genesis"
-        raise DataError(what, where=escape(file.name), next=next) from error
+        raise DataError(what, where=escape(stream.name), next=next) from error
     return pyarrow, pyarrow.parquet
+
+
+PARQUET = FileFormat(
+    "parquet",
+    "Parquet",
+    ("parquet", "pq"),
+    parquet_rows,
+    magic=re.compile(rb"PAR[1E][\0-\x08\x0e-\x1f\x80-\xff]"),
+    way_out="name the file .parquet; Parquet is compressed already, without .gz",
+)

@@ -1,4 +1,4 @@
-"""The bytes of a data file, plain or gzipped, with limits on how far they may grow and how long a line is.
+"""A format of data files, and the bytes of one, plain or gzipped, with limits on how far they may grow.
 
 Failures of opening, reading and decompressing become a `Defect` with file and line.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from genesis.data.formats import HEAD_BYTES
-from genesis.data.records import Defect
-from genesis.data.sources import SourceFile
+from genesis.data.records import Defect, Document, Row
 from genesis.errors import DataError, escape
 from genesis.files.paths import open_regular
 
+HEAD_BYTES = 8192
 # Text shrinks 3 to 20 times; DEFLATE can grow a hostile file by 1032. Small files may grow to the floor regardless.
 MAX_EXPANSION = 200
 EXPANSION_FLOOR = 16 << 20
@@ -27,20 +29,62 @@ BOM = b"\xef\xbb\xbf"
 _GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
+Columns = Callable[[Sequence[str]], Sequence[str]]  # the columns that a file has -> those to read
+Rows = Callable[["Stream", int, Columns], Iterator[Row | Defect]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """How files of a format are recognized and read.
+
+    Attributes:
+        name: how reports call it. title: how sentences do.
+        endings: of the names of such files.
+        rows: `rows(stream, limit, columns)` gives the records, each of at most `limit` bytes; None: a file is one text.
+        begins: what a file of a folder or a glob must begin with, white space aside, to be read.
+        magic: of a binary format, the pattern that every file begins with. None: text, which may be gzipped.
+        way_out: what to do with such a file under another name.
+    """
+
+    name: str
+    title: str
+    endings: tuple[str, ...]
+    rows: Rows | None
+    begins: bytes = b""
+    magic: re.Pattern[bytes] | None = None
+    way_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of data, how errors and reports name it, and how it is read."""
+
+    path: Path
+    name: str
+    format: FileFormat
+    gzip: bool
+
+
 class Stream:
     """The bytes of an open file, decompressed if need be, with a limit on how far they may grow.
 
     Attributes:
-        raw: the file itself. size: its bytes on disk. line: how many lines are done, which defects of reading name.
+        name: how errors name the file. raw: the file itself. size: its bytes on disk.
+        is_gzip: whether the bytes are decompressed.
+        line: how many lines are done, which defects of reading name.
     """
 
-    def __init__(self, file: SourceFile, raw: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: DataFile, raw: BinaryIO) -> None:
+        self.name, self._format = file.name, file.format
         self._stream: Any = gzip.GzipFile(fileobj=raw) if file.gzip else raw
-        self.raw = raw
+        self.raw, self.is_gzip = raw, file.gzip
         self.size = os.fstat(raw.fileno()).st_size
         self._left = max(self.size * MAX_EXPANSION, EXPANSION_FLOOR)
         self.line = 0
+
+    def begins(self, mark: bytes) -> bool:
+        """Whether the file begins with `mark`, white space and a byte order mark aside."""
+        return self.head().removeprefix(BOM).lstrip().startswith(mark)
 
     def head(self) -> bytes:
         """The first `HEAD_BYTES` bytes; the next read starts at the beginning all the same."""
@@ -60,20 +104,20 @@ class Stream:
         """Count `size` bytes that came out of the file. Raises: Defect, if they are too many for the file's size."""
         self._left -= size
         if self._left < 0:
-            kind = "gzip" if self._file.gzip else "Parquet"
+            kind = "gzip" if self.is_gzip else self._format.title
             what = f"the {kind} file grows to more than {MAX_EXPANSION} times its {self.size:,} bytes"
-            next = f"{'decompress it' if self._file.gzip else 'write it as JSONL'} yourself if you trust it"
-            raise Defect(f"bad {kind}", what, self._file.name, self.line + 1, next)
+            next = f"{'decompress it' if self.is_gzip else 'write it as JSONL'} yourself if you trust it"
+            raise Defect(f"bad {kind}", what, self.name, self.line + 1, next)
 
     def _take(self, read: Any, limit: int) -> bytes:
         data: bytes = read(limit)
-        if self._file.gzip:
+        if self.is_gzip:
             self.grown(len(data))
         return data
 
 
 @contextmanager
-def opened(file: SourceFile) -> Iterator[Stream]:
+def opened(file: DataFile) -> Iterator[Stream]:
     """The stream of `file`; failures of opening, reading and decompressing leave the block as a `Defect`."""
     try:
         descriptor = open_regular(file.path, DataError)
@@ -96,7 +140,7 @@ def opened(file: SourceFile) -> Iterator[Stream]:
         raise Defect("unreadable", what, file.name, line, "check the disk") from error
 
 
-def decoded(file: SourceFile, data: bytes, first_line: int) -> str:
+def decoded(stream: Stream, data: bytes, first_line: int) -> str:
     """`data` as text. Raises: Defect with the line of the first invalid byte."""
     try:
         return data.decode("utf-8")
@@ -104,7 +148,7 @@ def decoded(file: SourceFile, data: bytes, first_line: int) -> str:
         line = first_line + data.count(b"\n", 0, error.start)
         column = error.start - data.rfind(b"\n", 0, error.start)
         what = f"byte {column:,} of the line, 0x{data[error.start]:02x}, is not UTF-8: {error.reason}"
-        raise Defect("invalid UTF-8", what, file.name, line, "save it as UTF-8") from error
+        raise Defect("invalid UTF-8", what, stream.name, line, "save it as UTF-8") from error
 
 
 def lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None]]:
@@ -120,3 +164,42 @@ def lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None]]:
             yield number, None
         else:
             yield number, body.removeprefix(BOM) if number == 1 else body
+
+
+# --- A text -----------------------------------------------------------------------------------------------------------
+
+
+EMPTY = ("empty file", "empty document")  # kinds of defects
+
+MAX_DOCUMENT_BYTES = 1 << 30
+
+
+def text_document(stream: Stream) -> Document:
+    """The whole file as one document. Raises: Defect."""
+    if not stream.is_gzip and stream.size > MAX_DOCUMENT_BYTES:
+        raise _too_large(stream)
+    pieces, total = [], 0
+    while piece := stream.read(PIECE):
+        pieces.append(piece)
+        total += len(piece)
+        if total > MAX_DOCUMENT_BYTES:
+            raise _too_large(stream)
+        stream.line += piece.count(b"\n")
+    if not total:
+        raise Defect(EMPTY[0], "the file is empty", stream.name, 1, "remove it")
+    data = b"".join(pieces).removeprefix(BOM)
+    text = decoded(stream, data, first_line=1)
+    if (nul := data.find(b"\0")) >= 0:
+        what = "the text holds a NUL character: it is binary data or UTF-16"
+        raise Defect("NUL byte", what, stream.name, 1 + data.count(b"\n", 0, nul))
+    if text.isspace() or not text:
+        raise Defect(EMPTY[1], "the file holds only white space", stream.name, 1, "remove it")
+    return Document(text, stream.name)
+
+
+def _too_large(stream: Stream) -> Defect:
+    what = f"the text file has more than {MAX_DOCUMENT_BYTES:,} bytes, the most for one document"
+    return Defect("huge document", what, stream.name, 1, "split it into several files or JSONL records")
+
+
+TEXT = FileFormat("text", "UTF-8 text", (), None)
