@@ -10,11 +10,11 @@ import numpy as np
 from genesis.array import Array, Spec, empty
 from genesis.autograd import TensorBase
 from genesis.backend import as_device
-from genesis.custom.launching import Constants, arguments_of, constants_of, dense, is_empty, sizes_of
-from genesis.custom.user_op import Rule, Saved, UserOp
-from genesis.errors import DeviceError, UsageError, UserCode
+from genesis.custom.user_op import Attrs, Constants, KernelLaunch, Operands, Rule, Saved, UserOp
+from genesis.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
+    from genesis.backend.cuda.driver import Grid
     from genesis.custom.cuda_source import SourceKernel
     from genesis.custom.nvrtc import Compiled
 
@@ -64,7 +64,8 @@ def cuda_op(
     from genesis.custom.cuda_source import read_kernel  # plain Python: needs neither CUDA nor a GPU
 
     kernel = read_kernel(source, entry, f"{name}.cu", tuple(options))
-    cuda_impl = _CudaImpl(name, kernel, grid, block, shared, arguments, constants, contiguous)
+    cuda_impl = _CudaLaunch(name, grid, arguments, constants, contiguous)
+    cuda_impl.kernel, cuda_impl.block, cuda_impl.shared = kernel, block, shared
     made = CudaOp(
         name, cuda_impl, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
         flops=flops, nbytes=nbytes,
@@ -85,7 +86,7 @@ class CudaOp(UserOp):
             UsageError: the source does not compile, or inputs are needed. DeviceError: NVRTC or a GPU is missing.
         """
         cuda_impl = self.op.cuda_impl
-        assert isinstance(cuda_impl, _CudaImpl)
+        assert isinstance(cuda_impl, _CudaLaunch)
         macros = (
             self._macros(cuda_impl, inputs, attrs) if callable(cuda_impl.constants) else dict(cuda_impl.constants or {})
         )
@@ -99,16 +100,14 @@ class CudaOp(UserOp):
         """The machine code, an ELF file that cuobjdump and nvdisasm read; see `compiled`."""
         return self.compiled(*inputs, capability=capability, **attrs).cubin
 
-    def _macros(self, cuda_impl: _CudaImpl, inputs: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
+    def _macros(self, cuda_impl: _CudaLaunch, inputs: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
         if not inputs:
             raise UsageError(f"the constants of {self.name} depend on its inputs", next=f"{self.name}.ptx(x)")
         merged = self.checked(inputs, attrs)
         arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
         found = self.op.infer(*arrays, **merged)
         outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
-        out = outs[0] if len(outs) == 1 else outs
-        made = constants_of(self.name, cuda_impl.constants, out, arrays, merged)
-        return made
+        return cuda_impl.constants_of((outs[0] if len(outs) == 1 else outs, *arrays), merged)
 
 
 def _capability(given: tuple[int, int] | None) -> tuple[int, int]:
@@ -122,38 +121,28 @@ def _capability(given: tuple[int, int] | None) -> tuple[int, int]:
         raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
 
 
-class _CudaImpl:
+class _CudaLaunch(KernelLaunch):
     """The launches of a CUDA C++ kernel."""
 
-    def __init__(
-        self, name: str, kernel: SourceKernel, grid: Any, block: Any, shared: Any, arguments: Rule | None,
-        constants: Constants | None, contiguous: bool,
-    ) -> None:  # fmt: skip
-        self.name, self.kernel, self.grid, self.block, self.shared = name, kernel, grid, block, shared
-        self.arguments, self.constants, self.contiguous = arguments, constants, contiguous
-        self.reference: Rule | None = None
+    kernel: SourceKernel
+    block: int | tuple[int, ...] | Rule
+    shared: int | Rule
+    reference: Rule | None
 
-    def __call__(self, out: Any, *inputs: Array, **attrs: Any) -> None:
-        if is_empty(out):
-            return
+    def launch(self, programs: Grid, args: Operands, constants: Attrs, operands: Operands, attrs: Attrs) -> None:
         from genesis.backend.cuda.driver import is_interpreted
         from genesis.backend.cuda.simulated.fake import FakeDriver
 
-        given = tuple(dense(x) for x in inputs) if self.contiguous else inputs
-        programs = sizes_of(self.name, "grid", self.grid, out, *given, **attrs)
-        threads = sizes_of(self.name, "block", self.block, out, *given, **attrs)
-        with UserCode(f"the shared memory of {self.name}"):
-            shared = self.shared(out, *given, **attrs) if callable(self.shared) else self.shared
-        macros = constants_of(self.name, self.constants, out, given, attrs)
-        args = arguments_of(self.name, self.arguments, out, given, attrs)
-        self.kernel.checked(args, macros)
+        threads = self.sizes("block", self.block, operands, attrs)
+        shared = self.ask("shared memory", self.shared, operands, attrs)
+        self.kernel.checked(args, constants)
         if 0 in programs:
             raise UsageError(f"{self.name}: the grid {programs} is empty and the result is not", where="grid=")
-        backend: Any = given[0].storage.backend
+        backend: Any = operands[1].storage.backend
         if is_interpreted() and not isinstance(backend.driver, FakeDriver):
-            self._interpret(out, given, attrs)
+            self._interpret(operands[0], operands[1:], attrs)
         else:
-            self.kernel.launch(backend, programs, threads, shared, args, macros)
+            self.kernel.launch(backend, programs, threads, shared, args, constants)
 
     def _interpret(self, out: Any, inputs: tuple[Array, ...], attrs: dict[str, Any]) -> None:
         """The reference in the kernel's place."""

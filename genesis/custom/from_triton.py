@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from genesis.array import Array
-from genesis.custom.launching import Constants, arguments_of, constants_of, dense, is_empty, sizes_of
-from genesis.custom.user_op import Rule, Saved, UserOp
+from genesis.custom.user_op import Attrs, Constants, KernelLaunch, Operands, Rule, Saved, UserOp
 from genesis.dtypes import DType
 from genesis.errors import UsageError
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda.driver import Grid
 
 
 def triton_op(
@@ -68,34 +69,30 @@ def triton_op(
             f"{name}: the kernel must be a function under @triton.jit, not {found}",
             next="put @triton.jit in front of it, and fixed sizes into constants=",
         )
-    cuda_impl = _cuda_impl(name, kernel, grid, arguments, constants, contiguous)
+    cuda_impl = _TritonLaunch(name, grid, arguments, constants, contiguous)
+    cuda_impl.kernel = kernel
     return UserOp(
         name, cuda_impl, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
         flops=flops, nbytes=nbytes,
     )  # fmt: skip
 
 
-def _cuda_impl(
-    name: str, kernel: Any, grid: Any, arguments: Rule | None, constants: Constants | None, contiguous: bool
-) -> Callable[..., None]:
-    def cuda_impl(out: Any, *inputs: Array, **attrs: Any) -> None:
-        if is_empty(out):
-            return
+class _TritonLaunch(KernelLaunch):
+    """The launches of a Triton kernel."""
+
+    kernel: Any
+
+    def launch(self, programs: Grid, args: Operands, constants: Attrs, operands: Operands, attrs: Attrs) -> None:
         from genesis.backend.cuda import backend_of
         from genesis.backend.cuda.launch import launch
 
-        given = tuple(dense(x) for x in inputs) if contiguous else inputs
-        programs = sizes_of(name, "grid", grid, out, *given, **attrs)
-        words = {k: _constant(v) for k, v in constants_of(name, constants, out, given, attrs).items()}
-        args = arguments_of(name, arguments, out, given, attrs)
-        _check_count(name, kernel, args, words)
-        driver = backend_of(inputs[0].device).driver
-        with _named(name, kernel):
-            launch(kernel, programs, *args, **words)
+        words = {k: _constant(v) for k, v in constants.items()}
+        _check_count(self.name, self.kernel, args, words)
+        driver = backend_of(operands[1].device).driver
+        with _named(self.name, self.kernel):
+            launch(self.kernel, programs, *args, **words)
             if driver.pending and not driver.capturing:
                 driver.flush()  # so that a kernel which does not compile ends the call that needs it
-
-    return cuda_impl
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A user's op: what it is called with, what its outputs are, its reference, its gradient. Launches are other files'.
+"""A user's op: what it is called with, its outputs, its reference, its gradient, and the rules of its launches.
 
 Everything that a user gives is a plain function of the op's operands in one order, `(out, *inputs, **attrs)`; rules
 about results have no `out`, a gradient has those of the outputs in its place. So nothing has to be looked up.
@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,8 +22,14 @@ from genesis.errors import DeviceError, GradientError, ShapeError, UsageError, U
 from genesis.op import Context, Op, registry
 from genesis.ops.blocks import is_narrow
 
+if TYPE_CHECKING:
+    from genesis.backend.cuda.driver import Grid
+
 Saved = Literal["inputs", "outputs", "both"]
 Rule = Callable[..., Any]
+Constants = Mapping[str, Any] | Rule
+Attrs = dict[str, Any]
+Operands = tuple[Any, ...]  # the output, or a tuple of them, and the inputs
 Infer = Callable[..., Spec | tuple[Spec, ...]]
 SAVES: dict[Saved, tuple[bool, bool]] = {"inputs": (True, False), "outputs": (False, True), "both": (True, True)}
 
@@ -249,3 +255,78 @@ def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...
             return int(rule(outputs[0] if len(outputs) == 1 else outputs, *inputs, **attrs))
 
     return count
+
+
+# --- Launching a kernel, in Triton or CUDA C++ ------------------------------------------------------------------------
+
+
+class KernelLaunch:
+    """The CUDA implementation of a user's op: asks the rules of a call, and launches the kernel.
+
+    Args:
+        name: the op's. grid, arguments, constants, contiguous: as in `genesis.triton_op`.
+    """
+
+    def __init__(
+        self, name: str, grid: Any, arguments: Rule | None, constants: Constants | None, contiguous: bool
+    ) -> None:
+        self.name, self.grid = name, grid
+        self.arguments, self.constants, self.contiguous = arguments, constants, contiguous
+
+    def __call__(self, out: Any, *inputs: Array, **attrs: Any) -> None:
+        if all(o.size == 0 for o in _outputs(out)):
+            return
+        operands = (out, *(_dense(x) if self.contiguous else x for x in inputs))
+        programs = self.sizes("grid", self.grid, operands, attrs)
+        constants = self.constants_of(operands, attrs)
+        self.launch(programs, self._arguments(operands, attrs), constants, operands, attrs)
+
+    def launch(self, programs: Grid, args: Operands, constants: Attrs, operands: Operands, attrs: Attrs) -> None:
+        """Launch the kernel. Raises: UsageError, where the kernel does not take `args`."""
+        raise NotImplementedError
+
+    def ask(self, what: str, rule: Any, operands: Operands, attrs: Attrs) -> Any:
+        """What a rule of the user gives for a call, or the value that stands in its place."""
+        with UserCode(f"the {what} of {self.name}"):
+            return rule(*operands, **attrs) if callable(rule) else rule
+
+    def sizes(self, what: str, value: Any, operands: Operands, attrs: Attrs) -> Grid:
+        """A grid or a block in three dimensions: a size, up to three, or a rule that gives them."""
+        found = self.ask(what, value, operands, attrs)
+        sizes = found if isinstance(found, tuple | list) else (found,)
+        if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sizes):
+            raise UsageError(f"{self.name}: {what} must be up to three sizes, not {found!r}", next="divide with cdiv()")
+        x, y, z = (*sizes, 1, 1)[:3]
+        return x, y, z
+
+    def constants_of(self, operands: Operands, attrs: Attrs) -> Attrs:
+        """The constants of a call, by name."""
+        found = self.ask("constants", self.constants, operands, attrs)
+        with UserCode(f"the constants of {self.name}"):
+            return dict(found or {})
+
+    def _arguments(self, operands: Operands, attrs: Attrs) -> Operands:
+        """A kernel's arguments: as the rule orders them, else outputs, inputs and the first output's element count."""
+        if self.arguments is not None:
+            found = self.ask("arguments", self.arguments, operands, attrs)
+            return tuple(found) if isinstance(found, tuple | list) else (found,)
+        if attrs:
+            what = f"{self.name} has arguments by keyword, and nothing says where its kernel takes them"
+            raise UsageError(what, where=self.name, next="arguments=lambda out, x, scale: (out, x, out.size, scale)")
+        outs = _outputs(operands[0])
+        return (*outs, *operands[1:], outs[0].size)
+
+
+def _outputs(out: Any) -> tuple[Array, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
+
+def _dense(x: Array) -> Array:
+    """x, or a contiguous copy in memory that the running op has for itself."""
+    if x.is_contiguous:
+        return x
+    from genesis.backend.cuda.dispatch import cuda_impl_named
+
+    copied = empty(x.shape, x.dtype, x.device)
+    cuda_impl_named("copy", "elementwise")(copied, x)
+    return copied
