@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from genesis.errors import DistributedError, InterruptedRun
 from genesis_cli.bench_all import bench
@@ -40,14 +40,18 @@ EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
 # The variable in which a shell asks for completions; what `--install-completion` writes sets it.
 COMPLETE = "_GENESIS_COMPLETE"
 
-# Commands by task, in the order of the help; what a task is.
-TASKS: dict[str, tuple[str, ...]] = {
-    "Begin": ("pull", "recipes", "init", "estimate"),
-    "Train": ("train", "validate", "data", "report", "watch"),
-    "Use a model": ("generate", "chat", "serve", "eval", "export"),
-    "Measure": ("profile", "bench-model", "bench-ops", "bench", "demo"),
-    "Look up": ("schema", "env"),
-}
+# Commands by task, in the order of the help.
+TASKS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "Begin": {"pull": pull, "recipes": recipes, "init": init, "estimate": estimate},
+    "Train": {"train": train, "validate": validate, "data": data, "report": report, "watch": watch},
+    "Use a model": {"generate": generate, "chat": chat, "serve": serve, "eval": evaluate, "export": export},
+    "Measure": {
+        "profile": profile, "bench-model": bench_model, "bench-ops": bench_ops, "bench": bench, "demo": demo,
+    },
+    "Look up": {"schema": schema, "env": env},
+}  # fmt: skip
+# Commands that read their words in a way of their own.
+CLASSES: Mapping[str, type[TyperCommand]] = {"train": TrainCommand}
 
 
 class Commands(TyperGroup):
@@ -73,27 +77,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("pull", epilog=EPILOG)(pull)
-app.command("recipes", epilog=EPILOG)(recipes)
-app.command("init", epilog=EPILOG)(init)
-app.command("estimate", epilog=EPILOG)(estimate)
-app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
-app.command("validate", epilog=EPILOG)(validate)
-app.add_typer(data, name="data", epilog=EPILOG)
-app.command("report", epilog=EPILOG)(report)
-app.command("watch", epilog=EPILOG)(watch)
-app.command("generate", epilog=EPILOG)(generate)
-app.command("chat", epilog=EPILOG)(chat)
-app.command("serve", epilog=EPILOG)(serve)
-app.command("eval", epilog=EPILOG)(evaluate)
-app.command("export", epilog=EPILOG)(export)
-app.command("profile", epilog=EPILOG)(profile)
-app.command("bench-model", epilog=EPILOG)(bench_model)
-app.command("bench-ops", epilog=EPILOG)(bench_ops)
-app.add_typer(bench, name="bench", epilog=EPILOG)
-app.command("demo", epilog=EPILOG)(demo)
-app.command("schema", epilog=EPILOG)(schema)
-app.command("env", epilog=EPILOG)(env)
+for _name, _command in (item for commands in TASKS.values() for item in commands.items()):
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name, epilog=EPILOG)
+    else:
+        app.command(_name, cls=CLASSES.get(_name), epilog=EPILOG)(_command)
 
 
 def _print_version(asked: bool) -> None:

@@ -8,19 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from genesis_cli import recipes
-from genesis_cli.app import COMPLETE, TASKS, app
+from genesis_cli.app import COMPLETE, TASKS
 from genesis_cli.init import GOALS
 from genesis_cli.options import complete_config
 from genesis_cli.session import init as session
 from tests.cli.command import printed
-
-
-def test_each_command_is_under_one_task() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert sorted(name for names in TASKS.values() for name in names) == sorted(commands)
 
 
 def test_the_help_has_the_tasks_in_order() -> None:
