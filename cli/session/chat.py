@@ -11,6 +11,7 @@ import numpy as np
 
 from genesis.data.chat import ChatEncoder, ChatTemplate
 from genesis.data.documents import TokenSet
+from genesis.data.record_formats import CHATS
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
 from genesis.files.boundary import boundary
@@ -18,7 +19,6 @@ from genesis.files.hf import read_chat_templates
 from genesis.files.paths import is_folder
 from genesis.train.config import Config, DataConfig
 
-CHATS = {"messages", "alpaca", "sharegpt"}  # formats whose records are conversations
 LOOKED_AT = 1 << 18  # tokens, at the most: every conversation ends its turns alike
 
 

@@ -55,6 +55,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "sharegpt": ("system", "tools"),
 }
 _ALL = {**_NEEDED, **_PAIRS}
+CHATS = frozenset(_ALL) - {"text", "prompt_completion", "preference"}  # formats whose records are conversations
 # Fields of alpaca -> names for them there.
 _QUESTION_ANSWER: Mapping[str, tuple[str, ...]] = {
     "instruction": ("question", "query", "instruction", "prompt", "input"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genesis.data.messages import MAX_DEPTH
-from genesis.data.record_formats import RecordFormat
+from genesis.data.record_formats import CHATS, RecordFormat
 from genesis.data.records import Completion, Conversation, Defect, Position, content_text, record_text
 from genesis.errors import DataError
 
@@ -96,7 +96,9 @@ def messages(*items: object) -> dict[str, object]:
     ],
 )
 def test_each_format_becomes_its_normal_form(record: object, expected: object) -> None:
-    assert read(record) == expected
+    name, found = RecordFormat().read(record, HERE)
+    assert found == expected
+    assert name == "prompt_completion" or (name in CHATS) is isinstance(found, Conversation)
 
 
 CONTEXT = {"role": "user", "content": "2+2?\nof numbers"}
@@ -122,7 +124,7 @@ SYSTEM = {"role": "system", "content": "S"}
     ],
 )
 def test_questions_and_answers_by_their_names(record: dict[str, Any], name: str, expected: list[Any]) -> None:
-    assert RecordFormat().read(record, HERE) == (name, conversation(*expected))
+    assert RecordFormat().read(record, HERE) == (name, conversation(*expected)) and name in CHATS
     used = RecordFormat().columns(list(record), HERE)
     assert RecordFormat().read({key: record[key] for key in used}, HERE) == (name, conversation(*expected))
 
