@@ -13,7 +13,7 @@ from genesis.backend import CPU
 from genesis.data.loader import PackedLoader
 from genesis.distributed import Peers, PeersGroup, job_key, read_world
 from genesis.distributed.environment import LAUNCHER
-from genesis.distributed.staged import StagedGroup
+from genesis.distributed.group import StagedGroup
 from genesis.distributed.watch import Watch
 from genesis.errors import InterruptedRun, PeerGoneError
 from genesis.files.strict_json import canonical_bytes

@@ -10,10 +10,9 @@ from genesis.backend import Device
 from genesis.backend.cuda import driver_for
 from genesis.backend.cuda.driver import Driver, is_interpreted
 from genesis.distributed.communicator import ZERO_CTAS, Communicator, Tuning, bindings, identity_of
-from genesis.distributed.group import PeersGroup
+from genesis.distributed.group import PeersGroup, StagedGroup
 from genesis.distributed.nccl import LITTLE, STAGING, NcclGroup
 from genesis.distributed.peers import Peers
-from genesis.distributed.staged import StagedGroup
 
 INSTALL = 'pip install "nccl4py>=0.6,<0.7" nvidia-nccl-cu13'  # the extra `distributed`
 _RELEASE = "0.6."

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from genesis.array import Array
-from genesis.backend import CPU
-from genesis.distributed.arguments import check_array, check_gather, check_reduction, check_root, parts_of
+from genesis.array import Array, from_numpy
+from genesis.backend import CPU, Device, backend_for
 from genesis.distributed.peers import Peers
-from genesis.dtypes import FLOAT, DType, float32
+from genesis.dtypes import BOOL, FLOAT, DType, float8_e4m3fn, float32
+from genesis.errors import DeviceError, DTypeError, ShapeError
 
 _BLOCK = 1 << 18  # elements that travel at a time
 
@@ -296,3 +296,144 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 def _copy(source: Array, out: Array) -> None:
     if source.data_ptr() != out.data_ptr() or source.dtype is not out.dtype:
         out.view_np()[...] = source.view_np()
+
+
+class StagedGroup:
+    """A group for arrays on any device, over one for arrays on the CPU: each call copies to host memory and back.
+
+    It waits for the device, and cannot be captured in a CUDA graph: correct, and as slow as the connections of `peers`.
+
+    Args:
+        of: the group that does the work. Arrays on the CPU go to it as they are.
+    """
+
+    is_in_stream_order = False
+
+    def __init__(self, of: Group) -> None:
+        self.rank, self.size, self._of = of.rank, of.size, of
+
+    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
+        """See `Group`."""
+        return None
+
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
+        """See `Group`."""
+        if source.device.type == "cpu":
+            self._of.reduce_scatter(source, out, parts, adds=adds)
+            return
+        there = _host(out) if adds else from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._of.reduce_scatter(_host(source), there, parts, adds=adds)
+        _put(there, out)
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        """See `Group`."""
+        if out.device.type == "cpu":
+            self._of.all_gather(part, out, parts)
+            return
+        whole = from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._of.all_gather(_host(part), whole, parts)
+        _put(whole, out)
+
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
+        """See `Group`."""
+        if part.device.type == "cpu" or out is None:
+            self._of.gather(_host(part), out, parts, root)
+            return
+        whole = from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._of.gather(_host(part), whole, parts, root)
+        _put(whole, out)
+
+    def all_reduce(self, x: Array) -> None:
+        """See `Group`."""
+        there = _host(x)
+        self._of.all_reduce(there)
+        _put(there, x)
+
+    def broadcast(self, x: Array, root: int = 0) -> None:
+        """See `Group`."""
+        there = _host(x)
+        self._of.broadcast(there, root)
+        _put(there, x)
+
+    def close(self) -> None:
+        """See `Group`."""
+        self._of.close()
+
+
+def _host(x: Array) -> Array:
+    """The array's values in host memory: a copy, but of one that is there."""
+    return x if x.device.type == "cpu" else from_numpy(np.array(x.numpy()))
+
+
+def _put(values: Array, out: Array) -> None:
+    if values is not out:
+        backend_for(out.device).from_numpy(values.view_np(), out)
+
+
+# --- What every group checks before anything is sent ------------------------------------------------------------------
+
+
+ALIGNMENT = 32  # elements
+
+
+class Member(Protocol):
+    """A rank of a group, whose arrays are on `device`."""
+
+    rank: int
+    size: int
+    device: Device
+
+
+def parts_of(group: Member, whole: Array, part: Array, parts: Sequence[int] | None) -> list[int]:
+    """The elements of each rank of `whole`, checked against this rank's `part`."""
+    check_array(group, whole)
+    check_array(group, part)
+    if parts is None:
+        each, rest = divmod(whole.size, group.size)
+        if rest or each % ALIGNMENT:
+            what = f"{whole.size} elements are not {group.size} parts of a multiple of {ALIGNMENT}"
+            raise ShapeError(what, next="pad the array, or give the parts")
+        cut = [each] * group.size
+    else:
+        cut = [int(each) for each in parts]
+    if len(cut) != group.size or min(cut) < 0 or sum(cut) != whole.size:
+        what = f"the parts {cut} are not those of {whole.size} elements for {group.size} ranks"
+        raise ShapeError(what, next="give one size for each rank, which add up to the whole")
+    if part.size != cut[group.rank]:
+        what = f"rank {group.rank} has an array of {part.size} elements for its part of {cut[group.rank]}"
+        raise ShapeError(what, next="give an array of the size of the part")
+    return cut
+
+
+def check_array(group: Member, x: Array) -> None:
+    """Refuse what no collective takes."""
+    if x.device != group.device:
+        raise DeviceError(f"this group is for arrays on {group.device}, and one is on {x.device}", next="move it there")
+    if x.ndim != 1 or not x.is_contiguous:
+        what = f"a collective takes contiguous arrays of one dimension, not shape {x.shape}, strides {x.strides}"
+        raise ShapeError(what, next="give a slice of a flat buffer")
+
+
+def check_reduction(group: Member, source: Array, out: Array) -> None:
+    """Refuse what cannot be added, and dtypes to which a sum does not go."""
+    check_array(group, source)
+    if source.dtype.category == BOOL or source.dtype is float8_e4m3fn:
+        raise DTypeError(f"{source.dtype} cannot be added over ranks", next="convert it to int64 or float32")
+    is_wider = out.dtype is float32 and source.dtype.category == FLOAT and source.dtype.itemsize < float32.itemsize
+    if out.dtype is not source.dtype and not is_wider:
+        what = f"a sum of {source.dtype} goes to {source.dtype}, or from a narrower float to float32, not {out.dtype}"
+        raise DTypeError(what, next="give an array of that dtype")
+
+
+def check_gather(part: Array, out: Array) -> None:
+    """Refuse parts of another dtype."""
+    if part.dtype is not out.dtype:
+        raise DTypeError(f"parts of {part.dtype} do not make an array of {out.dtype}", next="give them one dtype")
+
+
+def check_root(group: Member, root: int) -> None:
+    """Refuse a rank that the group does not have."""
+    if not 0 <= root < group.size:
+        raise ShapeError(f"there is no rank {root} among {group.size}", next=f"give 0 to {group.size - 1}")

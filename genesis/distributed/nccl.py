@@ -16,11 +16,11 @@ from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.graph import close_graphs
-from genesis.distributed.arguments import check_array, check_gather, check_reduction, check_root, parts_of
 from genesis.distributed.communicator import Communicator, Memory
-from genesis.distributed.deadline import Deadline
+from genesis.distributed.group import check_array, check_gather, check_reduction, check_root, parts_of
 from genesis.distributed.mapped import MappedMemory
 from genesis.distributed.peers import Peers
+from genesis.distributed.watch import Deadline
 from genesis.dtypes import DType, bfloat16, float32, uint8
 from genesis.errors import DeviceError, DistributedError
 from genesis.ops.elementwise import copy

@@ -25,10 +25,9 @@ from genesis.backend.cuda import backend_of, driver_for
 from genesis.backend.cuda.graph import RawGraph
 from genesis.distributed import Peers, choose
 from genesis.distributed.communicator import Communicator, Tuning
-from genesis.distributed.deadline import Deadline
+from genesis.distributed.group import StagedGroup
 from genesis.distributed.nccl import NcclGroup
-from genesis.distributed.staged import StagedGroup
-from genesis.distributed.watch import Watch
+from genesis.distributed.watch import Deadline, Watch
 from genesis.dtypes import as_dtype, bfloat16, float32
 from genesis.errors import DeviceError, DistributedError
 from genesis.train.signals import Interrupts
