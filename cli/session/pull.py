@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genesis.data.hub_source import is_data_file
+from genesis.data.sources import is_data_file
 from genesis.errors import UsageError, escape
 from genesis.files.hub import pull as fetch
 from genesis.files.hub_cache import hub_name

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from genesis.data.corpus import Corpus
-from genesis.data.hub_source import hub_files
-from genesis.data.sources import expand
+from genesis.data.sources import expand, hub_files
 from genesis.errors import DataError
 from genesis.files.hub_cache import HubName, cache_folder, in_cache
 from genesis.train.config import WeightedSource

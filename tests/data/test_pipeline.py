@@ -15,10 +15,9 @@ from typing import Any, NoReturn
 import pytest
 
 from genesis.data import pipeline
-from genesis.data.baseline import gzip_bytes
 from genesis.data.corpus import Corpus
 from genesis.data.loader import PackedLoader
-from genesis.data.pipeline import Prepared
+from genesis.data.pipeline import Prepared, gzip_bytes
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import DataError
 from genesis.train.config import WeightedSource

@@ -20,19 +20,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genesis.data.chat.ends import Ends, probes, read_ends
-from genesis.data.chat.jobs import marked_job
 from genesis.data.chat.marks import Marked, MarksError, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
 from genesis.data.chat.template import CHATML, ChatTemplate, template_variables
 from genesis.data.chat.text_ids import Part, TextIds, TextParts
 from genesis.data.chat.turns import (
+    Ends,
     Loss,
     NoPromptError,
     Turn,
     TurnError,
     TurnNote,
     TurnReader,
+    marked_job,
+    probes,
+    read_ends,
     remarks,
     wanted_turns,
 )

@@ -1,8 +1,11 @@
-"""A conversation's turns as texts: which of them are wanted, what comes before each, and what a model says in it."""
+"""A conversation's turns as texts: which of them are wanted, what comes before each, what a model says in it, and how
+the template ends it, which is found by rendering small conversations.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from typing import Any, Literal
 
 from genesis.data.chat.child import common_start
 from genesis.data.chat.marks import Marked, Marker, MarksError, unmarked
-from genesis.data.chat.renderer import Rendered, RenderError
+from genesis.data.chat.renderer import Job, Limits, Rendered, RenderError
 from genesis.data.records import REASONING, Conversation, Message, Remark, content_text, is_learned
 from genesis.files.paths import quote
 
@@ -259,3 +262,124 @@ def _check_said(turn: Turn, message: Message, number: int) -> None:
         if not all(text.rpartition("</think>")[2].strip() in turn.target.text for text in texts):
             what = f"the template leaves out or changes the content of messages[{number}]"
             raise TurnError("template", what, "take a template that writes a message's text as it is")
+
+
+# --- A conversation as a job for the renderer -------------------------------------------------------------------------
+# The special tokens in its texts are marked, so that they stay text.
+
+
+# What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
+_MEMORY_A_BYTE = 16
+
+
+def marked_job(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None,
+    turns: Sequence[int],
+    *,
+    marker: Marker,
+    avoid: Sequence[str],
+    limits: Limits,
+) -> tuple[Job, str]:
+    """The job, and the two characters that mark; "" where there is nothing to mark.
+
+    Args:
+        turns: the messages whose prompts are wanted; the one behind the last stands for what is to be generated.
+        avoid: the template's texts, which must not hold the marks.
+
+    Raises:
+        TurnError: more than a template may be given. MarksError: no characters are left to mark with.
+        ValueError, RecursionError: as in `Job.of`.
+    """
+    named = template_messages(messages)
+    # Roles stay as they are: many templates make a special token of one, `'<|' + message.role + '|>'`.
+    bare = [{**message, "role": ""} for message in named]
+    (bare, tools), marks = marker.marked([bare, tools], avoid)
+    job = Job.of(
+        [{**message, "role": known.get("role")} for message, known in zip(bare, named, strict=True)], tools, turns
+    )
+    if len(job.data) > limits.memory_bytes // _MEMORY_A_BYTE:
+        what = f"the conversation has {len(job.data):,} bytes, more than a template may be given"
+        raise TurnError("huge conversation", what, "split it")
+    return job, marks
+
+
+# --- How a template ends turns ----------------------------------------------------------------------------------------
+
+
+_ANSWER = "Fine, thanks."
+_QUESTION = {"role": "user", "content": "How are you?"}
+_TOOL: dict[str, Any] = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
+_CALL = {"type": "function", "id": "call00001", "function": {"name": "now", "arguments": {}}}
+_RESULT = {"role": "tool", "name": "now", "tool_call_id": "call00001", "content": "12:00"}
+_ANSWERED = [_QUESTION, {"role": "assistant", "content": _ANSWER}]
+_CALLED: list[dict[str, Any]] = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What comes at the end of a turn.
+
+    Attributes:
+        tokens: the special tokens that end turns, the usual one first; "" among them where a turn ends without one.
+        closing: what is only at the end of a whole render, after the turn's own end (Phi-3's end of text), or "".
+        opening: what is at the end of a prompt and before no answer (DeepSeek-R1's start of its reasoning), or "".
+        following: what ends an answer, and a call, that the template ends with no special token: the next message's
+            start, up to and with its first one (GLM-4's `<|user|>` and `<|observation|>`), or "".
+    """
+
+    tokens: tuple[str, ...]
+    closing: str
+    opening: str
+    following: Sequence[str]
+
+
+def probes() -> list[Job]:
+    """The jobs whose renders `read_ends` takes: an answer at the end, one that is followed, and the same of a call."""
+    tools = [{"type": "function", "function": _TOOL}]
+    return [
+        Job.of(_ANSWERED, None, [1]),
+        Job.of([*_ANSWERED, _QUESTION], None, []),
+        Job.of(_CALLED, tools, [1]),
+        Job.of([*_CALLED, _RESULT], tools, []),
+    ]
+
+
+def read_ends(found: Sequence[Rendered | RenderError], marker: Marker) -> Ends:
+    """What the renders of `probes` tell; no tokens where the template renders none of them."""
+    last, followed, call, answered = found
+    closing = opening = ""
+    if isinstance(last, Rendered) and isinstance(followed, Rendered):
+        closing = _closing(last.whole, followed.whole, marker)
+    if isinstance(last, Rendered) and isinstance(asked := last.turns[0][0], str):
+        before = last.whole.rpartition(_ANSWER)[0]
+        opening = asked[len(before) :] if before and asked.startswith(before) else ""
+    tokens: list[str] = []
+    following = ["", ""]
+    for kind, (each, longer, text) in enumerate(((last, followed, _ANSWER), (call, answered, _TOOL["name"]))):
+        # A template that knows no calls writes the tool at the most, which the prompt has, too.
+        prompt = each.turns[0][0] if isinstance(each, Rendered) else each
+        if isinstance(each, Rendered) and isinstance(prompt, str) and each.whole.count(text) > prompt.count(text):
+            end = end_token(marker, Marked(each.whole.removesuffix(closing)))[0]
+            if not end:
+                following[kind] = _following(each, longer, marker) or following[0]
+            end = end or following[kind].strip()
+            tokens += [end] if end or kind == 0 else []  # a call without an end is an error where there is one
+    return Ends(tuple(dict.fromkeys(tokens)), closing, opening, following)
+
+
+def _following(whole: Rendered, longer: Rendered | RenderError, marker: Marker) -> str:
+    """What a longer conversation has after `whole`, up to and with a special token, where that comes at once; or ""."""
+    if not isinstance(longer, Rendered) or not longer.whole.startswith(whole.whole):
+        return ""
+    rest = longer.whole[len(whole.whole) :]
+    start, stop = next(iter(marker.specials(Marked(rest))), (0, 0))
+    return "" if rest[:start].strip() else rest[:stop]
+
+
+def _closing(last: str, followed: str, marker: Marker) -> str:
+    """What comes after the end of the turn in `last` alone, if both end it with the same special token."""
+    tails = [text.rpartition(_ANSWER)[2] for text in (last, followed)]
+    same = marker.specials(Marked(os.path.commonprefix(tails)))  # noqa: RUF071 - texts, no paths
+    rest = tails[0][same[-1][1] :] if same else ""
+    return rest if rest.strip() else ""
