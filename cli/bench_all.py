@@ -9,8 +9,8 @@ import typer
 
 from genesis_cli.bench_ops import Given, finish, measured_ops, setup_of
 from genesis_cli.measured import dtype_of, raise_first
-from genesis_cli.model_shapes import shape_named
 from genesis_cli.options import JsonFile, MeasuredDevice, Reports, TorchPython, VsTorch
+from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from genesis.errors import UsageError, escape
 from genesis_cli.measured import device_name, limits_row, raise_first, show, show_progress, sizes
-from genesis_cli.model_shapes import shape_named
 from genesis_cli.options import weight_dtype
+from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.bench.limits import Limits

@@ -13,9 +13,9 @@ from genesis.errors import UsageError, escape
 from genesis_cli.bench_generation import Given, bench_generation
 from genesis_cli.bench_ranks import Measured, Request, measured_by, together
 from genesis_cli.measured import STDOUT, device_name, limits_row, raise_first, show, show_progress, sizes
-from genesis_cli.model_shapes import shape_named
 from genesis_cli.nproc import asked_ranks, is_rank, launched
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
+from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device

@@ -11,8 +11,11 @@ import typer
 
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
 from genesis.files.boundary import boundary, fitting
-from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
-from genesis_cli.sampling_options import (
+from genesis_cli.options import (
+    Base,
+    Device,
+    Dtype,
+    Folder,
     KvCache,
     MinP,
     Penalty,
@@ -23,6 +26,8 @@ from genesis_cli.sampling_options import (
     TopP,
     given_drawing,
     kv_cache_type,
+    settings,
+    weight_dtype,
 )
 
 if TYPE_CHECKING:

@@ -13,8 +13,11 @@ import typer
 
 from genesis.errors import ModelError, UsageError, escape
 from genesis.files.boundary import fitting
-from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
-from genesis_cli.sampling_options import (
+from genesis_cli.options import (
+    Base,
+    Device,
+    Dtype,
+    Folder,
     KvCache,
     MinP,
     Penalty,
@@ -25,6 +28,8 @@ from genesis_cli.sampling_options import (
     TopP,
     given_drawing,
     kv_cache_type,
+    settings,
+    weight_dtype,
 )
 
 LONGEST_PROMPT = 16 << 20  # bytes of stdin

@@ -9,13 +9,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genesis.errors import ConfigError, escape, nearest
+from genesis.errors import ConfigError, ModelError, escape, nearest
 from genesis.files.boundary import boundary
 from genesis.files.paths import exists
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
     from genesis.train.overrides import Overrides
+    from genesis_models.config import ModelConfig
 
 # Settings that name a model.
 MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
@@ -107,3 +108,21 @@ def _on_this_machine(config: Config) -> Config:
         if named is not None and (folder := local_path(named)) != named:
             config = config.model_copy(update={section: found.model_copy(update={key: folder})})
     return config
+
+
+def shape_named(size: str, option: str) -> ModelConfig:
+    """The shape called `size`, which was given for `option`: a preset, a config.json, a folder, or a recipe's model.
+
+    Raises:
+        UsageError: there is no such size. ModelError: the file is malformed, or of a model that Genesis does not have.
+    """
+    from genesis_cli.session.bench.cases import shape_of
+    from genesis_models.config import ModelConfig
+
+    shipped = names()
+    if size in shipped:
+        raw = load(size, []).model.config
+        if raw is not None:
+            return ModelConfig.from_dict(raw, where=size)
+    with boundary(ModelError, "looking for the model", size):
+        return shape_of(size, option, shipped)

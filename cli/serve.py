@@ -8,8 +8,7 @@ import typer
 
 from genesis.errors import ModelError
 from genesis.files.boundary import fitting
-from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
-from genesis_cli.sampling_options import KvCache, kv_cache_type
+from genesis_cli.options import Base, Device, Dtype, Folder, KvCache, kv_cache_type, settings, weight_dtype
 
 
 def serve(

@@ -21,7 +21,7 @@ from genesis.tensor import Tensor
 from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
 from genesis_cli.app import run
-from genesis_cli.model_shapes import shape_named
+from genesis_cli.recipes import shape_named
 from genesis_cli.session.bench import measuring, shared
 from genesis_cli.session.bench.report import render_lines
 from genesis_cli.session.bench.schema import Memory, Report, SharedStep
