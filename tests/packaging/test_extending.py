@@ -77,18 +77,19 @@ def test_adding_an_op(tmp_path: Path) -> None:
 
 
 def patched(page: str, folder: Path) -> None:
-    """The diffs of a guide done: each added line comes after the line that is shown before it."""
+    """The diffs of a guide done: each added line comes after the line that is shown before it, or in its place."""
     diffs = re.findall(r"^In `([\w./]+)`:\n\n```diff\n(.*?)^```", (REPOSITORY / "docs" / page).read_text(), re.S | re.M)
     assert diffs
     for name, diff in diffs:
         top, rest = name.split("/", 1)
         path = folder / PACKAGES.get(top, top) / rest
-        text, before = path.read_text(), ""
+        text, before, is_replaced = path.read_text(), "", False
         for line in diff.splitlines():
             if line.startswith("+"):
                 assert text.count(f"{before}\n") == 1, before
-                text = text.replace(f"{before}\n", f"{before}\n{line[1:]}\n")
-            before = line[1:]
+                kept = "" if is_replaced else f"{before}\n"
+                text = text.replace(f"{before}\n", f"{kept}{line[1:]}\n")
+            before, is_replaced = line[1:], line.startswith("-")
         path.write_text(text)
 
 
@@ -124,3 +125,14 @@ def test_adding_an_optimizer(tmp_path: Path) -> None:
     assert len(applied("adding-an-optimizer.md", folder)) == 2
     assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
     check_conforms(folder, "adagrad")
+
+
+@pytest.mark.slow
+def test_adding_a_data_format_and_a_command(tmp_path: Path) -> None:
+    folder, written = copy_of_repository(tmp_path / "copy"), []
+    for page in ("adding-a-data-format.md", "adding-a-command.md"):
+        written += applied(page, folder)
+        patched(page, folder)
+        package = "\nimport genesis, genesis_cli\nprint(genesis.__file__, genesis_cli.__file__)"
+        assert run(folder, "-c", checks(page) + package).count(str(folder)) == 2
+    assert written == ["genesis/data/readers/psv.py", "cli/count.py"]
