@@ -22,13 +22,13 @@ from typing import Any
 import genesis_models
 from genesis.backend import CPU
 from genesis.backend.cpu import pool
+from genesis.data.loader import Batch
 from genesis.train.config_file import parse_config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_cli import recipes
 from genesis_cli.session.estimate import estimate, place_of
-from genesis_cli.session.memory_plan import zeros
 from genesis_cli.session.trained_parameters import select_trained
 
 TOLERANCE = 0.10
@@ -97,7 +97,7 @@ def steps(config: Any, raw: dict[str, Any], rows: int) -> None:
     micro, loader = config.train.accumulation_steps, SimpleNamespace(batch_size=rows, seq_len=config.data.seq_len)
     state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), 0, micro), loader)
     for _ in range(3):
-        take_step(state, [zeros(rows, config.data.seq_len)] * micro, 1e-5, 1.0, CPU)
+        take_step(state, [Batch.empty(rows, config.data.seq_len)] * micro, 1e-5, 1.0, CPU)
 
 
 def main() -> None:

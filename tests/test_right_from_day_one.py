@@ -28,8 +28,8 @@ from genesis.files.manifest import verify_manifest
 from genesis.files.safetensors import load_file
 from genesis.train import loop
 from genesis.train.loop import Training
+from genesis.train.objective import LanguageModel
 from genesis.train.shards import accumulate_gradients
-from genesis.train.state import LanguageModel
 from genesis_models.adapters import adapted_layers
 from genesis_models.blocks import CausalLM
 from tests.adapters.golden import FIXTURES, base_of, logits, reference
@@ -270,7 +270,7 @@ def test_right_from_day_one_10_logits_never_stand_whole(recipe: Path, tmp_path: 
     batch = fullest(training.state.loader)
     assert batch.num_tokens > 0.5 * slots
     tracemalloc.start()
-    accumulate_gradients(training.state.model, batch, batch.num_targets, CPU)
+    accumulate_gradients(training.state.objective, training.state.model, batch, batch.num_targets, CPU)
     step = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
     code, _, told = run("eval", base, "--data", tmp_path / "chats.jsonl", "--batch-size", 16, "--seq-len", 128)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from genesis import from_numpy
 from genesis.autograd import grad
@@ -26,14 +26,14 @@ from genesis.data.loader import Batch
 from genesis.ops.loss import chunk_rows
 from genesis.tensor import Tensor
 from genesis.train.config import Config
+from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.shards import accumulate_gradients, share_count, trained_parameters
 from genesis.train.state import TrainState
-from genesis_cli.session.memory_plan import saved_bytes, zeros
+from genesis_cli.session.memory_plan import saved_bytes
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained
 from genesis_cli.session.training import cpu_threads
-from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
@@ -182,7 +182,7 @@ def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[
         tracemalloc.start()
     pool.watch = blocks.watch
     try:
-        state, batch = _state(config, shape, rows), zeros(rows, config.data.seq_len)
+        state, batch = _state(config, shape, rows), Batch.empty(rows, config.data.seq_len)
         building = _Phase(Counter(), blocks.most, blocks.most_in_use, 0)
         *start, first_update = _step(state, batch, blocks, count, micro=1)
         # Sums over micro-steps need no more after the second one.
@@ -211,23 +211,24 @@ def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: i
     """The phases of a step: the shares of each micro-step, and the update."""
     state.optimizer.zero_grad()
     if count == 1:
-        work = functools.partial(accumulate_gradients, state.model, batch, batch.num_targets, CPU)
+        targets = state.objective.num_targets(batch)
+        work = functools.partial(accumulate_gradients, state.objective, state.model, batch, targets, CPU)
         shares = [blocks.phase(work) for _ in range(micro)]
     else:
-        model, is_first_step = cast(CausalLM, state.model), state.step == 0
-        shares = [_shares(model, batch, blocks, count, is_first_step) for _ in range(micro)]
+        is_first_step = state.step == 0
+        shares = [_shares(state, batch, blocks, count, is_first_step) for _ in range(micro)]
     update = blocks.phase(lambda: (state.optimizer.grad_norm(), state.optimizer.step(grad_scale=1.0)))
     state.step += 1
     return [*shares, update]
 
 
-def _shares(model: CausalLM, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
+def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
     """What several shares take: one alone, and others beside one that uses the memory in which gradients stay."""
-    trained, found = trained_parameters(model), list[Any]()
+    trained, found, objective = trained_parameters(state.model), list[Any](), state.objective
 
     def loss() -> Tensor:
-        ids, labels, positions = map(from_numpy, (batch.input_ids, batch.labels, batch.position_ids))
-        return model.loss(ids, labels, position_ids=positions, num_targets=batch.num_targets)
+        fields = [from_numpy(values) for values in objective.fields(batch)]
+        return objective.loss(state.model, fields, objective.num_targets(batch))[0]
 
     def work() -> None:
         found.append(grad(loss(), trained, allow_unused=True))
@@ -260,4 +261,4 @@ def _state(config: Config, shape: ModelConfig, rows: int) -> TrainState:
     model.train()
     optimizer = build_optimizer(config.optim, model.named_parameters(), 0, config.train.accumulation_steps)
     loader: Any = SimpleNamespace(batch_size=rows, seq_len=config.data.seq_len)
-    return TrainState(model, optimizer, loader)
+    return TrainState(model, optimizer, loader, objective=build_objective(config))

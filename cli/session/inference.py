@@ -15,6 +15,7 @@ from genesis.errors import GenesisError, NumericError, UsageError, escape
 from genesis.files.atomic import temporary_folder
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
+from genesis.train.objective import NextTokens
 from genesis.train.output import Output
 from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
@@ -120,6 +121,7 @@ def evaluate(
         next = "train the model on such texts: its embedding grows"
         check_rows([held_out.tokens], tokenizer, model.config, "--data", next)
         found = measure(
+            NextTokens(),
             model,
             held_out,
             batch_size=batch_size,

@@ -11,6 +11,7 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
+from genesis.train.objective import build_objective
 from genesis.train.ranks import ALONE, Ranks
 from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks, memory_plan
 from genesis_cli.session.settings import usable_precision
@@ -50,6 +51,7 @@ def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any)
         "optim": config.optim,
         "select": functools.partial(select_trained, config),
         "eval_batch": None if config.data.eval_fraction == 0 else config.eval_batch_size,
+        "objective": build_objective(config),
     }
     return memory_plan(shape, device, **(settings | changed))
 

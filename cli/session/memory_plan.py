@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from genesis import cuda
 from genesis.array import empty, label
 from genesis.backend import Device
@@ -23,10 +21,11 @@ from genesis.data.loader import Batch
 from genesis.distributed.nccl import LITTLE
 from genesis.dtypes import uint8
 from genesis.train.config import OptimConfig
+from genesis.train.objective import NextTokens, Objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import check_divides
-from genesis.train.shards import loss_and_hits
+from genesis.train.shards import measure
 from genesis.train.snapshot import snapshot_bytes
 from genesis.train.state import FrozenBase, TrainState
 from genesis_models.adapters import adapter_parameters
@@ -127,6 +126,7 @@ def memory_plan(
     select: Callable[[CausalLM], None] = lambda model: None,
     eval_batch: int | None = None,
     ranks: PlannedRanks = ONE_RANK,
+    objective: Objective | None = None,
 ) -> MemoryPlan:
     """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
 
@@ -134,6 +134,7 @@ def memory_plan(
         eval_batch: sequences in a batch of evaluations, None where there are none.
         select: adds adapters, freezes what is not trained.
         ranks: who shares the batches.
+        objective: what the model learns; next tokens unless given.
 
     Raises:
         ConfigError: ranks that do not divide the batches.
@@ -150,11 +151,11 @@ def memory_plan(
         shared = {"ranks": group, "zero": ranks.zero}
         optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps, **shared)
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
-        state = TrainState(model, optimizer, loader, ranks=group)
-        held_out = None if eval_batch is None else zeros(eval_batch, length)
+        state = TrainState(model, optimizer, loader, ranks=group, objective=objective or NextTokens())
+        held_out = None if eval_batch is None else Batch.empty(eval_batch, length)
         staging = optimizer.largest_exchange + LITTLE if optimizer.exchanges_beside else 0
         kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
-        plan = _counted(state, fake, [zeros(batch, length)] * accumulation_steps, held_out, staging)
+        plan = _counted(state, fake, [Batch.empty(batch, length)] * accumulation_steps, held_out, staging)
         del kept
         return plan
 
@@ -183,7 +184,7 @@ def _counted(
     hook.remove()
     if held_out is not None:
         model.eval()
-        loss_and_hits(model, held_out, device)
+        measure(state.objective, model, held_out, device)
     return MemoryPlan(
         **lasting,
         batch=at_rest - sum(lasting.values()) - staging,
@@ -201,9 +202,3 @@ def saved_bytes(state: TrainState) -> int:
     if adapters:
         state.base = FrozenBase("", frozenset(name for name, _ in model.named_parameters()) - adapters.keys())
     return snapshot_bytes(state)
-
-
-def zeros(batch: int, length: int) -> Batch:
-    """A batch of zeros, one document a row."""
-    ids = np.zeros((batch, length), np.int64)
-    return Batch(0, 0, ids, ids, ids + np.arange(length), batch * (length - 1), batch * length, np.zeros((0, 4), int))

@@ -235,7 +235,7 @@ def subject_of(
     """A run as it is measured: `take` makes a step on `batches`, by `on_device` where there is a GPU."""
     model: Any = state.model
     optimizer = ("zero_grad", "grad_norm", "clip_factor", "begin_step", "update")
-    regions = [(model, "loss", "forward"), *((state.optimizer, method, "optimizer") for method in optimizer)]
+    regions = [(state.objective, "loss", "forward"), *((state.optimizer, method, "optimizer") for method in optimizer)]
     if on_device is not None:
         regions.append((on_device.feed, "put", "data"))
     return Subject(

@@ -35,6 +35,7 @@ from genesis.train.metrics import (
     WandbSink,
     check_metrics,
 )
+from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis.train.overrides import Overrides, recorded_settings
@@ -147,6 +148,7 @@ def _train(
         if ranks.is_main:
             # A killed run may have left its checkpoint between two renames.
             sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
+        training.prepare()
         _restore(training, resume, resume_from, changed, console)
         check_finite(model, where=escape(config.model.path or config.train.output_dir))
         folder.record(config)  # not earlier: a start that is refused changes no record
@@ -283,12 +285,12 @@ def assemble(
     loader = PackedLoader(
         data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
     )
-    steps = total_steps(config, loader)
+    steps, objective = total_steps(config, loader), build_objective(config)
     seed, accumulated = config.train.seed, config.train.accumulation_steps
     group, zero = ranks.group, config.train.zero
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)
     files = ModelFiles(config, data.tokenizer, model, base, chat)
-    state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks)
+    state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks, objective=objective)
     sampling = sample_drawing(config)
     prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends} | ends
@@ -307,7 +309,9 @@ def assemble(
     def open_metrics(step: int | None) -> Metrics:
         if not ranks.is_main:
             return NoMetrics(output)
-        return MetricsWriter(output, resume_step=step, sinks=_sinks(config, output, resumed=step is not None))
+        more = {*objective.figures, *(f"eval/{name}" for name in objective.held_out_figures)}
+        sinks = _sinks(config, output, resumed=step is not None)
+        return MetricsWriter(output, resume_step=step, sinks=sinks, more=more)
 
     progress = Progress(steps, 0, console)
     return Training(
@@ -469,8 +473,10 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, wha
     if summary.evaluation is not None and held_out is not None:
         found, gzip = summary.evaluation, held_out.gzip_bits_per_byte
         baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"
-        bits = f"{found.bits_per_byte:.3f} bits per byte{baseline}"
-        accuracy = f"token accuracy {found.token_accuracy:.3f}"
-        yield f"held out: loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, {bits}, {accuracy}"
+        parts = [f"loss {found.loss:.4f}"]
+        if found.bits_per_byte is not None:
+            parts.append(f"perplexity {found.perplexity:.2f}, {found.bits_per_byte:.3f} bits per byte{baseline}")
+        parts += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in found.figures.items()]
+        yield f"held out: {', '.join(parts)}"
     yield f"state hash: {summary.state_hash}"
     yield f"{what}, metrics and picture: {output}"

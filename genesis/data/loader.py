@@ -40,6 +40,7 @@ class Batch:
         num_targets: labels that are not -100, at least 1.
         num_tokens: slots that hold a token.
         samples: int64 `[n, 4]`: row, sample, first token in the sample, tokens; see `PackedLoader.describe`.
+        tokens: the set that the samples are of; None in a batch that was made without one.
     """
 
     epoch: int
@@ -50,6 +51,14 @@ class Batch:
     num_targets: int
     num_tokens: int
     samples: Ints = field(repr=False)
+    tokens: TokenSet | None = field(default=None, repr=False)
+
+    @classmethod
+    def empty(cls, rows: int, length: int) -> Batch:
+        """A batch of zeros, one document a row, for plans and measurements."""
+        ids = np.zeros((rows, length), np.int64)
+        positions, samples = ids + np.arange(length), np.zeros((0, 4), np.int64)
+        return cls(0, 0, ids, ids, positions, rows * (length - 1), rows * length, samples)
 
 
 class PackedLoader:
@@ -240,7 +249,8 @@ class PackedLoader:
         position_ids = np.maximum(np.arange(self.seq_len) - filled[:, None], 0)
         position_ids.reshape(-1)[slots] = within
         samples = np.stack([row, chosen, offsets, lengths], axis=1)
-        return Batch(epoch, index, input_ids, labels, position_ids, int(is_target.sum()), len(ids), samples)
+        targets = int(is_target.sum())
+        return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), samples, self.tokens)
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:

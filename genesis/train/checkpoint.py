@@ -323,6 +323,9 @@ class Checkpoints:
             state.evaluated_at = _count(counters["evaluated_at"])
             sums = counters["interval"]
             state.interval = Interval(float(sums["loss_sum"]), _count(sums["targets"]))
+            state.interval.figures = tuple(map(float, sums.get("figures", ())))
+            if len(state.interval.figures) not in (0, len(state.objective.figures)):
+                raise ValueError("the sums of steps are those of another objective")
             state.best = _best(counters, folder)
         except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may come meanwhile
             raise

@@ -62,11 +62,13 @@ class Reading:
         """
         self._there.synchronize()
         found, begun = [], self._begun
-        for made, (loss, norm) in zip(self._made, self._host.numpy().tolist(), strict=True):
+        for made, (loss, norm, *figures) in zip(self._made, self._host.numpy().tolist(), strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise self._steps.explain(made, loss, norm)
             seconds = begun.elapsed_time(made.ended) / 1e3
-            found.append(StepResult(loss * made.targets, made.targets, made.tokens, norm, seconds))
+            of_all_ranks = self._steps.of_all_ranks(figures) if figures else ()
+            sums = tuple(value * made.targets for value in of_all_ranks)
+            found.append(StepResult(loss * made.targets, made.targets, made.tokens, norm, seconds, sums))
             begun = made.ended
         return found
 
@@ -95,9 +97,12 @@ class DeviceSteps:
         self.state, self.device, self.max_grad_norm, self.every = state, device, max_grad_norm, every
         optimizer = state.optimizer
         scalars = optimizer.device_scalars(device)
-        self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, scalars.array.size)
+        fields = state.objective.fields(Batch.empty(state.loader.batch_size, state.loader.seq_len))
+        self.feed = Feed(device, fields, scalars.array.size)
         scalars.read_from(self.feed.scalars)
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
+        # The objective's figures, of this rank's micro-batches.
+        self._of_objective = zeros(len(figures), device=device) if (figures := state.objective.figures) else None
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
         self._is_first = True
@@ -118,13 +123,15 @@ class DeviceSteps:
             self._is_first = False
         if not self._made:
             self._mark(self._begun)
-        targets = sum(b.num_targets for b in batches)
+        targets = sum(map(state.objective.num_targets, batches))
         state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
         values, drawn = state.optimizer.step_scalars(), random.get_state()
         self._launch(batches, targets, values)
         with no_grad():
-            self._figures[place].copy_(self._report[:2])
+            self._figures[place, :2].copy_(self._report[:2])
+            if self._of_objective is not None:
+                self._figures[place, 2:].copy_(self._of_objective)
         tokens = sum(b.num_tokens for b in batches)
         ended = self._mark(cuda.Event(enable_timing=True))
         self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn))
@@ -153,7 +160,7 @@ class DeviceSteps:
             self._run_update()
 
     def _put(self, batch: Batch, targets: int, values: Sequence[float]) -> None:
-        self.feed.put(batch, targets, values, random.default_generator.offset)
+        self.feed.put(self.state.objective.fields(batch), targets, values, random.default_generator.offset)
 
     # --- What is captured ---------------------------------------------------------------------------------------------
 
@@ -167,17 +174,24 @@ class DeviceSteps:
         self._loss.copy_(self._run())
 
     def _run_following(self) -> None:
-        self._loss.add_(self._run())
+        self._loss.add_(self._run(adds=True))
 
-    def _run(self) -> Tensor:
-        """Forward and backward of the batch in the feed: its part of the loss."""
-        batch = self.feed.batch
-        with random.default_generator.positioned_by(self.feed.position):
-            loss: Tensor = self.state.model.loss(
-                batch.input_ids, batch.labels, position_ids=batch.position_ids, num_targets=batch.num_targets
-            )
+    def _run(self, *, adds: bool = False) -> Tensor:
+        """Forward and backward of the batch in the feed: its part of the loss. Its figures replace those before, or
+        are added to them.
+        """
+        feed = self.feed
+        with random.default_generator.positioned_by(feed.position):
+            loss, figures = self.state.objective.loss(self.state.model, feed.fields, feed.num_targets)
             loss.backward()
+        if figures is not None and self._of_objective is not None:
+            keep = self._of_objective.add_ if adds else self._of_objective.copy_
+            keep(figures.detach())
         return loss.detach()
+
+    def _row(self, loss: Tensor) -> list[float]:
+        """This loss and the figures of the batch that ran last; it waits for both."""
+        return [float(loss.item()), *([] if self._of_objective is None else self._of_objective.tolist())]
 
     def _run_update(self) -> None:
         """Clip and update, unless a loss or norm was not finite; `_report` says which."""
@@ -195,9 +209,23 @@ class DeviceSteps:
         return Reading(self, begun, made, figures.narrow(0, 0, len(made)))
 
     def _fresh(self) -> Tensor:
-        """Room for the loss and the gradient norm of each step, `[every, 2]`."""
-        room: Tensor = empty(self.every, 2, dtype=float32, device=self.device)
+        """Room for the loss, the gradient norm and the objective's figures of each step, `[every, 2 + k]`."""
+        count = 2 + len(self.state.objective.figures)
+        room: Tensor = empty(self.every, count, dtype=float32, device=self.device)
         return room
+
+    def _keep_figures(self, figures: Sequence[Sequence[float]]) -> None:
+        """Set the objective's figures of a step to the sums over all its micro-batches, which rank 0 keeps alone."""
+        with no_grad():
+            for number, values in enumerate(figures):
+                assert self._of_objective is not None
+                self._of_objective[number].fill_(math.fsum(values) if self.state.ranks.is_main else 0.0)
+
+    def of_all_ranks(self, figures: Sequence[float]) -> list[float]:
+        """The sum over ranks of each figure: a call of all ranks."""
+        ranks = self.state.ranks
+        values = ranks.in_turn(figures)
+        return [math.fsum(values[i : i + ranks.size]) for i in range(0, len(values), ranks.size)]
 
     def explain(self, made: _Made, loss: float, norm: float) -> NumericError:
         """Make a step without its update once more, and say what was not finite, and on which samples."""
@@ -208,17 +236,17 @@ class DeviceSteps:
         random.set_state(made.drawn)
         self.state.optimizer.zero_grad()
         again = [self.state.loader.batch(epoch, index) for epoch, index in made.batches]
-        targets = sum(b.num_targets for b in again)
+        targets = sum(map(self.state.objective.num_targets, again))
         values = self.state.optimizer.step_scalars()
 
-        def accumulate(batch: Batch) -> float:
+        def accumulate(batch: Batch) -> list[float]:
             if self.state.ranks.size > 1:
                 self.state.optimizer.zero_grad()
             self._put(batch, targets, values)
-            return float(self._run().item())
+            return [float(self._run().item())]
 
         if self.state.ranks.size > 1:
-            losses = gradients_of_ranks(self.state, again, accumulate)
+            (losses,) = gradients_of_ranks(self.state, again, accumulate)
         else:
-            losses = [accumulate(batch) for batch in again]
+            losses = [loss for batch in again for loss in accumulate(batch)]
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

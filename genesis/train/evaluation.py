@@ -12,9 +12,9 @@ from genesis.backend import Device
 from genesis.data.documents import TokenSet
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut
+from genesis.train.objective import LanguageModel, Objective
 from genesis.train.ranks import ALONE, Ranks
-from genesis.train.shards import loss_and_hits
-from genesis.train.state import LanguageModel
+from genesis.train.shards import measure
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,20 @@ class Evaluation:
     """What was found on held-out text.
 
     Attributes:
-        loss: mean cross entropy of a target token, in nats.
-        bits_per_byte: loss in bits times targets per byte of the text that they stand for, which tokenizers of any
-            kind share as a scale.
+        loss: mean loss of a target; of next tokens it is their cross entropy in nats.
         targets, batches: how much was measured.
-        token_accuracy: the share of targets that are the likeliest token.
+        figures: the objective's, as means over targets.
+        bits_per_byte: loss in bits times targets per byte of the text that they stand for, which tokenizers of any
+            kind share as a scale. None where the loss is not a cross entropy.
         gzip_bits_per_byte: what `gzip -9` gets, None where that has no meaning.
         sets: the same of each named set; this is all of them together.
     """
 
     loss: float
-    bits_per_byte: float
     targets: int
     batches: int
-    token_accuracy: float
+    figures: Mapping[str, float]
+    bits_per_byte: float | None = None
     gzip_bits_per_byte: float | None = None
     sets: Mapping[str, Evaluation] = field(default_factory=dict)
 
@@ -46,13 +46,12 @@ class Evaluation:
 
     def metrics(self, prefix: str = "eval/") -> dict[str, float | int]:
         """The figures under their names: `eval/loss`, …, and `eval/<name>/loss`, … of each set."""
-        gzip = self.gzip_bits_per_byte
+        bits, gzip = self.bits_per_byte, self.gzip_bits_per_byte
         own = {
             "loss": self.loss,
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
+            **({} if bits is None else {"perplexity": self.perplexity, "bits_per_byte": bits}),
             **({} if gzip is None else {"gzip_bits_per_byte": gzip}),
-            "token_accuracy": self.token_accuracy,
+            **self.figures,
             "num_tokens": self.targets,
         }
         found = {prefix + name: value for name, value in own.items()}
@@ -62,6 +61,7 @@ class Evaluation:
 
 
 def evaluate(
+    objective: Objective,
     model: LanguageModel,
     held_out: HeldOut,
     *,
@@ -98,40 +98,54 @@ def evaluate(
     model.eval()
     try:
         for name, loader in loaders.items():
-            measured = _measured(model, loader, counts[name], device, goes_on, ranks)
+            measured = _measured(objective, model, loader, counts[name], device, goes_on, ranks)
             if measured is None:
                 return None
             sets[name] = measured
         progress(total, total)
     finally:
         model.train(was_training)
-    gzip = held_out.gzip_bits_per_byte
+    gzip = held_out.gzip_bits_per_byte if objective.is_cross_entropy else None
     if not held_out.sets:
         return replace(sets[""], gzip_bits_per_byte=gzip)
-    targets = sum(each.targets for each in sets.values())
+    targets, batches = (sum(getattr(each, name) for each in sets.values()) for name in ("targets", "batches"))
     loss = math.fsum(each.loss * each.targets for each in sets.values()) / targets
-    hits = math.fsum(each.token_accuracy * each.targets for each in sets.values())
-    batches = sum(each.batches for each in sets.values())
-    return Evaluation(loss, _bits(loss, held_out.tokens), targets, batches, hits / targets, gzip, sets)
+    figures = {
+        name: math.fsum(each.figures[name] * each.targets for each in sets.values()) / targets
+        for name in objective.held_out_figures
+    }
+    return Evaluation(loss, targets, batches, figures, _bits(objective, loss, held_out.tokens), gzip, sets)
 
 
 def _measured(
-    model: LanguageModel, loader: PackedLoader, count: int, device: Device, goes_on: Callable[[], bool], ranks: Ranks
+    objective: Objective,
+    model: LanguageModel,
+    loader: PackedLoader,
+    count: int,
+    device: Device,
+    goes_on: Callable[[], bool],
+    ranks: Ranks,
 ) -> Evaluation | None:
     """The figures of the loader's first `count` batches."""
-    losses, hits, targets = list[float](), 0.0, 0
+    names = objective.held_out_figures
+    losses, sums, targets = list[float](), dict.fromkeys(names, 0.0), 0
     for first in range(0, count, ranks.size):
         if not goes_on():
             return None
         batches = [loader.batch(0, index) for index in range(first, min(first + ranks.size, count))]
         mine = batches[ranks.rank : ranks.rank + 1]
-        figures = ranks.in_turn(loss_and_hits(model, mine[0], device) if mine else (0.0, 0.0))
-        losses += figures[: ranks.size]
-        hits += sum(figures[ranks.size :])
-        targets += sum(batch.num_targets for batch in batches)
+        own = measure(objective, model, mine[0], device) if mine else [0.0] * (1 + len(names))
+        values = ranks.in_turn(own)
+        losses += values[: ranks.size]
+        for number, name in enumerate(names, start=1):
+            sums[name] += sum(values[number * ranks.size : (number + 1) * ranks.size])
+        targets += sum(map(objective.num_targets, batches))
     loss = math.fsum(losses) / targets
-    return Evaluation(loss, _bits(loss, loader.tokens), targets, count, hits / targets)
+    figures = {name: value / targets for name, value in sums.items()}
+    return Evaluation(loss, targets, count, figures, _bits(objective, loss, loader.tokens))
 
 
-def _bits(loss: float, tokens: TokenSet) -> float:
+def _bits(objective: Objective, loss: float, tokens: TokenSet) -> float | None:
+    if not objective.is_cross_entropy:
+        return None
     return loss / math.log(2) * tokens.num_targets / tokens.predicted_bytes

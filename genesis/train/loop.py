@@ -112,6 +112,11 @@ class Training:
             limit, every = self.config.train.max_grad_norm, self.config.log.every
             self._on_device = steps_of(self.state)(self.state, self.device, limit, every, self.progress.note)
 
+    def prepare(self) -> None:
+        """Have the objective compute what depends on the weights that the run starts from; before a restore."""
+        held_out = [] if self.held_out is None else list(self.held_out.sets.values()) or [self.held_out.tokens]
+        self.state.objective.prepare(self.state.model, [self.state.loader.tokens, *held_out], self.device)
+
     def continue_at(self, step: int) -> None:
         """The state was set to the checkpoint of `step`."""
         self.resumed_at = self.saved_at = self.progress.step = step
@@ -242,8 +247,7 @@ class Training:
         """Add a step's figures to those of the next row."""
         if result.seconds is not None:
             self.throughput.add(result.tokens, result.seconds)
-        self.state.interval.loss_sum += result.loss_sum
-        self.state.interval.targets += result.targets
+        self.state.interval.add(result.loss_sum, result.targets, result.figures)
         self._grad_norm, self._step_seconds = result.grad_norm, result.seconds
 
     def _settle(self) -> None:
@@ -327,11 +331,14 @@ class Training:
                 self._count(result)
 
     def _write(self, step: int, row: Row) -> None:
-        self.last_loss, self._has_row = self.state.interval.loss, True
+        interval = self.state.interval
+        self.last_loss, self._has_row = interval.loss, True
+        figures = zip(self.state.objective.figures, interval.figures, strict=True)
         allocated, reserved = peak_memory(self.device)
         full: Row = {
-            "train/loss": self.state.interval.loss,
+            "train/loss": interval.loss,
             "train/grad_norm": self._grad_norm,
+            **{name: value / interval.targets for name, value in figures},
             **row,
             **self.throughput.interval(),
             "perf/mfu": None,  # the peak of the device is not known
@@ -346,6 +353,7 @@ class Training:
         state, config = self.state, self.config
         if self.held_out is not None:
             found = evaluate(
+                state.objective,
                 state.model,
                 self.held_out,
                 batch_size=config.eval_batch_size,

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -117,15 +117,23 @@ class MetricsWriter:
         output_dir: the run's folder; it exists.
         resume_step: None starts an empty file; a step keeps the rows up to it and drops those after it.
         sinks: further destinations of rows; closed with the writer.
+        more: names that rows may have beside those of `NAMES`.
 
     Raises:
         DataError: the file to resume holds something other than rows of metrics.
         DiskError: the file cannot be opened or written.
     """
 
-    def __init__(self, output_dir: str | Path, *, resume_step: int | None = None, sinks: tuple[Sink, ...] = ()) -> None:
+    def __init__(
+        self,
+        output_dir: str | Path,
+        *,
+        resume_step: int | None = None,
+        sinks: tuple[Sink, ...] = (),
+        more: Iterable[str] = (),
+    ) -> None:
         self.path = Path(output_dir) / FILE_NAME
-        self._sinks = sinks
+        self._sinks, self._known = sinks, {*NAMES, *more}
         self._file = _open(self.path)
         try:
             with boundary(DiskError, "reading the metrics", self.path):
@@ -142,9 +150,9 @@ class MetricsWriter:
 
         Raises:
             DiskError: the row could not be written whole; the file still ends with the row before it.
-            ValueError: a name that is not in `NAMES`, or a step before the last one.
+            ValueError: an unknown name, or a step before the last one.
         """
-        unknown = {_OF_A_SET.sub("eval/", name) for name in metrics} - NAMES.keys()
+        unknown = {_OF_A_SET.sub("eval/", name) for name in metrics.keys() - self._known} - self._known
         if unknown or step < self._last_step:
             raise ValueError(f"metrics of step {step} after {self._last_step}, unknown names {sorted(unknown)}")
         row, finite = _row(step, metrics)

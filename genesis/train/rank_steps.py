@@ -33,12 +33,13 @@ class StepsBetween(DeviceSteps):
     """What ranks send each other is between graphs, and waits."""
 
     def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
-        def accumulate(batch: Batch) -> float:
+        def accumulate(batch: Batch) -> list[float]:
             self._put(batch, targets, values)
             self._first()
-            return float(self._loss.item())
+            return self._row(self._loss)
 
-        losses = gradients_of_ranks(self.state, batches, accumulate)
+        losses, *figures = gradients_of_ranks(self.state, batches, accumulate)
+        self._keep_figures(figures)
         total = np.float32(losses[0])
         for loss in losses[1:]:  # as one process adds them
             total += np.float32(loss)
@@ -84,12 +85,14 @@ class StepsBeside(DeviceSteps):
     def _launch_first(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
         """The first step of the process: nothing of it is captured, and what ranks exchange waits for backward."""
 
-        def accumulate(batch: Batch) -> float:
+        def accumulate(batch: Batch) -> list[float]:
             self.state.optimizer.zero_grad()
             self._put(batch, targets, values)
-            return float(self._run().item())
+            return self._row(self._run())
 
-        losses, ranks = gradients_of_ranks(self.state, batches, accumulate), self.state.ranks
+        losses, *figures = gradients_of_ranks(self.state, batches, accumulate)
+        self._keep_figures(figures)
+        ranks = self.state.ranks
         with no_grad():
             for number in range(ranks.rank, len(batches), ranks.size):
                 self._losses[number].fill_(losses[number])
@@ -117,7 +120,7 @@ class StepsBeside(DeviceSteps):
         optimizer = self.state.optimizer
         optimizer.zero_grad()
         with optimizer.exchanging(adds):
-            self._loss.copy_(self._run())
+            self._loss.copy_(self._run(adds=adds))
 
     def _run_update(self) -> None:
         """Clip, update and share what was updated."""

@@ -21,7 +21,7 @@ from genesis.backend.cpu import each_thread, threads
 from genesis.data.loader import Batch
 from genesis.random import default_generator
 from genesis.tensor import Tensor
-from genesis.train.state import LanguageModel
+from genesis.train.objective import LanguageModel, Objective
 
 # Tokens of a share, at least. On two threads, for models of 0.1 to 12 million parameters, two shares of 128 take 1 to
 # 1.6 times as long as one of 256, two of 256 0.8 to 1.2 times as long as one of 512, two of 1024 0.6 to 0.9.
@@ -35,24 +35,14 @@ def share_count(rows: int, tokens: int) -> int:
     return max(1, min(threads(), rows, tokens // SHARE))
 
 
-def _shares(batch: Batch, device: Device) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(input ids, labels, position ids) of each thread's rows."""
-    rows = len(batch.input_ids)
-    parts = share_count(rows, batch.input_ids.size) if device.type == "cpu" else 1
+def _shares(fields: Sequence[np.ndarray], tokens: int, device: Device) -> list[list[Tensor]]:
+    """The fields of each thread's rows, of a batch with so many tokens."""
+    rows = len(fields[0])
+    parts = share_count(rows, tokens) if device.type == "cpu" else 1
     bounds = [rows * i // parts for i in range(parts + 1)]
-
-    def on_device(values: np.ndarray) -> Tensor:
-        return genesis.from_numpy(values).to(device=device)
-
     return [
-        (on_device(batch.input_ids[a:b]), on_device(batch.labels[a:b]), on_device(batch.position_ids[a:b]))
-        for a, b in itertools.pairwise(bounds)
+        [genesis.from_numpy(values[a:b]).to(device=device) for values in fields] for a, b in itertools.pairwise(bounds)
     ]
-
-
-def _loss(model: LanguageModel, share: tuple[Tensor, Tensor, Tensor], num_targets: int) -> Tensor:
-    input_ids, labels, position_ids = share
-    return model.loss(input_ids, labels, position_ids=position_ids, num_targets=num_targets)
 
 
 def trained_parameters(model: LanguageModel) -> list[Tensor]:
@@ -60,25 +50,33 @@ def trained_parameters(model: LanguageModel) -> list[Tensor]:
     return [p for _, p in model.named_parameters() if p.requires_grad]
 
 
-def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, device: Device) -> float:
-    """Add the gradients of the batch's summed loss / `num_targets` to `.grad` of the parameters; returns that loss."""
-    shares = _shares(batch, device)
+def accumulate_gradients(
+    objective: Objective, model: LanguageModel, batch: Batch, num_targets: int, device: Device
+) -> list[float]:
+    """Add the gradients of the batch's summed loss / `num_targets` to `.grad` of the parameters.
+
+    Returns:
+        That loss, and the objective's figures.
+    """
+    shares = _shares(objective.fields(batch), batch.input_ids.size, device)
     if len(shares) == 1:
-        loss = _loss(model, shares[0], num_targets)
+        loss, figures = objective.loss(model, shares[0], num_targets)
         loss.backward()
-        return float(loss.item())
+        return _numbers(loss, figures)
     parameters = trained_parameters(model)
     for parameter in parameters:
         parameter.edge()  # made before threads share it
-    found: list[tuple[float, Any]] = [(0.0, ())] * len(shares)
+    rows: list[list[float]] = [[]] * len(shares)
+    gradients: list[Any] = [()] * len(shares)
     begun = default_generator.offset
     ends = [begun] * len(shares)
 
     def work(index: int) -> None:
         # Dropout of each share is at a place of its own, whichever thread comes first.
         with default_generator.apart(begun + index * APART):
-            loss = _loss(model, shares[index], num_targets)
-            found[index] = float(loss.item()), grad(loss, parameters, allow_unused=True)
+            loss, figures = objective.loss(model, shares[index], num_targets)
+            rows[index] = _numbers(loss, figures)
+            gradients[index] = grad(loss, parameters, allow_unused=True)
             ends[index] = default_generator.offset - index * APART
 
     _run(work, shares)
@@ -86,26 +84,29 @@ def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, d
 
     def add_up(index: int) -> None:
         for number in range(index, len(parameters), len(shares)):
-            arrays = [gradients[number].array for _, gradients in found if gradients[number] is not None]
+            arrays = [each[number].array for each in gradients if each[number] is not None]
             if arrays:
                 parameters[number].accumulate_grad(*arrays)
 
     _run(add_up, shares)
-    return sum(loss for loss, _ in found)
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
-def loss_and_hits(model: LanguageModel, batch: Batch, device: Device) -> tuple[float, float]:
-    """The summed loss of the batch's targets, and how many of them are the likeliest token; without gradients."""
-    shares = _shares(batch, device)
-    figures = [(0.0, 0.0)] * len(shares)
+def measure(objective: Objective, model: LanguageModel, batch: Batch, device: Device) -> list[float]:
+    """The summed loss of a batch's targets, and the sums of the objective's held-out figures; without gradients."""
+    shares = _shares(objective.fields(batch), batch.input_ids.size, device)
+    rows: list[list[float]] = [[]] * len(shares)
 
     def work(index: int) -> None:
         with genesis.no_grad():  # the switch is per thread
-            loss, hits = model.loss_and_hits(*shares[index]).tolist()
-            figures[index] = loss, hits
+            rows[index] = objective.measure(model, shares[index]).tolist()
 
     _run(work, shares)
-    return sum(loss for loss, _ in figures), sum(hits for _, hits in figures)
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _numbers(loss: Tensor, figures: Tensor | None) -> list[float]:
+    return [float(loss.item()), *([] if figures is None else figures.tolist())]
 
 
 def _run(work: Callable[[int], None], shares: Sequence[Any]) -> None:

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from genesis.array import Array
 from genesis.data.loader import PackedLoader
 from genesis.files.hashing import StateHash
-from genesis.nn import Module
 from genesis.optim import Optimizer
 from genesis.tensor import Tensor
+from genesis.train.objective import LanguageModel, NextTokens, Objective
 from genesis.train.optimizer import optimizer_counts
 from genesis.train.ranks import ALONE, Ranks
 from genesis.train.snapshot import Snapshot
-
-
-class LanguageModel(Protocol):
-    """What training needs of a model."""
-
-    training: bool
-
-    def loss(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        position_ids: Tensor | None = None,
-        num_targets: int | Tensor | None = None,
-    ) -> Tensor: ...
-
-    def loss_and_hits(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor: ...
-
-    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
-
-    def train(self, mode: bool = True) -> Module: ...
-
-    def eval(self) -> Module: ...
 
 
 @dataclass
@@ -47,6 +25,14 @@ class Interval:
 
     loss_sum: float = 0.0
     targets: int = 0
+    figures: tuple[float, ...] = ()  # sums of the objective's; empty before the first step
+
+    def add(self, loss_sum: float, targets: int, figures: Sequence[float]) -> None:
+        """Add those of a step."""
+        before = self.figures or (0.0,) * len(figures)
+        self.figures = tuple(old + new for old, new in zip(before, figures, strict=True))
+        self.loss_sum += loss_sum
+        self.targets += targets
 
     @property
     def loss(self) -> float:
@@ -99,6 +85,7 @@ class TrainState:
         evaluated_at: the step of the last complete evaluation; no part of H.
         best: the best evaluation after a step; no part of H.
         ranks: who trains it together; each has the whole model, and a part of the optimizer's states.
+        objective: what the model learns.
         draws: counters of random draws that a batch takes, once it is known; for ranks.
         base: the frozen model that adapters are trained beside, None where the model itself is trained.
     """
@@ -113,6 +100,7 @@ class TrainState:
     best: Best = field(default_factory=Best)
     base: FrozenBase | None = None
     ranks: Ranks = ALONE
+    objective: Objective = field(default_factory=NextTokens)
     draws: int | None = None
 
     def own_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -122,10 +110,13 @@ class TrainState:
 
     def counters(self) -> dict[str, Any]:
         """Step, tokens, running sums, how often each parameter was updated, as JSON values; "data" is its size."""
+        interval: dict[str, Any] = {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets}
+        if self.interval.figures:
+            interval["figures"] = list(self.interval.figures)
         return {
             "step": self.step,
             "num_tokens": self.num_tokens,
-            "interval": {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets},
+            "interval": interval,
             "optimizer": optimizer_counts(self.optimizer),
             "data": self._data,
             "best": self.best.to_json(),

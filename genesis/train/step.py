@@ -24,7 +24,7 @@ from genesis.train.state import TrainState
 class StepResult:
     """Figures of a step: the loss summed over its targets, their number, tokens, the gradient norm before clipping.
 
-    `seconds` is set where the device measured it.
+    `seconds` is set where the device measured it; `figures` are sums of the objective's own.
     """
 
     loss_sum: float
@@ -32,6 +32,7 @@ class StepResult:
     tokens: int
     grad_norm: float
     seconds: float | None = None
+    figures: tuple[float, ...] = ()
 
 
 def take_step(
@@ -42,19 +43,19 @@ def take_step(
     Raises:
         NumericError: a loss or gradient is not finite. No weight was changed.
     """
-    targets = sum(b.num_targets for b in batches)
+    objective = state.objective
+    targets = sum(map(objective.num_targets, batches))
     if state.ranks.size > 1:
 
-        def accumulate(batch: Batch) -> float:
+        def accumulate(batch: Batch) -> list[float]:
             state.optimizer.zero_grad()
-            return accumulate_gradients(state.model, batch, targets, device)
+            return accumulate_gradients(objective, state.model, batch, targets, device)
 
-        losses = gradients_of_ranks(state, batches, accumulate)
+        losses, *figures = gradients_of_ranks(state, batches, accumulate)
     else:
-        losses = []
         state.optimizer.zero_grad()
-        for batch in batches:
-            losses.append(accumulate_gradients(state.model, batch, targets, device))
+        rows = [accumulate_gradients(objective, state.model, batch, targets, device) for batch in batches]
+        losses, *figures = map(list, zip(*rows, strict=True))
     norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise not_finite(state, batches, losses, "the gradient norm overflows")
@@ -65,35 +66,39 @@ def take_step(
     state.step += 1
     tokens = sum(b.num_tokens for b in batches)
     state.num_tokens += tokens
-    return StepResult(math.fsum(losses) * targets, targets, tokens, norm)
+    sums = tuple(math.fsum(each) * targets for each in figures)
+    return StepResult(math.fsum(losses) * targets, targets, tokens, norm, figures=sums)
 
 
 def gradients_of_ranks(
-    state: TrainState, batches: Sequence[Batch], accumulate: Callable[[Batch], float]
-) -> list[float]:
-    """Rank r takes the batches r, r + W, …; after each, all exchange gradients. The losses of all batches.
+    state: TrainState, batches: Sequence[Batch], accumulate: Callable[[Batch], list[float]]
+) -> list[list[float]]:
+    """Rank r takes the batches r, r + W, …; after each, all exchange gradients.
 
     Args:
-        accumulate: makes the gradients of a batch alone, and returns its loss.
+        accumulate: makes the gradients of a batch alone, and returns its loss and figures.
+
+    Returns:
+        The losses of all batches, then each figure of all batches.
     """
-    ranks, generator, losses = state.ranks, random.default_generator, list[float]()
+    ranks, generator, rows = state.ranks, random.default_generator, list[list[float]]()
     begun = generator.offset
     for number in range(ranks.rank, len(batches), ranks.size):
         at = begun + number * (state.draws or 0)
         while True:
             generator.offset = at
-            loss = accumulate(batches[number])
+            row = accumulate(batches[number])
             if state.draws is None:  # known from the first batch, whose own draws may have been those of another
                 state.draws = generator.offset - begun
                 at = begun + number * state.draws
                 if at != begun:
                     continue
             break
-        losses.append(loss)
+        rows.append(row)
         state.optimizer.exchange(adds=number >= ranks.size)
     generator.offset = begun + len(batches) * (state.draws or 0)
     state.optimizer.complete()
-    return ranks.in_turn(losses)
+    return [ranks.in_turn(column) for column in zip(*rows, strict=True)]
 
 
 def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float], otherwise: str) -> NumericError:

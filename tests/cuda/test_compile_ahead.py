@@ -21,18 +21,18 @@ from genesis.backend.cuda.compilations import given_up_on_error, is_compiling
 from genesis.backend.cuda.compile import Signature
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.fake import counting_device, told
+from genesis.data.loader import Batch
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, UsageError
 from genesis.train.config import Config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
-from genesis.train.shards import loss_and_hits
+from genesis.train.shards import measure
 from genesis.train.state import TrainState
 from genesis_cli.session import compile_ahead
 from genesis_cli.session.compile_ahead import draw_samples
 from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.memory import run_plan
-from genesis_cli.session.memory_plan import zeros
 from genesis_cli.session.preparation import model_config
 from genesis_models.engine import Sampling
 from genesis_models.registry import build
@@ -86,9 +86,9 @@ def take(config: Config, model: Any) -> None:
     state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), 0, micro), loader)
     steps = steps_of(state)(state, CUDA, 1.0, 4)
     for _ in range(4):
-        steps.take([zeros(config.train.batch_size, config.data.seq_len)] * micro, 1e-3)
+        steps.take([Batch.empty(config.train.batch_size, config.data.seq_len)] * micro, 1e-3)
     model.eval()
-    loss_and_hits(model, zeros(config.eval_batch_size, config.data.seq_len), CUDA)
+    measure(state.objective, model, Batch.empty(config.eval_batch_size, config.data.seq_len), CUDA)
 
 
 def sample(config: Config, model: Any) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from genesis.data.loader import PackedLoader
 from tests.cuda.stream_order import LINE, ORDERS
 from tests.distributed.cases import Runs, hash_of
-from tests.train.runs import Ended, Forks
+from tests.train.counted import mean_id
+from tests.train.runs import Ended, Forks, assembled, load, rows
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
@@ -89,6 +91,23 @@ def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings:
 def test_exchange_beside_the_step(runs: DeviceRuns) -> None:
     """ZeRO-1, bfloat16 with split masters; the steps wait for nothing, which `stream_order.install` checks."""
     check_beside(runs, "beside", 2, "lane last")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_figures_of_an_objective(is_beside: bool, runs: DeviceRuns) -> None:
+    """Those of all ranks' micro-batches, in steps as they are and in replayed ones."""
+    name, beside = f"figures-{is_beside}", (["beside", "install", "lane last", "mapped"],) if is_beside else ()
+    done = runs.run(name, 2, FOUR, "log.every=1", faults=(["counted"], *beside))
+    assert hash_of(done) == runs.hash_alone(FOUR)
+    found = rows(runs.folder / name)
+    loader = PackedLoader(
+        assembled(load(runs.recipe, f"{name}-data", *SETTINGS, FOUR)).state.loader.tokens,
+        **{"batch_size": 1, "seq_len": 8, "seed": 0},
+    )
+    ids = [mean_id([next(loader) for _ in range(4)]) for _ in found]
+    assert [row["counted/id"] for row in found] == pytest.approx(ids, rel=1e-5)
+    assert [row["counted/loss"] for row in found] == pytest.approx([row["train/loss"] for row in found], rel=1e-4)
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ from genesis.errors import DeviceError
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
-from genesis.train.shards import loss_and_hits
+from genesis.train.shards import measure
 from genesis.train.state import TrainState
 from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.adapters import AdapterConfig, apply_adapters
@@ -127,7 +127,7 @@ def test_a_plan_says_what_is_reserved_with_evaluations(device: Device) -> None:
     model: Any = steps.state.model
     model.eval()
     for _ in range(2):
-        loss_and_hits(model, batches[0], device)
+        measure(steps.state.objective, model, batches[0], device)
     assert cuda.max_memory_reserved(device) == pytest.approx(plan.reserved, rel=0.02)
 
 

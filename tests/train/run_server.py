@@ -173,6 +173,11 @@ def beside(name: str, *arguments: Any) -> None:
     getattr(importlib.import_module("tests.cuda.stream_order"), name)(*arguments)
 
 
+def counted() -> None:
+    """Runs learn the objective of `tests.train.counted`."""
+    importlib.import_module("tests.train.counted").install()
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "bug": lambda: RuntimeError("planted"),
     "memory": lambda: MemoryError("planted"),
@@ -201,7 +206,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         *(kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at, hang_in, raise_in, exit_in, limits),
-        *(kill_in_save, slow_save, stopped_within, several, on_rank, in_folder, release, interpreted, beside),
+        *(kill_in_save, slow_save, stopped_within, several, on_rank, in_folder, release, interpreted, beside, counted),
     )
 }
 FAULTS_OF_RANKS: dict[int, tuple[Any, ...]] = {}

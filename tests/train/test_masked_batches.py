@@ -16,6 +16,7 @@ from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
 from genesis.data.pipeline import HeldOut
 from genesis.data.records import Defects
 from genesis.train.evaluation import evaluate
+from genesis.train.objective import NextTokens
 from genesis.train.shards import accumulate_gradients
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -97,7 +98,9 @@ def test_right_from_day_one_1_accumulation_with_masks_is_one_big_batch() -> None
 
     def gradients(parts: list[Batch], divisors: list[int]) -> tuple[float, dict[str, np.ndarray]]:
         made = model("float64")
-        loss = sum(accumulate_gradients(made, part, n, CPU) for part, n in zip(parts, divisors, strict=True))
+        loss = sum(
+            accumulate_gradients(NextTokens(), made, part, n, CPU)[0] for part, n in zip(parts, divisors, strict=True)
+        )
         return loss, {name: p.grad.numpy() for name, p in made.named_parameters()}
 
     def furthest(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
@@ -113,6 +116,7 @@ def test_right_from_day_one_1_accumulation_with_masks_is_one_big_batch() -> None
 def test_bits_per_byte_of_records_are_per_byte_of_their_targets() -> None:
     data = tokens()
     found = evaluate(
+        NextTokens(),
         model(),
         HeldOut(data, None, Defects()),
         batch_size=2,

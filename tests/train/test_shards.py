@@ -15,6 +15,7 @@ from genesis.backend import CPU, Device, cpu
 from genesis.data.loader import Batch
 from genesis.random import Generator
 from genesis.train import shards
+from genesis.train.objective import NextTokens
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 
@@ -53,7 +54,7 @@ def batch_of(rows: int, length: int) -> Batch:
 )
 def test_threads_share_what_is_worth_it(rows: int, length: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARE", 256)
-    found = shards._shares(batch_of(rows, length), CPU)
+    found = shards._shares([batch_of(rows, length).input_ids], rows * length, CPU)
     assert len(found) == shares
     ids = np.concatenate([part[0].numpy() for part in found])
     np.testing.assert_array_equal(ids, batch_of(rows, length).input_ids)
@@ -71,9 +72,9 @@ def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for least in (1 << 30, 1, 1):
         monkeypatch.setattr(shards, "SHARE", least)
         made, batch = model(), batch_of(5, 12)
-        assert len(shards._shares(batch, CPU)) == (4 if least == 1 else 1)
-        loss = shards.accumulate_gradients(made, batch, batch.num_targets, CPU)
-        total, _ = shards.loss_and_hits(made, batch, CPU)
+        assert len(shards._shares([batch.input_ids], batch.input_ids.size, CPU)) == (4 if least == 1 else 1)
+        (loss,) = shards.accumulate_gradients(NextTokens(), made, batch, batch.num_targets, CPU)
+        total, _ = shards.measure(NextTokens(), made, batch, CPU)
         results.append((loss, total, {n: p.grad.numpy() for n, p in made.named_parameters()}))
     (loss, total, one), (shared_loss, shared_total, shared), again = results
     assert loss == pytest.approx(total / 55, rel=1e-6)
@@ -95,11 +96,11 @@ def test_targets_that_are_the_likeliest_token_are_counted(dtype: str, monkeypatc
     labels[:, 1:][:, ::2] = likeliest[:, :-1][:, ::2]
     labels[:, 1:4] = -100
     expected = (labels[:, 1:] == likeliest[:, :-1]).sum()
-    loss, hits = shards.loss_and_hits(made, replace(batch, labels=labels), CPU)
+    loss, hits = shards.measure(NextTokens(), made, replace(batch, labels=labels), CPU)
     with genesis.no_grad():
         plain = made.loss(ids, genesis.from_numpy(labels), position_ids=positions, num_targets=1).item()
     assert (loss, hits) == (plain, expected) and 15 < expected < (labels[:, 1:] >= 0).sum()
-    assert shards.loss_and_hits(made, replace(batch, labels=np.full_like(labels, -100)), CPU) == (0, 0)
+    assert shards.measure(NextTokens(), made, replace(batch, labels=np.full_like(labels, -100)), CPU) == [0, 0]
 
 
 def test_a_gpu_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +110,12 @@ def test_a_gpu_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.where(batch.labels % 3 == 0, -100, 37)  # the likeliest token of two places
     for device in (CPU, Device("cuda", 0)):
         made = genesis_models.build(ModelConfig.from_dict(RAW), seed=0, device=str(device), dtype="float32")
-        found.append(shards.loss_and_hits(made, replace(batch, labels=labels), device))
-    assert found[0] == (pytest.approx(found[1][0], rel=1e-5), 2) and found[1][1] == 2
+        found.append(shards.measure(NextTokens(), made, replace(batch, labels=labels), device))
+    assert found[0] == [pytest.approx(found[1][0], rel=1e-5), 2] and found[1][1] == 2
 
 
 def test_other_devices_take_the_batch_whole() -> None:
-    assert len(shards._shares(batch_of(8, 256), Device("cuda", 0))) == 1
+    assert len(shards._shares([batch_of(8, 256).input_ids], 8 * 256, Device("cuda", 0))) == 1
 
 
 def test_threads_draw_the_same_dropout_in_whichever_order_they_come() -> None:

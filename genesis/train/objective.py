@@ -1,0 +1,118 @@
+"""What a run learns: the tensors of a batch that its loss reads, the loss, and the figures that it reports.
+
+The step, the ranks, the evaluation, the memory plan and the metrics know of a loss only through its `Objective`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from genesis.backend import Device
+from genesis.data.documents import TokenSet
+from genesis.data.loader import Batch
+from genesis.nn import Module
+from genesis.tensor import Tensor
+from genesis.train.config import Config
+
+
+class LanguageModel(Protocol):
+    """What training needs of a model."""
+
+    training: bool
+
+    def loss(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        num_targets: int | Tensor | None = None,
+    ) -> Tensor: ...
+
+    def loss_and_hits(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor: ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+    def train(self, mode: bool = True) -> Module: ...
+
+    def eval(self) -> Module: ...
+
+
+class Objective:
+    """Base of what a run can learn; a subclass has `fields`, `loss` and `measure`.
+
+    The loss of a step is the sum over its targets, divided by their number in all micro-batches of all ranks. A target
+    is what the subclass counts: a token, a pair of answers.
+
+    Attributes:
+        figures: names of what `loss` reports beside the loss -> their units. They are means over targets, like the
+            loss, and stand in the rows of metrics under these names.
+        held_out_figures: the same of `measure`; `eval/` comes before these names.
+        is_cross_entropy: whether the loss is that of tokens in nats, which has a perplexity and bits per byte.
+    """
+
+    figures: ClassVar[Mapping[str, str]] = {}
+    held_out_figures: ClassVar[Mapping[str, str]] = {}
+    is_cross_entropy: ClassVar[bool] = False
+
+    def prepare(self, model: LanguageModel, sets: Sequence[TokenSet], device: Device) -> None:
+        """Compute what depends on the weights that the run starts from, such as log-probabilities of a reference.
+
+        It is called once on each rank, before a checkpoint is restored; a plan of memory does not call it.
+
+        Args:
+            sets: the training samples, then each set of held-out samples; `Batch.tokens` is one of them.
+        """
+
+    def num_targets(self, batch: Batch) -> int:
+        """How many targets a batch has, at least 1."""
+        return batch.num_targets
+
+    def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
+        """What the loss reads of a batch: int64 or float64, rows first, of the same shapes for every batch of a run.
+
+        Threads of the CPU share the rows. A plan of memory asks for the fields of a batch without samples.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The summed loss of some rows / `num_targets`, 0-d, and the same of each of `figures`, float32 `[k]`.
+
+        It is captured in a CUDA graph: it must not read values on the host. `None` where there are no figures.
+        """
+        raise NotImplementedError
+
+    def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
+        """The summed loss of some held-out rows, then the sum of each of `held_out_figures`, `[1 + k]`."""
+        raise NotImplementedError
+
+
+class NextTokens(Objective):
+    """The cross entropy of each target token, given the tokens before it."""
+
+    held_out_figures: ClassVar[Mapping[str, str]] = {"token_accuracy": "share of targets that are the likeliest token"}
+    is_cross_entropy: ClassVar[bool] = True
+
+    def fields(self, batch: Batch) -> tuple[npt.NDArray[np.int64], ...]:
+        """Ids, labels and positions `[B, T]`."""
+        return batch.input_ids, batch.labels, batch.position_ids
+
+    def loss(
+        self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        input_ids, labels, position_ids = fields
+        return model.loss(input_ids, labels, position_ids=position_ids, num_targets=num_targets), None
+
+    def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
+        """`[2]`: the summed loss, and how many targets are the likeliest token."""
+        return model.loss_and_hits(*fields)
+
+
+def build_objective(config: Config) -> Objective:
+    """What a run with this configuration learns."""
+    return NextTokens()
