@@ -66,8 +66,7 @@ class Reading:
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise self._steps.explain(made, loss, norm)
             seconds = begun.elapsed_time(made.ended) / 1e3
-            of_all_ranks = self._steps.of_all_ranks(figures) if figures else ()
-            sums = tuple(value * made.targets for value in of_all_ranks)
+            sums = self._steps.of_all_ranks(figures) if figures else ()
             found.append(StepResult(loss * made.targets, made.targets, made.tokens, norm, seconds, sums))
             begun = made.ended
         return found
@@ -221,11 +220,11 @@ class DeviceSteps:
                 assert self._of_objective is not None
                 self._of_objective[number].fill_(math.fsum(values) if self.state.ranks.is_main else 0.0)
 
-    def of_all_ranks(self, figures: Sequence[float]) -> list[float]:
+    def of_all_ranks(self, figures: Sequence[float]) -> tuple[float, ...]:
         """The sum over ranks of each figure: a call of all ranks."""
         ranks = self.state.ranks
         values = ranks.in_turn(figures)
-        return [math.fsum(values[i : i + ranks.size]) for i in range(0, len(values), ranks.size)]
+        return tuple(math.fsum(values[i : i + ranks.size]) for i in range(0, len(values), ranks.size))
 
     def explain(self, made: _Made, loss: float, norm: float) -> NumericError:
         """Make a step without its update once more, and say what was not finite, and on which samples."""

@@ -81,7 +81,7 @@ class Objective:
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The summed loss of some rows / `num_targets`, 0-d, and the same of each of `figures`, float32 `[k]`.
+        """The summed loss of some rows / `num_targets`, 0-d, and the sum of each of `figures`, float32 `[k]`.
 
         It is captured in a CUDA graph: it must not read values on the host. `None` where there are no figures.
         """

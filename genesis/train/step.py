@@ -66,7 +66,7 @@ def take_step(
     state.step += 1
     tokens = sum(b.num_tokens for b in batches)
     state.num_tokens += tokens
-    sums = tuple(math.fsum(each) * targets for each in figures)
+    sums = tuple(map(math.fsum, figures))
     return StepResult(math.fsum(losses) * targets, targets, tokens, norm, figures=sums)
 
 

@@ -24,7 +24,7 @@ class Counted(NextTokens):
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
     ) -> tuple[Tensor, Tensor | None]:
         loss, _ = super().loss(model, fields, num_targets)
-        return loss, genesis.stack([id_sum(fields[1]) / num_targets, loss.detach()])
+        return loss, genesis.stack([id_sum(fields[1]), loss.detach() * num_targets])
 
     def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
         figures = super().measure(model, fields)
