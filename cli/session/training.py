@@ -148,7 +148,6 @@ def _train(
         if ranks.is_main:
             # A killed run may have left its checkpoint between two renames.
             sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
-        training.prepare()
         _restore(training, resume, resume_from, changed, console)
         check_finite(model, where=escape(config.model.path or config.train.output_dir))
         folder.record(config)  # not earlier: a start that is refused changes no record
@@ -291,6 +290,8 @@ def assemble(
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)
     files = ModelFiles(config, data.tokenizer, model, base, chat)
     state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks, objective=objective)
+    held_out = [] if data.held_out is None else list(data.held_out.sets.values()) or [data.held_out.tokens]
+    objective.prepare(model, [data.train, *held_out], device)
     sampling = sample_drawing(config)
     prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends} | ends

@@ -112,11 +112,6 @@ class Training:
             limit, every = self.config.train.max_grad_norm, self.config.log.every
             self._on_device = steps_of(self.state)(self.state, self.device, limit, every, self.progress.note)
 
-    def prepare(self) -> None:
-        """Have the objective compute what depends on the weights that the run starts from; before a restore."""
-        held_out = [] if self.held_out is None else list(self.held_out.sets.values()) or [self.held_out.tokens]
-        self.state.objective.prepare(self.state.model, [self.state.loader.tokens, *held_out], self.device)
-
     def continue_at(self, step: int) -> None:
         """The state was set to the checkpoint of `step`."""
         self.resumed_at = self.saved_at = self.progress.step = step

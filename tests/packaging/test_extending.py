@@ -136,3 +136,11 @@ def test_adding_a_data_format_and_a_command(tmp_path: Path) -> None:
         package = "\nimport genesis, genesis_cli\nprint(genesis.__file__, genesis_cli.__file__)"
         assert run(folder, "-c", checks(page) + package).count(str(folder)) == 2
     assert written == ["genesis/data/readers/psv.py", "cli/count.py"]
+
+
+@pytest.mark.slow
+def test_adding_an_objective(tmp_path: Path) -> None:
+    folder = copy_of_repository(tmp_path / "copy")
+    assert applied("adding-an-objective.md", folder) == ["genesis/train/z_loss.py"]
+    printed = run(folder, "-c", checks("adding-an-objective.md") + "\nimport genesis\nprint(genesis.__file__)")
+    assert printed.startswith(str(folder))

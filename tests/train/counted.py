@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 import genesis
+from genesis.data.documents import TokenSet
 from genesis.data.loader import Batch
 from genesis.tensor import Tensor
 from genesis.train.objective import LanguageModel, NextTokens
@@ -18,6 +19,7 @@ class Counted(NextTokens):
     """Also reports the mean id of the targets, and the loss once more."""
 
     figures: ClassVar[Mapping[str, str]] = {"counted/id": "mean id of a target", "counted/loss": "the loss again"}
+    sets: Sequence[TokenSet] = ()
     held_out_figures: ClassVar[Mapping[str, str]] = {**NextTokens.held_out_figures, "counted/id": "as in training"}
 
     def loss(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genesis.data.loader import PackedLoader
+from genesis.backend import Device
+from genesis.data.documents import TokenSet
+from genesis.data.loader import Batch, PackedLoader
 from genesis.errors import InterruptedRun
 from genesis.train import shards
+from genesis.train.metrics import MetricsWriter
+from genesis.train.objective import NextTokens
 from genesis_cli.session import training
 from tests.distributed.cases import Runs
 from tests.train.counted import Counted, mean_id
@@ -56,8 +61,23 @@ def test_figures_of_a_device(recipe: Path) -> None:
     assert [each.figures[1] for each in results] == pytest.approx([each.loss_sum for each in results], rel=1e-5)
 
 
-def test_a_resumed_run_writes_the_same_rows(recipe: Path) -> None:
-    """The stop comes between two rows, with the figures of a step that no row has yet."""
+def test_a_resumed_run_writes_the_same_rows(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop comes between two rows, with the figures of a step that no row has yet. The objective is prepared with
+    the weights at the start of the run, and with the sets that batches are of.
+    """
+    prepared: list[tuple[bytes, int]] = []
+
+    def prepare(self: Counted, model: Any, sets: Sequence[TokenSet], device: Device) -> None:
+        weights = b"".join(p.detach().numpy().tobytes() for _, p in model.named_parameters())
+        prepared.append((weights, len(sets)))
+        self.sets = list(sets)
+
+    def fields(self: Counted, batch: Batch) -> Any:
+        assert batch.tokens in self.sets
+        return NextTokens.fields(self, batch)
+
+    monkeypatch.setattr(Counted, "prepare", prepare)
+    monkeypatch.setattr(Counted, "fields", fields)
     how = ("eval.prompts=[]", "train.steps=4", "log.every=2")
     whole, halted = load(recipe, "whole", *how), load(recipe, "halted", *how)
     train(whole)
@@ -65,6 +85,7 @@ def test_a_resumed_run_writes_the_same_rows(recipe: Path) -> None:
         train(halted)
     train(halted, resume=True)
     assert rows(halted.train.output_dir) == rows(whole.train.output_dir)
+    assert len(prepared) == 3 and len({*prepared}) == 1 and prepared[0][1] == 2
 
 
 def test_held_out_figures(recipe: Path) -> None:
@@ -76,6 +97,16 @@ def test_held_out_figures(recipe: Path) -> None:
     found = [row["eval/counted/id"] for row in rows(config.train.output_dir) if "eval/loss" in row]
     batches = [held_out.batch(0, index) for index in range(held_out.num_batches(0))]
     assert found and found == pytest.approx([mean_id(batches)] * len(found), rel=1e-5)
+
+
+def test_names_of_figures(tmp_path: Path) -> None:
+    """Those of an objective are known in rows, also of named sets; others are not."""
+    with MetricsWriter(tmp_path, more=("counted/id", "eval/counted/id")) as metrics:
+        metrics.write(1, {"counted/id": 1.0, "eval/counted/id": 2.0, "eval/long/counted/id": 3.0})
+        for name in ("counted/other", "long/counted/id", "eval/long/counted/other"):
+            with pytest.raises(ValueError, match="unknown names"):
+                metrics.write(1, {name: 1.0})
+    assert [row["eval/long/counted/id"] for row in rows(tmp_path)] == [3.0]
 
 
 @pytest.mark.full
