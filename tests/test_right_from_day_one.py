@@ -54,7 +54,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*words: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis words…`."""
-    with mock.patch("genesis.train.plot.loss_picture"), no_waiting():
+    with mock.patch("genesis_cli.session.training.loss_picture"), no_waiting():
         return printed(*words)
 
 

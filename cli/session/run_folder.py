@@ -25,7 +25,7 @@ from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
 from genesis.train.overrides import Override, Overrides, read_overrides, with_overrides
-from genesis.train.plot import PICTURE_NAME
+from genesis.train.report.page import PICTURE_NAME
 from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
@@ -34,8 +34,8 @@ from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
 Resume = bool | Literal["allow"]
 
 _WEIGHTS = re.compile(r"(adapter_)?model.*\.safetensors")
-# What only the end of a run writes.
-_AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, ADAPTER_CONFIG, BASE_NAME, TRAINER, *SIDE_FILES}
+# What only the end of a run writes, or wrote once (the picture as a PNG).
+_AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, "loss.png", ADAPTER_CONFIG, BASE_NAME, TRAINER, *SIDE_FILES}
 _MAX_NAMES = 5
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from genesis.train.output import Output
 from genesis.train.overrides import Overrides, recorded_settings
 from genesis.train.progress import Progress, duration
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
+from genesis.train.report.page import loss_picture
 from genesis.train.signals import Interrupts
 from genesis.train.snapshot import Snapshot
 from genesis.train.state import TrainState
@@ -134,8 +133,6 @@ def _train(
             memory = planned_memory(config, shape, device, ranks)
         compile_samples(config, shape, device)
         encoders = EncoderFactory(config.data, config.model.path)
-        if ranks.is_main:
-            _load_plotting()
         with ranks.main_first("data"):  # the others find it in the cache
             data = prepare_data(config, shape, console, encoders=encoders)
         chat = encoders.learned(data.train, data.tokenizer, data.report.formats)
@@ -440,22 +437,10 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
         console.line(f"{lowest}; the {what} in {output} is that of step {step}{kept}")
 
 
-def _load_plotting() -> None:
-    """Have what draws the loss picture imported while this process waits for its tokenizer: it takes half a second."""
-
-    def load() -> None:
-        with suppress(Exception):  # `_draw` says what is missing
-            importlib.import_module("genesis.train.plot")
-
-    threading.Thread(target=load, daemon=True).start()
-
-
 def _draw(output: Path, console: Output) -> None:
     """The loss picture; a run is complete without one."""
     try:
-        from genesis.train.plot import PICTURE_NAME, loss_picture
-
-        loss_picture(output / FILE_NAME, output / PICTURE_NAME)
+        loss_picture(output)
     except InterruptedRun:
         raise
     except Exception as error:

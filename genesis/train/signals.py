@@ -97,7 +97,7 @@ class Interrupts:
         if not self._saves:
             what, next = "stopped", "start it again with the same command"
         self._stop = InterruptedRun(what, signal=number, next=next)
-        # Libraries catch what they do not know (matplotlib, where it lists fonts): look whether it is lost.
+        # Libraries may catch what they do not know: look whether it is lost.
         signal.setitimer(signal.ITIMER_REAL, _LOST_SECONDS, _LOST_SECONDS)
         _raised[:] = [(now, self._stop)]
         raise self._stop

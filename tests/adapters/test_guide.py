@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,7 +46,6 @@ def test_the_guide_to_fine_tuning_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("genesis.train.plot.loss_picture", mock.Mock())  # matplotlib takes seconds to import
     tokenizer = train_bpe(["How long does an egg boil? Seven minutes. <|im_start|>user"] * 3, vocab_size=270)
     shape = {**genesis_models.load(FIXTURES / "qwen2-tied").config.raw, "max_position_embeddings": 1024}
     genesis_models.save(genesis_models.build(shape), MODEL, tokenizer=tokenizer)

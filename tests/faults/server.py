@@ -27,13 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import typer
 
 import genesis.bench.limits
 import genesis.bench.timing
 import genesis.files.hub
-import genesis.train.plot
 import genesis_cli.environment
 from genesis.bench.timing import Timing, summarize
 from genesis_cli.app import app
@@ -51,8 +49,6 @@ LEFT_OUT = (
     "genesis_cli.cuda_probe",
 )
 LIBRARIES = (
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
     "threadpoolctl",
     "tokenizers",
     "jinja2.sandbox",
@@ -81,9 +77,7 @@ def warm_up() -> None:
         return summarize(samples, *rest)._replace(half_width=0.0)
 
     genesis.bench.timing.summarize = settled
-    # Drawing and building the command line take longer than all the rest, and make no calls.
-    genesis.train.plot._figure = lambda rows: matplotlib.figure.Figure()
-    matplotlib.figure.Figure.savefig = lambda self, file, **options: file.write(b"picture")
+    # Building the command line takes longer than all the rest, and makes no calls.
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
     process.subprocess = ForkedHttp

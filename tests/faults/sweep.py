@@ -281,7 +281,7 @@ class World:
         begun = self.folder / "begun"
         shutil.copytree(done, begun)
         shutil.rmtree(begun / "run" / f"checkpoint-{LAST}")
-        (begun / "run" / "loss.png").unlink()
+        (begun / "run" / "loss.svg").unlink()
         for name in MODEL_FILES:
             (begun / "run" / name).unlink()
         trial = self.folder / "trial"

@@ -23,7 +23,6 @@ HEAVY = {
     "cuda",
     "hypothesis",
     "jinja2",
-    "matplotlib",
     "pyarrow",
     "pydantic",
     "pytest",

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.xdist_group("wheel")
 EVERYWHERE = {
     "huggingface-hub",
     "jinja2",
-    "matplotlib",
     "ml-dtypes",
     "numpy",
     "prompt-toolkit",

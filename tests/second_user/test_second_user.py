@@ -27,7 +27,6 @@ from genesis.files.cache import USER, Cache
 from genesis.files.entry import EntryWriter
 from genesis.files.lock import FolderLock
 from genesis.files.trust import private_folder
-from genesis.train import plot
 from genesis_cli import recipes
 from tests.train.runs import load, make, train
 
@@ -205,18 +204,6 @@ def test_15_a_cache_of_tritons_own(place: Path, monkeypatch: pytest.MonkeyPatch)
     assert "TRITON_CACHE_DIR" not in os.environ and knobs.cache.dir != str(place / "triton")
 
 
-def test_16_settings_and_fonts_of_matplotlib(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attack(place, "mkdir -m 777 fonts; mkfifo -m 666 fonts/fontlist-v390.json; mkfifo -m 666 matplotlibrc")
-    monkeypatch.setenv("MPLCONFIGDIR", str(place / "fonts"))
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(plot.sys, "modules", {})
-    with pytest.raises(ValueError, match="matplotlibrc in the current folder is no regular file"):
-        plot._settle_matplotlib()
-    (place / "matplotlibrc").unlink()
-    plot._settle_matplotlib()
-    assert os.environ["MPLCONFIGDIR"] == str(private_folder())
-
-
 def test_17_a_file_with_the_name_of_a_recipe(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attack(place, "echo 'train: {output_dir: /tmp/theirs}' >quickstart")
     monkeypatch.chdir(place)
@@ -297,7 +284,7 @@ RUNS: dict[str, tuple[str, type[Exception] | None]] = {
         None,
     ),
     "28 the picture and the model linked to another file": (
-        "rm -f loss.png model.safetensors; ln -s ../../precious loss.png; ln -s ../../precious model.safetensors",
+        "rm -f loss.svg model.safetensors; ln -s ../../precious loss.svg; ln -s ../../precious model.safetensors",
         None,
     ),
 }

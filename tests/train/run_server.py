@@ -21,7 +21,6 @@ import genesis.distributed.rendezvous
 import genesis.files.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
-import genesis.train.plot
 import genesis.train.ranks
 from genesis.distributed import launch
 from genesis.files.filesystem import DEFAULT, Call, Observer
@@ -193,7 +192,7 @@ PLACES = {
     "gzip": (genesis.data.pipeline, "gzip_bits_per_byte"),
     "model": (session.training, "make_model"),
     "loading": (session.training.Checkpoints, "load"),
-    "picture": (genesis.train.plot, "loss_picture"),
+    "picture": (session.training, "loss_picture"),
     "tokenizer": (genesis.data.pipeline, "train_bpe"),
     "tokens": (genesis.data.pipeline, "tokenize"),
     "step": (genesis.train.loop, "take_step"),
@@ -221,7 +220,7 @@ def child(request: dict[str, Any]) -> int:
     os.environ.update(request["environment"])
     genesis.files.filesystem._flush = lambda descriptor: None  # a kill loses nothing that the kernel was given
     if not request["picture"]:
-        genesis.train.plot.loss_picture = lambda *args, **kwargs: None  # type: ignore[assignment]
+        session.training.loss_picture = lambda folder: None
     if request["fault"]:
         name, *arguments = request["fault"]
         FAULTS[name](*arguments)

@@ -97,7 +97,7 @@ def load(path: Path, output: str, *overrides: str) -> Config:
 
 def train(config: Config, *, resume: Resume = False, resume_from: str | None = None, console: Any = None) -> Summary:
     """`genesis train` in this process, without the loss picture, which costs more than the run."""
-    with mock.patch("genesis.train.plot.loss_picture"), no_waiting():
+    with mock.patch("genesis_cli.session.training.loss_picture"), no_waiting():
         return session.train(config, resume=resume, resume_from=resume_from, console=Output(console))
 
 

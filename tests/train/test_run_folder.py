@@ -15,8 +15,8 @@ import pytest
 
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.files.lock import FolderLock
-from genesis.train import plot
 from genesis.train.config_file import load_config
+from genesis.train.report import page
 from genesis_cli.session import training
 from tests.files.faults import Recorder, check_folders_are_flushed
 from tests.train.runs import load, observed, picture, rows, train
@@ -223,13 +223,13 @@ def test_every_folder_that_a_run_makes_is_flushed_to_its_parent(recipe: Path, tm
 
 def test_a_picture_that_cannot_be_drawn_is_a_warning(recipe: Path, tmp_path: Path, expected: str) -> None:
     """Here the metrics are gone in mid-run."""
-    console, draw = mock.Mock(), plot.loss_picture
+    console, draw = mock.Mock(), page.loss_picture
     (tmp_path / "run").mkdir()
     with mock.patch.object(training, "_summary_lines", return_value=["done"]):
         for problem in (FileNotFoundError("gone"), MemoryError(), ValueError("odd")):
-            with mock.patch.object(plot, "loss_picture", side_effect=problem):
+            with mock.patch.object(training, "loss_picture", side_effect=problem):
                 training._draw(tmp_path, console)
-    draw_it = mock.patch.object(plot, "loss_picture", draw)
+    draw_it = mock.patch.object(training, "loss_picture", draw)
     with draw_it:
         training._draw(tmp_path, console)
     assert all("warning: the loss picture was not drawn" in call.args[0] for call in console.line.call_args_list)
@@ -256,7 +256,7 @@ def test_numbers_without_end_in_metrics_are_no_bug(recipe: Path, halved: Path) -
         with pytest.raises(DataError, match="no row of metrics"):
             train(load(recipe, str(halved)), resume=True)
         with pytest.raises(DataError):
-            plot.loss_picture(path, halved / "loss.png")
+            page.loss_picture(halved)
     path.write_text("\n".join(lines) + "\n")
     assert train(load(recipe, str(halved)), resume=True).step == 6
     assert rows(halved)[-1]["train/global_step"] == 6

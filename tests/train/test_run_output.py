@@ -101,7 +101,7 @@ def test_no_secret_of_the_environment_is_written(forks: Forks, recipe: Path, tmp
         done = forks.run(*words, "--resume=allow", "--debug", fault=fault, environment=environment, picture=not fault)
         assert done.code == (9 if fault else 0)
         assert CANARY not in done.out + done.err
-    assert (tmp_path / "run" / "loss.png").exists()
+    assert (tmp_path / "run" / "loss.svg").exists()
     assert files_with(tmp_path / "run", CANARY) == []
     assert len(files_with(tmp_path / "run", "qwen3")) >= 4, "the search finds nothing at all"
 

@@ -26,7 +26,7 @@ HASH = re.compile(r"state hash: (\w{64})")
 @pytest.fixture
 def go(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Go:
     """Runs `genesis train words…` here: its exit code, and what it wrote."""
-    monkeypatch.setattr("genesis.train.plot.loss_picture", lambda *paths: None)
+    monkeypatch.setattr("genesis_cli.session.training.loss_picture", lambda *paths: None)
     monkeypatch.setattr(app, "settle_stdout", lambda: None)
 
     def run(*words: str | Path) -> tuple[int, str]:

@@ -25,7 +25,7 @@ class TrainConfig(Section):
         json_schema_extra=RESUME,
     )
     output_dir: PathText = Field(
-        description="Folder of the run: checkpoints, final model, metrics.jsonl, loss.png, config.resolved.yaml.",
+        description="Folder of the run: checkpoints, final model, metrics.jsonl, loss.svg, config.resolved.yaml.",
         json_schema_extra=RESUME,
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = Field(

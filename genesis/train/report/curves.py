@@ -1,7 +1,8 @@
-"""The geometry of the charts: which points are drawn, and where. `run.html` draws them."""
+"""The charts of runs: which points are drawn and where, and the SVG of them. The page and the loss picture show it."""
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from genesis.train.plot import smooth
+from genesis.errors import escape
 from genesis.train.report.runs import Floats, Points, Run, columns
 
 MOST_POINTS = 500  # of a line: more than a screen shows apart
@@ -58,23 +59,56 @@ class Chart:
     columns: Sequence[Tick]
     lines: Sequence[Line]
 
+    def svg(self, title: str, attributes: str) -> str:
+        """The chart as an SVG element whose classes a style sheet gives their looks.
+
+        Args:
+            title: what it shows, for screen readers.
+            attributes: of the element: its class, its place in another one.
+        """
+        label = html.escape(f"{title} over steps")
+        parts = [f'<svg {attributes} viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{label}">']
+        for at, text in self.rows:
+            parts.append(
+                f'<line class="axis" x1="{self.left}" x2="{self.right}" y1="{at}" y2="{at}"/>'
+                f'<text x="{self.left - 8}" y="{at + 4}" text-anchor="end">{text}</text>'
+            )
+        for at, text in self.columns:
+            anchor = "end" if at > self.right - 24 else "middle"
+            parts.append(f'<text x="{at}" y="{self.bottom + 18}" text-anchor="{anchor}">{text}</text>')
+        for line in self.lines:
+            points = " ".join(f"{x},{y}" for x, y in line.points)
+            dots = line.points if line.is_marked and line.look != "raw" else ()
+            circles = "".join(f'<circle class="point-of" cx="{x}" cy="{y}" r="2.5"/>' for x, y in dots)
+            parts.append(
+                f'<g class="run{line.run}"><polyline class="curve {line.look}" points="{points}">'
+                f"<title>{html.escape(line.title)}</title></polyline>{circles}</g>"
+            )
+        return "\n".join([*parts, "</svg>"])
+
 
 class Kind(NamedTuple):
-    """A chart of a page: its title, its unit, and which metrics it shows, each with a look."""
+    """What a chart shows: its title, its unit, and the metrics, each with a look."""
 
     title: str
     unit: str
     metrics: Sequence[tuple[str, str]]
     scale: float = 1.0
     from_zero: bool = False
+    in_picture: bool = False
 
 
 _LOSS_OF_A_SET = re.compile(r"eval/[^/]+/loss")
 CHARTS = (
-    Kind("Loss", "nats per token", (("train/loss", "raw"), ("train/loss", "smooth"), ("eval/loss", "held-out"))),
+    Kind(
+        "Loss",
+        "nats per token",
+        (("train/loss", "raw"), ("train/loss", "smooth"), ("eval/loss", "held-out")),
+        in_picture=True,
+    ),
     Kind("Bits per byte", "held out", (("eval/bits_per_byte", "held-out"),)),
     Kind("Token accuracy", "held out", (("eval/token_accuracy", "held-out"),)),
-    Kind("Learning rate", "", (("train/learning_rate", "line"),), from_zero=True),
+    Kind("Learning rate", "", (("train/learning_rate", "line"),), from_zero=True, in_picture=True),
     Kind(
         "Gradient norm", "before clipping", (("train/grad_norm", "raw"), ("train/grad_norm", "smooth")), from_zero=True
     ),
@@ -86,14 +120,17 @@ CHARTS = (
 def kinds_of(runs: Sequence[Run]) -> list[Kind]:
     """The charts of some runs: after the loss one for each named set of held-out data."""
     names = dict.fromkeys(name for run in runs for name in run.series if _LOSS_OF_A_SET.fullmatch(name))
-    sets = [Kind(f"Held-out loss: {name.split('/')[1]}", "nats per token", ((name, "held-out"),)) for name in names]
+    sets = [
+        Kind(f"Held-out loss: {escape(name.split('/')[1])}", "nats per token", ((name, "held-out"),), in_picture=True)
+        for name in names
+    ]
     return [CHARTS[0], *sets, *CHARTS[1:]]
 
 
 def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, height: int) -> Chart | None:
     """A chart of some runs; None where none has recorded what it shows."""
     found = [
-        (number, look, *_columns(run.series[metric], look, kind.scale), f"{name}: {metric}")
+        (number, look, *_columns(run.series[metric], look, kind.scale), f"{name}: {escape(metric)}")
         for number, (run, name) in enumerate(zip(runs, names, strict=True))
         for metric, look in kind.metrics
         if run.series.get(metric)
@@ -128,6 +165,16 @@ def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, hei
 def _columns(points: Points, look: str, scale: float) -> tuple[Floats, Floats]:
     steps, values = columns(points)
     return steps, (np.array(smooth(values)) if look == "smooth" and len(values) > MARKED else values) * scale
+
+
+def smooth(values: Sequence[float] | Floats) -> list[float]:
+    """Centred mean over about a twentieth of the series; near the ends the window shrinks, so that it stays centred."""
+    count = len(values)
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    at = np.arange(count)
+    half = np.minimum(count // 40 + 1, np.minimum(at, count - 1 - at))
+    means: list[float] = ((sums[at + half + 1] - sums[at - half]) / (2 * half + 1)).tolist()
+    return means
 
 
 def reduced(points: Points, most: int = MOST_POINTS) -> Points:

@@ -1,19 +1,22 @@
-"""The page about runs: one HTML file without scripts or anything from elsewhere, light and dark, for any width."""
+"""What runs look like: the page, one HTML file without scripts or anything from elsewhere, and a run's `loss.svg`."""
 
 from __future__ import annotations
 
 import datetime
+import html
 from collections.abc import Sequence
 from importlib import resources
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from genesis.errors import ConfigError, escape
+from genesis.files.atomic import write_file
 from genesis.train.config_file import RESOLVED
-from genesis.train.report.curves import Chart, drawn, kinds_of
-from genesis.train.report.runs import Run, named
+from genesis.train.report.curves import drawn, kinds_of
+from genesis.train.report.runs import Run, named, read_run
 from genesis.train.strict_yaml import parse
 
 MOST_RUNS = 6  # as many colours as people tell apart
@@ -22,15 +25,59 @@ SAMPLED = 20  # steps whose samples are shown, the last ones
 MOST_DIGITS = 1e15  # numbers from there on are shown with an exponent
 LONGEST = 4000  # characters of a sample, and of a setting's value
 SETTINGS = 100  # rows of a table of evaluations
+LOOKS = "Thin: as logged. Thick: a mean over a twentieth of the steps. Dashed: held out."
+
+PICTURE_NAME = "loss.svg"
+PICTURE_WIDTH, HEAD = 1000, 30  # HEAD: height of a line of text
+# Plain colours: viewers other than browsers know no variables of CSS.
+PICTURE_STYLE = """\
+text { font-family: sans-serif; font-size: 12px; fill: #55606c; }
+.title { font-size: 16px; font-weight: bold; fill: #1a1e23; }
+.axis { stroke: #dfe3e8; }
+.curve { fill: none; stroke: #0b66ad; stroke-width: 2; stroke-linejoin: round; }
+.raw { stroke-width: 1; stroke-opacity: .35; }
+.held-out { stroke: #c65300; stroke-dasharray: 6 4; }
+.point-of { fill: #0b66ad; }
+.held-out ~ .point-of { fill: #c65300; }
+"""
 
 
 class Drawn(NamedTuple):
-    """A chart in both widths."""
+    """A chart as SVG in both widths."""
 
     title: str
     unit: str
-    wide: Chart
-    narrow: Chart
+    wide: str
+    narrow: str
+
+
+def loss_picture(folder: Path) -> None:
+    """Draws the losses and the learning rate of a run as its `loss.svg`; the same metrics give the same bytes.
+
+    Raises:
+        DataError: the metrics file holds something other than rows of metrics.
+        DiskError: the metrics cannot be read, or the picture not written.
+    """
+    run = read_run(folder)
+    [name] = _names([run])
+    parts, top = [f'<text class="title" x="14" y="24">{html.escape(name)}</text>'], HEAD
+    for kind in kinds_of([run]):
+        height = 320 if top == HEAD else 180
+        chart = drawn(kind, [run], [name], PICTURE_WIDTH, height) if kind.in_picture else None
+        if chart is not None:
+            metric, look = kind.metrics[-1]
+            ends = run.series.get(metric) if look == "held-out" else None
+            last = f" · held out {ends[-1][1]:.4g} at step {ends[-1][0]:,.0f}" if ends else ""
+            head = html.escape(f"{kind.title}{', ' * bool(kind.unit)}{kind.unit}{last}")
+            size = f'y="{top + HEAD}" width="{PICTURE_WIDTH}" height="{height}"'
+            parts += [f'<text x="14" y="{top + 22}">{head}</text>', chart.svg(kind.title, size)]
+            top += HEAD + height
+    says = f"{LOOKS} From left to right: steps." if len(parts) > 1 else "Nothing is recorded yet."
+    size = f'width="{PICTURE_WIDTH}" height="{top + HEAD}"'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {PICTURE_WIDTH} {top + HEAD}">'
+    parts.append(f'<text x="14" y="{top + 20}">{says}</text>')
+    style = f'<style>\n{PICTURE_STYLE}</style>\n<rect width="100%" height="100%" fill="white"/>'
+    write_file(folder / PICTURE_NAME, "\n".join([start, style, *parts, "</svg>\n"]).encode())
 
 
 def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
@@ -52,7 +99,8 @@ def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
         title=f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs",
         names=names,
         runs=runs,
-        charts=list(_charts(runs, names)),
+        charts=_charts(runs, names),
+        looks=LOOKS,
         figures=[dict(_figures(run)) for run in runs],
         evaluations=[_evaluations(run) for run in runs],
         samples=[_samples(run) for run in runs],
@@ -77,7 +125,10 @@ def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Drawn]:
     for kind in kinds_of(runs):
         wide, narrow = (drawn(kind, runs, names, *size) for size in (WIDE, NARROW))
         if wide is not None and narrow is not None:
-            found.append(Drawn(kind.title, kind.unit, wide, narrow))
+            both = ((wide, "wide"), (narrow, "narrow"))
+            found.append(
+                Drawn(kind.title, kind.unit, *(c.svg(kind.title, f'class="{w}" width="100%"') for c, w in both))
+            )
     return found
 
 
