@@ -33,7 +33,7 @@ MODULES = (
 CONFIGURATION = """\
 # Configuration
 
-`make docs` writes this page from the schema in `genesis/train/config/`. `genesis schema` prints the same as JSON,
+`make docs` writes this page from the schema in `genesis/train/config.py`. `genesis schema` prints the same as JSON,
 with which editors complete and check a configuration.
 
 A configuration is a YAML file with the sections below. Any setting can be changed on the command line, as in
