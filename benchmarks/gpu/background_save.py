@@ -45,8 +45,7 @@ from genesis.train.output import Output
 from genesis.train.progress import Progress
 from genesis.train.saving import SAVER
 from genesis.train.signals import Interrupts
-from genesis.train.snapshot import snapshot_bytes
-from genesis.train.state import TrainState
+from genesis.train.state import TrainState, snapshot_bytes
 from genesis.train.step import StepResult
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model

@@ -26,8 +26,7 @@ from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import check_divides
 from genesis.train.shards import measure
-from genesis.train.snapshot import snapshot_bytes
-from genesis.train.state import FrozenBase, TrainState
+from genesis.train.state import FrozenBase, TrainState, snapshot_bytes
 from genesis_models.adapters import adapter_parameters
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig

@@ -17,8 +17,7 @@ from genesis.files.hf import GENERATION_CONFIG, MAX_TEMPLATE_BYTES, SIDE_FILES, 
 from genesis.files.paths import safe_join
 from genesis.files.strict_json import read_limited
 from genesis.train.config import Config
-from genesis.train.snapshot import Snapshot, masters
-from genesis.train.state import FrozenBase
+from genesis.train.state import FrozenBase, Snapshot, masters
 from genesis_cli.session.chat import ChatFormat
 from genesis_models.adapters import BASE_NAME, Base, adapter_parameters, adapter_values, write_adapter
 from genesis_models.blocks import CausalLM

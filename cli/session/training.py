@@ -41,8 +41,7 @@ from genesis.train.progress import Progress, duration
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.report.page import loss_picture
 from genesis.train.signals import Interrupts
-from genesis.train.snapshot import Snapshot
-from genesis.train.state import TrainState
+from genesis.train.state import Snapshot, TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
 from genesis_cli.session.compile_ahead import compile_samples, compiled_ahead

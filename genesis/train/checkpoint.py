@@ -46,8 +46,7 @@ from genesis.optim.states import MASTER
 from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks
-from genesis.train.snapshot import Share, Snapshot
-from genesis.train.state import Best, Interval, TrainState
+from genesis.train.state import Best, Interval, Share, Snapshot, TrainState
 
 BEST = "best"  # what `--resume-from` takes for the checkpoint of the best evaluation
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from genesis.backend import CPU, Device
+from genesis.backend.cpu import pool
 from genesis.data.loader import Batch, PackedLoader
 from genesis.data.pipeline import HeldOut
 from genesis.errors import InterruptedRun, escape
@@ -18,15 +19,13 @@ from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
 from genesis.train.metrics import STEP, Metrics, read_metrics
-from genesis.train.peak_memory import peak_memory
-from genesis.train.progress import Progress
+from genesis.train.progress import Progress, Throughput
 from genesis.train.ranks import SAMPLING_S
 from genesis.train.samples import Sample, append_samples, keep_samples
 from genesis.train.saving import Saves
 from genesis.train.signals import Interrupts
 from genesis.train.state import Best, Interval, TrainState
 from genesis.train.step import StepResult, take_step
-from genesis.train.throughput import Throughput
 
 if TYPE_CHECKING:
     from genesis.train.device_steps import DeviceSteps, Reading
@@ -329,7 +328,7 @@ class Training:
         interval = self.state.interval
         self.last_loss, self._has_row = interval.loss, True
         figures = zip(self.state.objective.figures, interval.figures, strict=True)
-        allocated, reserved = peak_memory(self.device)
+        allocated, reserved = _peak_memory(self.device)
         full: Row = {
             "train/loss": interval.loss,
             "train/grad_norm": self._grad_norm,
@@ -412,3 +411,12 @@ class Training:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def _peak_memory(device: Device) -> tuple[int, int]:
+    """(allocated, reserved): the most bytes that tensors used, and that were taken from the system or the driver."""
+    if device == CPU:
+        return pool.max_allocated, pool.max_allocated + pool.cached
+    from genesis import cuda
+
+    return cuda.max_memory_allocated(device), cuda.max_memory_reserved(device)

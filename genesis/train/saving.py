@@ -21,8 +21,7 @@ from genesis.files.filesystem import Call
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.host_buffer import HostBuffer
 from genesis.train.ranks import SAVING_S
-from genesis.train.snapshot import Snapshot, snapshot_bytes
-from genesis.train.state import TrainState
+from genesis.train.state import Snapshot, TrainState, snapshot_bytes
 
 SAVER = "genesis-save"  # the thread's name
 SHARE = 0.5  # of the free host memory that a snapshot may take

@@ -22,7 +22,7 @@ from genesis.errors import ModelError
 from genesis.files.atomic import AtomicFolder
 from genesis.files.safetensors import load_file, save_file
 from genesis.optim import AdamW
-from genesis.train.snapshot import masters, tensor_sources
+from genesis.train.state import masters, tensor_sources
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

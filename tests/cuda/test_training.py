@@ -20,7 +20,7 @@ from genesis.train.device_steps import DeviceSteps
 from genesis.train.feed import Feed
 from genesis.train.host_buffer import HostBuffer
 from genesis.train.objective import NextTokens
-from genesis.train.snapshot import Snapshot, snapshot_bytes
+from genesis.train.state import Snapshot, snapshot_bytes
 from genesis_cli import session
 from genesis_cli.session import preparation
 from genesis_models.blocks import CausalLM

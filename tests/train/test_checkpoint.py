@@ -25,8 +25,7 @@ from genesis.files.manifest import read_manifest, verify_manifest
 from genesis.train import checkpoint
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.loop import Training
-from genesis.train.snapshot import Snapshot
-from genesis.train.state import Interval, TrainState
+from genesis.train.state import Interval, Snapshot, TrainState
 from tests.files.faults import FailAt, Recorder, ShortWrites, check_power_loss_order
 from tests.train.runs import assembled, checkpoints, load, make, no_waiting, steps
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from genesis.train.output import Output, printable
-from genesis.train.progress import SPEED_NOTE, Progress, duration, history_line, tokenizing
-from genesis.train.throughput import WARMUP_STEPS, Throughput
+from genesis.train.progress import SPEED_NOTE, WARMUP_STEPS, Progress, Throughput, duration, history_line, tokenizing
 
 METRICS = {
     "train/loss": 3.25,

@@ -21,8 +21,7 @@ from genesis.errors import DiskError, InterruptedRun, NumericError, OutOfMemoryE
 from genesis.train import host_buffer, loop, saving
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.saving import SAVER
-from genesis.train.snapshot import Snapshot, snapshot_bytes
-from genesis.train.state import TrainState
+from genesis.train.state import Snapshot, TrainState, snapshot_bytes
 from tests.files.faults import FailAt, OfThread, Recorder
 from tests.train.runs import Forks, assembled, checkpoints, load, make_lora, memory_folder, observed, rows, steps, train
 
