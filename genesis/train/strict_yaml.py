@@ -187,134 +187,106 @@ def _fail(what: str, name: str, mark: Mark, next: str) -> NoReturn:
     raise ConfigError(what, where=f"{name}:{mark.line}:{mark.column}", next=next)
 
 
-@dataclass
-class _Open:
-    """A mapping or list whose end has not come yet; `key` is the pending key of a mapping."""
-
-    path: KeyPath
-    value: dict[str, Any] | list[Any]
-    key: str | None = None
-
-
 class _Reader:
-    """Builds plain data from the event stream with a stack of its own, so that no input can exhaust Python's."""
+    """Builds plain data from the event stream; `MAX_DEPTH` bounds the recursion."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.stack: list[_Open] = []
+        self.mark = Mark(1, 1)  # of the newest event
         self.nodes = 0
-        self.documents = 0
-        self.top: Any = None
 
     def read(self, text: str) -> Any:
-        mark = Mark(1, 1)
+        top, documents = None, 0
         try:
-            event: Any
-            for event in yaml.parse(text, Loader=yaml.SafeLoader):
-                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
-                self._event(event, mark)
+            self.events = iter(yaml.parse(text, Loader=yaml.SafeLoader))
+            while not isinstance(event := self._next(), yaml.StreamEndEvent):
+                if isinstance(event, yaml.DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        self._fail("a second document starts here", "keep one configuration a file: remove the `---`")
+                    if event.tags:
+                        self._fail("a %TAG directive", "remove it: tags are not read")
+                elif isinstance(event, yaml.NodeEvent):
+                    top = self._value(event, ())
         except yaml.MarkedYAMLError as error:
             # An unclosed quote is reported where it opens, not at the end of the file.
             unclosed = "quoted scalar" in (error.context or "")
-            found = error.context_mark if unclosed else error.problem_mark
-            if found is not None:
-                mark = Mark(found.line + 1, found.column + 1)
+            place = error.context_mark if unclosed else error.problem_mark
+            if place is not None:
+                self.mark = Mark(place.line + 1, place.column + 1)
             what = escape(" ".join(part for part in (error.context, error.problem) if part))
-            _fail(f"this is not valid YAML: {what}", self.document.name, mark, _hint(text, mark))
+            self._fail(f"this is not valid YAML: {what}", _hint(text, self.mark))
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
             # PyYAML lets some bad escapes and directives out as ValueError.
-            _fail(f"this is not valid YAML: {escape(error)[:200]}", self.document.name, mark, "correct the line")
-        return self.top
+            self._fail(f"this is not valid YAML: {escape(error)[:200]}", "correct the line")
+        return top
 
-    def _event(self, event: yaml.Event, mark: Mark) -> None:
-        if isinstance(event, yaml.DocumentStartEvent):
-            self.documents += 1
-            if self.documents > 1:
-                self._fail("a second document starts here", mark, "keep one configuration a file: remove the `---`")
-            if event.tags:
-                self._fail("a %TAG directive", mark, "remove it: tags are not read")
-        elif isinstance(event, yaml.AliasEvent):
+    def _next(self) -> Any:
+        event: Any = next(self.events)
+        self.mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+        return event
+
+    def _value(self, event: Any, path: KeyPath) -> Any:
+        """The data that begins with `event`, the newest one; the events of its parts are taken."""
+        self._check_node(event)
+        self.document.values[path] = self.mark
+        if isinstance(event, yaml.ScalarEvent):
+            try:
+                return scalar(event.value) if event.style is None else event.value
+            except ValueError as error:
+                self._fail(str(error), "quote it if it is a string")
+        if len(path) >= MAX_DEPTH:
+            self._fail(f"values nested deeper than {MAX_DEPTH}", "flatten it")
+        if isinstance(event, yaml.MappingStartEvent):
+            mapping: dict[str, Any] = {}
+            while not isinstance(event := self._next(), yaml.MappingEndEvent):
+                key = self._key(event, path, mapping)
+                mapping[key] = self._value(self._next(), (*path, key))
+            return mapping
+        items: list[Any] = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            part = (*path, len(items))
+            self.document.keys[part] = self.mark
+            items.append(self._value(event, part))
+        return items
+
+    def _key(self, event: Any, path: KeyPath, mapping: dict[str, Any]) -> str:
+        """Keys are names: taken as their text, never resolved (`on:` is the key "on")."""
+        self._check_node(event)
+        if not isinstance(event, yaml.ScalarEvent):
             self._fail(
-                f"an alias (*{_clip(event.anchor)})", mark, "write the value out; quote a string that starts with `*`"
+                "a key that is a list or a mapping", "keys are names; quote a string that starts with `[` or `{`"
             )
-        elif isinstance(event, yaml.NodeEvent):
-            self._check_node(event, mark)
-            if isinstance(event, yaml.ScalarEvent):
-                self._scalar(event, mark)
-            else:
-                self._start({} if isinstance(event, yaml.MappingStartEvent) else [], mark)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self.stack.pop()
+        key: str = event.value
+        if event.style is None and key == "<<":
+            self._fail("a merge key (<<)", "write the keys out")
+        if key == "":
+            self._fail("an empty key", "give it a name")
+        part = (*path, key)
+        if key in mapping:
+            first = self.document.keys[part]
+            self._fail(f"the key {spell(part)} appears twice; first on line {first.line}", "keep one of the two")
+        self.document.keys[part] = self.mark
+        return key
 
-    def _check_node(self, event: Any, mark: Mark) -> None:
+    def _check_node(self, event: Any) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            self._fail(f"an alias (*{_clip(event.anchor)})", "write the value out; quote a string that starts with `*`")
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self._fail(f"more than {MAX_NODES} values", mark, "is this a configuration file?")
+            self._fail(f"more than {MAX_NODES} values", "is this a configuration file?")
         if event.anchor is not None:
-            self._fail(f"an anchor (&{_clip(event.anchor)})", mark, "remove it; quote a string that starts with `&`")
+            self._fail(f"an anchor (&{_clip(event.anchor)})", "remove it; quote a string that starts with `&`")
         if event.tag is not None:
-            self._fail(f"a tag ({_clip(event.tag)})", mark, "remove it; quote a string that starts with `!`")
+            self._fail(f"a tag ({_clip(event.tag)})", "remove it; quote a string that starts with `!`")
+        bad = re.search("[\x00\ud800-\udfff]", event.value) if isinstance(event, yaml.ScalarEvent) else None
+        if bad:
+            self._fail(f"the character U+{ord(bad[0]):04X} in a string", "remove it")
 
-    def _scalar(self, event: yaml.ScalarEvent, mark: Mark) -> None:
-        text, plain = event.value, event.style is None
-        found = re.search("[\x00\ud800-\udfff]", text)
-        if found:
-            self._fail(f"the character U+{ord(found[0]):04X} in a string", mark, "remove it")
-        top = self.stack[-1] if self.stack else None
-        if top is not None and isinstance(top.value, dict) and top.key is None:
-            self._key(top, text, plain, mark)
-            return
-        try:
-            value = scalar(text) if plain else text
-        except ValueError as error:
-            self._fail(str(error), mark, "quote it if it is a string")
-        self._add(value, mark)
-
-    def _key(self, top: _Open, text: str, plain: bool, mark: Mark) -> None:
-        """Keys are names: taken as their text, never resolved (`on:` is the key "on")."""
-        assert isinstance(top.value, dict)
-        if plain and text == "<<":
-            self._fail("a merge key (<<)", mark, "write the keys out")
-        if text == "":
-            self._fail("an empty key", mark, "give it a name")
-        path = (*top.path, text)
-        if text in top.value:
-            first = self.document.keys[path]
-            self._fail(f"the key {spell(path)} appears twice; first on line {first.line}", mark, "keep one of the two")
-        top.key = text
-        self.document.keys[path] = mark
-
-    def _start(self, value: dict[str, Any] | list[Any], mark: Mark) -> None:
-        top = self.stack[-1] if self.stack else None
-        if top is not None and isinstance(top.value, dict) and top.key is None:
-            self._fail(
-                "a key that is a list or a mapping", mark, "keys are names; quote a string that starts with `[` or `{`"
-            )
-        if len(self.stack) >= MAX_DEPTH:
-            self._fail(f"values nested deeper than {MAX_DEPTH}", mark, "flatten it")
-        self.stack.append(_Open(self._add(value, mark), value))
-
-    def _add(self, value: Any, mark: Mark) -> KeyPath:
-        """Puts `value` where the stack says, and returns its path."""
-        if not self.stack:
-            self.top = value
-            return ()
-        top = self.stack[-1]
-        if isinstance(top.value, dict):
-            assert top.key is not None
-            path = (*top.path, top.key)
-            top.value[top.key], top.key = value, None
-        else:
-            path = (*top.path, len(top.value))
-            top.value.append(value)
-            self.document.keys[path] = mark
-        self.document.values[path] = mark
-        return path
-
-    def _fail(self, what: str, mark: Mark, next: str) -> NoReturn:
-        _fail(what, self.document.name, mark, next)
+    def _fail(self, what: str, next: str) -> NoReturn:
+        _fail(what, self.document.name, self.mark, next)
 
 
 def _hint(text: str, mark: Mark) -> str:
