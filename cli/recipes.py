@@ -15,7 +15,7 @@ from genesis.files.paths import exists
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
-    from genesis.train.overrides import Overrides
+    from genesis.train.config_file import Overrides
     from genesis_models.config import ModelConfig
 
 # Settings that name a model.
@@ -51,8 +51,7 @@ def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Con
     """As `load`, and the overrides for the run's record. A resumed run has those of its record, too, and its folder may
     be named for its configuration. Raises: as `load`, and ConfigError: of `recorded_overrides`.
     """
-    from genesis.train.config_file import RESOLVED
-    from genesis.train.overrides import combined, output_dir
+    from genesis.train.config_file import RESOLVED, combined, output_dir
 
     typed = list(overrides)
     if resumes and os.path.isfile(record := os.path.join(name, RESOLVED)):

@@ -22,9 +22,17 @@ from genesis.files.strict_json import read_limited
 from genesis.files.trust import check_owner
 from genesis.train.checkpoint import TRAINER
 from genesis.train.config import Config
-from genesis.train.config_file import RESOLVED, Change, check_resume, parse_config
+from genesis.train.config_file import (
+    RESOLVED,
+    Change,
+    Override,
+    Overrides,
+    check_resume,
+    parse_config,
+    read_overrides,
+    with_overrides,
+)
 from genesis.train.metrics import FILE_NAME, check_metrics
-from genesis.train.overrides import Override, Overrides, read_overrides, with_overrides
 from genesis.train.report.page import PICTURE_NAME
 from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES

@@ -10,7 +10,7 @@ from genesis.errors import ConfigError, ModelError, escape
 from genesis.nn import LoRALinear, init
 from genesis.train.config import LORA, Config, LoraConfig, fine_tuning_defaults
 from genesis.train.config_help import show
-from genesis.train.parameters import check_factors, freeze
+from genesis.train.optimizer import check_factors, freeze
 from genesis_models.adapters import (
     AdapterConfig,
     adapted_layers,

@@ -22,7 +22,7 @@ from genesis.files.strict_json import indented_bytes
 from genesis.files.trust import check_owner
 from genesis.train.checkpoint import BEST, TRAINER, Checkpoints
 from genesis.train.config import Config
-from genesis.train.config_file import RESOLVED, Change, check_reads_back
+from genesis.train.config_file import RESOLVED, Change, Overrides, check_reads_back, recorded_settings
 from genesis.train.loop import Summary, Training, total_steps
 from genesis.train.metrics import (
     FILE_NAME,
@@ -36,7 +36,6 @@ from genesis.train.metrics import (
 from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
-from genesis.train.overrides import Overrides, recorded_settings
 from genesis.train.progress import Progress, duration
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.report.page import loss_picture

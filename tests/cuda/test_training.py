@@ -16,8 +16,7 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.errors import ConfigError, DeviceError, NumericError
 from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from genesis.train import host_buffer
-from genesis.train.device_steps import DeviceSteps
-from genesis.train.feed import Feed
+from genesis.train.device_steps import DeviceSteps, Feed
 from genesis.train.host_buffer import HostBuffer
 from genesis.train.objective import NextTokens
 from genesis.train.state import Snapshot, snapshot_bytes

@@ -15,8 +15,8 @@ from genesis.errors import ConfigError
 from genesis.files.safetensors import SafeTensors
 from genesis.optim import AdamW
 from genesis.train.loop import Training
+from genesis.train.optimizer import factor_of
 from genesis.train.output import Output
-from genesis.train.parameters import factor_of
 from genesis_cli import session
 from tests.train.runs import assembled, load, rows, steps, train
 

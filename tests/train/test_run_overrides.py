@@ -14,8 +14,15 @@ import pytest
 
 from genesis.errors import ConfigError
 from genesis.train import loop
-from genesis.train.config_file import load_config, parse_config
-from genesis.train.overrides import Override, combined, output_dir, read_overrides, with_overrides
+from genesis.train.config_file import (
+    Override,
+    combined,
+    load_config,
+    output_dir,
+    parse_config,
+    read_overrides,
+    with_overrides,
+)
 from genesis_cli import app
 from tests.train.runs import make, make_lora, no_waiting, signal_in_step
 
