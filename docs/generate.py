@@ -54,10 +54,8 @@ setting that is given counts. The rates are AdamW's: those of other optimizers c
 
 def configuration_page() -> str:
     """docs/configuration.md."""
-    schema = json_schema()
     lines = [CONFIGURATION, *_fine_tuning(), ""]
-    for name, reference in schema["properties"].items():
-        section = schema["$defs"][_reference(reference)]
+    for name, section in _sections():
         lines += [f"## {name}", "", _sentence(section["description"]), ""]
         required = section.get("required", ())
         marks = {"x-resume": section.get("x-resume")}
@@ -84,8 +82,12 @@ def _fine_tuning() -> list[str]:
     return [FINE_TUNING, *markdown_table(names, rows, ("setting",))]
 
 
-def _reference(field: dict[str, Any]) -> str:
-    return next(str(each["$ref"]) for each in (field, *field.get("anyOf", ())) if "$ref" in each).rsplit("/", 1)[-1]
+def _sections() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the JSON schema of each section."""
+    schema = json_schema()
+    for name, field in schema["properties"].items():
+        reference = next(each["$ref"] for each in (field, *field.get("anyOf", ())) if "$ref" in each)
+        yield name, schema["$defs"][reference.rpartition("/")[2]]
 
 
 def _setting(section: str, key: str, field: dict[str, Any], is_required: bool) -> list[str]:
@@ -116,10 +118,8 @@ def _kind(field: dict[str, Any]) -> str:
 
 def chats_page() -> str:
     """configs/chats.jsonl, the source `example:chats`: what each setting means, asked in several ways."""
-    schema = json_schema()
     chats: list[list[str]] = []
-    for name, reference in schema["properties"].items():
-        section = schema["$defs"][_reference(reference)]
+    for name, section in _sections():
         for key, field in section["properties"].items():
             setting, meaning, kind = f"{name}.{key}", _sentence(field["description"]), _kind(field).replace("`", "")
             chats.append([f"What does the setting {setting} of Genesis do?", meaning])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from genesis.errors import GenesisError, OutOfMemoryError
-from genesis.train.config import Config, section_class
+from genesis.train.config import setting_names
 
 # Not inside a path or a longer name; whether it is a setting of the schema is looked up.
 _SETTING = re.compile(r"(?<![\w./-])([a-z]+\.[a-z_]+)(?![\w/-]|\.\w)")
@@ -36,9 +36,7 @@ def phrased_for(options: Mapping[str, str], *, memory: str) -> Iterator[None]:
 
 @functools.cache
 def _settings() -> frozenset[str]:
-    return frozenset(
-        f"{section}.{key}" for section in Config.model_fields for key in section_class(section).model_fields
-    )
+    return frozenset(setting_names())
 
 
 def _named(text: str, options: Mapping[str, str]) -> str:

@@ -232,12 +232,8 @@ _SETS_SCHEMA: dict[str, JsonValue] = {
     "maxProperties": MOST_SETS,
     "propertyNames": {"pattern": f"^{_SET_NAME.pattern}$"},
 }
-Sources = Annotated[
-    list[PathText],
-    Field(min_length=1, max_length=1000),
-    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
-    WithJsonSchema({"anyOf": _sources_schema(TEXT_SCHEMA)}),
-]
+_Paths = Annotated[list[PathText], Field(min_length=1, max_length=1000)]
+Sources = Annotated[_Paths, BeforeValidator(_one_or_many, json_schema_input_type=PathText | _Paths)]
 # What pydantic adds to the path of a value that can be of two kinds; errors leave it out.
 SOURCE_KINDS = ("<path>", "<weighted source>", "<sources>", "<named sets>")
 _Source = Annotated[
@@ -695,17 +691,7 @@ LORA: dict[str, Any] = {
     "ensure_weight_tying": False,
 }
 
-Targets = Annotated[
-    Text | Annotated[list[Text], Field(min_length=1, max_length=1000)],
-    WithJsonSchema(
-        {
-            "anyOf": [
-                TEXT_SCHEMA,
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1000},
-            ]
-        }
-    ),
-]
+Targets = Text | Annotated[list[Text], Field(min_length=1, max_length=1000)]
 
 
 def _lora_default(key: str) -> str:
@@ -937,10 +923,9 @@ class Config(Section):
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Every setting as `section.key` and its value, in the order of the schema."""
-        for section in type(self).model_fields:
-            part = getattr(self, section)
-            for key in section_class(section).model_fields:
-                yield f"{section}.{key}", getattr(part, key, None)
+        for name in setting_names():
+            section, key = name.split(".")
+            yield name, getattr(getattr(self, section), key, None)
 
 
 def section_class(name: str) -> type[Section]:
@@ -949,6 +934,11 @@ def section_class(name: str) -> type[Section]:
     found = next(each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
     assert issubclass(found, Section)
     return found
+
+
+def setting_names() -> list[str]:
+    """Every setting as `section.key`, in the order of the schema."""
+    return [f"{section}.{key}" for section in Config.model_fields for key in section_class(section).model_fields]
 
 
 def fine_tuning_defaults(config: Config) -> dict[str, float | bool]:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from genesis.errors import escape, nearest
-from genesis.train.config import SOURCE_KINDS, json_schema
+from genesis.train.config import SOURCE_KINDS, json_schema, setting_names
 from genesis.train.strict_yaml import KeyPath, scalar, spell
 
 # A file with more mistakes than this is no configuration; the first ones say enough.
@@ -200,13 +200,13 @@ def nearest_key(path: KeyPath) -> str | None:
     """
     name = str(path[-1]).lower().replace("-", "_")
     siblings = {key: spell((*path[:-1], key)) for key in _keys(path[:-1])}
-    every = {key: f"{section}.{key}" for section in _keys(()) for key in _keys((section,))}
-    whole = {setting.replace(".", "_"): setting for setting in every.values()}
+    every = {setting.partition(".")[2]: setting for setting in setting_names()}
+    whole = {setting.replace(".", "_"): setting for setting in setting_names()}
     return (
         next((meaning for other, meaning in OTHER_NAMES.items() if fnmatch.fnmatchcase(name, other)), None)
+        or whole.get(name.replace(".", "_"))
         or _close(name, siblings, 0.75)
         or every.get(name)
-        or whole.get(name.replace(".", "_"))
         or _close(name, every, 0.75)
         or _close(name, siblings, 0.6)
     )

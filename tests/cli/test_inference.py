@@ -18,7 +18,7 @@ import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import GenesisError, ModelError, NumericError, OutOfMemoryError, UsageError
 from genesis.files.safetensors import load_file, save_file
-from genesis.train.config import Config, section_class
+from genesis.train.config import setting_names
 from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for
 from genesis_models import Sampling
@@ -29,7 +29,7 @@ from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files
 from tests.train.runs import ROOT
 
-SETTINGS = [f"{section}.{key}" for section in Config.model_fields for key in section_class(section).model_fields]
+SETTINGS = setting_names()
 SETTING = re.compile(rf"(?<![\w./])({'|'.join(map(re.escape, SETTINGS))})(?![\w/])")
 PYTHON = re.compile(r"\bNone\b|\bTrue\b|<class|Path\(|dict_keys|Decimal\(|\{'")
 

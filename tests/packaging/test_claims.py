@@ -12,7 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from genesis.ops.fp8 import MIN_COLUMNS
-from genesis.train.config import Config, json_schema, section_class
+from genesis.train.config import Config, json_schema, setting_names
 from genesis.train.config_file import parse_config
 from genesis_cli.app import app
 from genesis_cli.environment import packages
@@ -85,7 +85,7 @@ def test_wrong_commands_are_noticed() -> None:
 
 
 def known_keys() -> set[str]:
-    return {f"{section}.{key}" for section in Config.model_fields for key in section_class(section).model_fields}
+    return {*setting_names()}
 
 
 def wrong_keys(text: str) -> set[str]:
