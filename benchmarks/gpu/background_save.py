@@ -39,7 +39,7 @@ from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.loop import Training
-from genesis.train.metrics import NoMetrics
+from genesis.train.metrics import Metrics
 from genesis.train.optimizer import build_optimizer
 from genesis.train.output import Output
 from genesis.train.progress import Progress
@@ -124,7 +124,7 @@ def training_of(folder: Path, raw: dict[str, Any], shape: tuple[int, int], devic
         lr_at=lambda step: 1e-5,
         sample=lambda prompts: [],
         held_out=None,
-        open_metrics=lambda step: NoMetrics(folder),
+        open_metrics=lambda step: Metrics(folder),
         progress=progress,
         interrupts=Interrupts(),
         device=device,

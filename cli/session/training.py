@@ -28,7 +28,6 @@ from genesis.train.metrics import (
     FILE_NAME,
     Metrics,
     MetricsWriter,
-    NoMetrics,
     TensorBoardSink,
     WandbSink,
     check_metrics,
@@ -304,7 +303,7 @@ def assemble(
 
     def open_metrics(step: int | None) -> Metrics:
         if not ranks.is_main:
-            return NoMetrics(output)
+            return Metrics(output)
         more = {*objective.figures, *(f"eval/{name}" for name in objective.held_out_figures)}
         sinks = _sinks(config, output, resumed=step is not None)
         return MetricsWriter(output, resume_step=step, sinks=sinks, more=more)

@@ -68,38 +68,20 @@ class Sink(Protocol):
         """Sends what is left."""
 
 
-class Metrics(Protocol):
-    """Where the rows of a run go; a context manager that closes it."""
-
-    path: Path
-
-    def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class NoMetrics:
-    """Takes rows and writes none: another rank does."""
+class Metrics:
+    """Where the rows of a run go; a context manager that closes it. This one writes nothing: another rank does."""
 
     def __init__(self, output_dir: str | Path) -> None:
         self.path = Path(output_dir) / FILE_NAME
 
     def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Nothing."""
+        """Takes the row of `step`."""
 
     def sync(self) -> None:
-        """Nothing."""
+        """Waits until the rows are on the disk."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Takes no more rows."""
 
     def __enter__(self) -> Self:
         return self
@@ -107,10 +89,10 @@ class NoMetrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self.close()
 
 
-class MetricsWriter:
+class MetricsWriter(Metrics):
     """Appends rows to `output_dir/metrics.jsonl`; each row is handed to the system before `write` returns.
 
     Args:
@@ -132,7 +114,7 @@ class MetricsWriter:
         sinks: tuple[Sink, ...] = (),
         more: Iterable[str] = (),
     ) -> None:
-        self.path = Path(output_dir) / FILE_NAME
+        super().__init__(output_dir)
         self._sinks, self._known = sinks, {*NAMES, *more}
         self._file = _open(self.path)
         try:
@@ -183,14 +165,6 @@ class MetricsWriter:
         finally:
             for sink in sinks:
                 sink.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write_again(self) -> None:
         with atomic_file(self.path) as file:
