@@ -37,7 +37,6 @@ _RADIX = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _BOOL_IN_YAML_1_1 = frozenset(("y", "n", "yes", "no", "on", "off"))
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # What no text file needs: control characters (but tab and line ends), invisible line breaks, surrogates.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
@@ -348,13 +347,4 @@ def _emit_string(text: str) -> str:
     # Other YAML readers shall read the same string: what they take for a boolean or a number is quoted.
     if _PLAIN.fullmatch(text) and scalar(text) == text and text.lower() not in _BOOL_IN_YAML_1_1:
         return text
-    return '"' + "".join(_emit_char(char) for char in text) + '"'
-
-
-def _emit_char(char: str) -> str:
-    if char in _ESCAPES:
-        return _ESCAPES[char]
-    if char.isprintable():
-        return char
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return '"' + escape(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
