@@ -52,7 +52,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], type[GenesisError]]] = {
     ),
     "stop ids": ("generation_config.json", lambda folder: stop_ids(folder, None), ModelError),
     "a checkpoint's masters": (
-        "trainer_state.json",
+        "rng.json",
         lambda folder: take_masters(NARROW, folder),
         ModelError,
     ),
