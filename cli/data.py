@@ -62,6 +62,7 @@ def preview(
 
 def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
     """The configuration that is named, or one for the sources that are named. Raises: UsageError, ConfigError."""
+    from genesis.train.strict_yaml import emit_value
     from genesis_cli import recipes
 
     names = [word for word in words if not _OVERRIDE.match(word)]
@@ -69,7 +70,7 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
     if seq_len is not None:
         overrides.append(f"data.seq_len={seq_len}")
     if len(names) == 1 and (names[0] in recipes.names() or names[0].lower().endswith((".yaml", ".yml"))):
-        given = [] if model is None else ["model.preset=null", "model.config=null", f"model.path={_quoted(model)}"]
+        given = [] if model is None else ["model.preset=null", "model.config=null", f"model.path={emit_value(model)}"]
         return recipes.load(names[0], [*given, *overrides])
     if not names:
         raise UsageError("no data are named", where="command line", next="name a configuration, or files of data")
@@ -94,9 +95,3 @@ def _of_sources(sources: list[str], model: str, overrides: list[str]) -> Config:
         "train": {"output_dir": "none", "steps": 1},  # there is no run
     }
     return parse_config(emit(raw), "command line", overrides)
-
-
-def _quoted(text: str) -> str:
-    from genesis.train.strict_yaml import emit
-
-    return emit({"path": text}).partition(": ")[2].strip()

@@ -24,7 +24,7 @@ from genesis.files.paths import exists, is_folder
 from genesis.profile.format import format_bytes
 from genesis.train.config import CheckpointConfig, Config
 from genesis.train.config_file import parse_config
-from genesis.train.strict_yaml import emit, parse
+from genesis.train.strict_yaml import emit_value, parse
 from genesis_cli.session.estimate import Place, place_of
 from genesis_cli.session.memory import advice, run_plan, with_batch
 from genesis_cli.session.memory_plan import MemoryPlan
@@ -223,7 +223,7 @@ def _shown(value: object) -> str:
     """A value as it stands behind its key, on one line."""
     if isinstance(value, list):
         return json.dumps(value[0] if len(value) == 1 else value, ensure_ascii=False)
-    return emit({"x": value}).partition(": ")[2].strip()
+    return emit_value(value)
 
 
 def _with_preset(text: str, name: str) -> str:

@@ -324,10 +324,11 @@ def _emit_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{_emit_string(key)}:"
             yield from _emit_lines(value, indent + "  ")
         else:
-            yield f"{indent}{_emit_string(key)}: {_emit_flow(value)}"
+            yield f"{indent}{_emit_string(key)}: {emit_value(value)}"
 
 
-def _emit_flow(value: Any) -> str:
+def emit_value(value: Any) -> str:
+    """A value as `emit` writes it behind its key, on one line. Raises: as `emit`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -337,9 +338,9 @@ def _emit_flow(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_emit_string(k)}: {_emit_flow(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_emit_string(k)}: {emit_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_emit_flow(item) for item in value) + "]"
+        return "[" + ", ".join(emit_value(item) for item in value) + "]"
     raise ValueError(f"{type(value).__name__} is no plain data")
 
 

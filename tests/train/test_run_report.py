@@ -157,7 +157,7 @@ def test_several_runs_are_overlaid(tmp_path: Path) -> None:
     folders = [made(tmp_path / name, [3.0, 2.0, 1.0], lr=lr) for name, lr in (("a", "1e-4"), ("b", "3e-4"))]
     page = Page(page_of([read_run(folder) for folder in folders]))
     assert {found["class"] for tag, found in page.tags if tag == "g"} == {"run0", "run1"}
-    assert re.search(r"Settings that differ.*optim\.lr\s*1e-4\s*3e-4", page.text, re.DOTALL)
+    assert re.search(r"Settings that differ.*optim\.lr\s*0\.0001\s*0\.0003", page.text, re.DOTALL)
     assert "output_dir" not in page.text.split("Settings that differ")[1].split("Settings")[0]
 
 
@@ -192,11 +192,20 @@ def test_settings_are_shown_as_yaml_and_an_absent_section_has_no_row(tmp_path: P
     page = Page(page_of([read_run(plain), read_run(adapted)]))
     table = page.text.split("Settings that differ")[1].split("Settings")[0]
     assert [line for line in table.split("\n") if line][1:] == [
-        "data.train[a.txt][{path: b, weight: 2.0}]", "data.parse_specialfalsetrue", "data.evalnull'on'",
+        "data.train[a.txt][{path: b, weight: 2.0}]", "data.parse_specialfalsetrue", "data.evalnull\"on\"",
         "lora.r–8", "lora.alpha–16.0",
     ]  # fmt: skip
     names = [found for tag, found in page.tags if tag == "summary" and found.get("class") == "name"]
     assert len(names) == 2 and "summary.name::first-letter { text-transform: none; }" in page.text
+
+
+def test_a_run_without_a_record_has_no_settings(tmp_path: Path) -> None:
+    recorded, bare = made(tmp_path / "a", [2.0]), made(tmp_path / "b", [2.0])
+    (bare / "config.resolved.yaml").unlink()
+    table = Page(page_of([read_run(recorded), read_run(bare)])).text.split("Settings that differ")[1]
+    assert [line for line in table.split("Settings")[0].split("\n") if line][1:] == [
+        "optim.lr0.0001–", "optim.betas[0.9, 0.95]–",
+    ]  # fmt: skip
 
 
 def test_settings_that_never_end_are_none(tmp_path: Path) -> None:

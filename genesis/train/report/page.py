@@ -10,14 +10,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from genesis.errors import ConfigError, escape
 from genesis.files.atomic import write_file
 from genesis.train.config_file import RESOLVED
 from genesis.train.report.curves import drawn, kinds_of
 from genesis.train.report.runs import Run, named, read_run
-from genesis.train.strict_yaml import parse
+from genesis.train.strict_yaml import emit_value, parse
 
 MOST_RUNS = 6  # as many colours as people tell apart
 WIDE, NARROW = (1040, 300), (350, 240)
@@ -115,8 +113,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return [name if name and names.count(name) == 1 else folder for name, folder in zip(names, folders, strict=True)]
 
 
-def _name(config: Any) -> str:
-    train = config.get("train") if isinstance(config, dict) else None
+def _name(config: dict[str, Any]) -> str:
+    train = config.get("train")
     return escape(train.get("name") or "") if isinstance(train, dict) else ""
 
 
@@ -197,17 +195,16 @@ def _differing(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, lis
     ]
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> dict[str, Any]:
+    """The settings of a run; empty where its record cannot be read."""
     try:
-        parse(text, RESOLVED)  # refuses what would be without end, as aliases of aliases
-        return yaml.safe_load(text)
-    except (ConfigError, yaml.YAMLError, ValueError, RecursionError):
-        return None
+        return parse(text, RESOLVED).data
+    except ConfigError:
+        return {}
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     """Keys and values as YAML."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not prefix):
         return [row for key, each in value.items() for row in _flat(each, f"{prefix}.{key}" if prefix else str(key))]
-    text = yaml.safe_dump(value, default_flow_style=True, width=LONGEST, allow_unicode=True, sort_keys=False)
-    return [(prefix, _short(text.removesuffix("\n").removesuffix("\n...")))]
+    return [(prefix, _short(emit_value(value)))]
