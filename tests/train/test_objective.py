@@ -81,11 +81,12 @@ def test_a_resumed_run_writes_the_same_rows(recipe: Path, monkeypatch: pytest.Mo
     how = ("eval.prompts=[]", "train.steps=4", "log.every=2")
     whole, halted = load(recipe, "whole", *how), load(recipe, "halted", *how)
     train(whole)
+    check(rows(whole.train.output_dir), expected(assembled(load(recipe, "again", *how)).state.loader, 2, 4))
     with signal_in_step(3), pytest.raises(InterruptedRun):
         train(halted)
     train(halted, resume=True)
     assert rows(halted.train.output_dir) == rows(whole.train.output_dir)
-    assert len(prepared) == 3 and len({*prepared}) == 1 and prepared[0][1] == 2
+    assert len(prepared) == 4 and len({*prepared}) == 1 and prepared[0][1] == 2
 
 
 def test_held_out_figures(recipe: Path) -> None:
@@ -111,10 +112,12 @@ def test_names_of_figures(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_figures_of_ranks(recipe: Path) -> None:
-    ids = expected(assembled(load(recipe, "alone", *QUIET)).state.loader, 2, 4)
+    """Steps and evaluations of two ranks write the rows of one process."""
+    how = ("eval.prompts=[]", "train.steps=2", "train.accumulation_steps=4", "eval.every=1", "eval.max_batches=3")
+    alone = load(recipe, "alone", *how)
+    train(alone)
     with Forks() as forks:
         runs = Runs(forks, recipe.parent)
-        words = runs.words("ranks", 2, *QUIET, "train.steps=2", "train.accumulation_steps=4")
-        done = forks.run(*words, fault=("on_rank", -1, "counted"))
+        done = forks.run(*runs.words("ranks", 2, *how), fault=("on_rank", -1, "counted"))
     assert done.code == 0, done
-    check(rows(recipe.parent / "ranks"), ids)
+    assert rows(recipe.parent / "ranks") == rows(alone.train.output_dir)
