@@ -95,7 +95,9 @@ def test_held_out_figures(recipe: Path) -> None:
     assert run.held_out is not None
     held_out = PackedLoader(run.held_out.tokens, batch_size=2, seq_len=32, seed=0, shuffle=False)
     train(config)
-    found = [row["eval/counted/id"] for row in rows(config.train.output_dir) if "eval/loss" in row]
+    evaluations = [row for row in rows(config.train.output_dir) if "eval/loss" in row]
+    assert all(0 <= row["eval/token_accuracy"] <= 1 for row in evaluations)
+    found = [row["eval/counted/id"] for row in evaluations]
     batches = [held_out.batch(0, index) for index in range(held_out.num_batches(0))]
     assert found and found == pytest.approx([mean_id(batches)] * len(found), rel=1e-5)
 
