@@ -29,7 +29,7 @@ from genesis.files.safetensors import load_file
 from genesis.train import loop
 from genesis.train.loop import Training
 from genesis.train.objective import LanguageModel
-from genesis.train.shards import accumulate_gradients
+from genesis.train.step import accumulate_gradients
 from genesis_models.adapters import adapted_layers
 from genesis_models.blocks import CausalLM
 from tests.adapters.golden import FIXTURES, base_of, logits, reference

@@ -28,8 +28,8 @@ from genesis.tensor import Tensor
 from genesis.train.config import Config
 from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer
-from genesis.train.shards import accumulate_gradients, share_count, trained_parameters
 from genesis.train.state import TrainState
+from genesis.train.step import accumulate_gradients, share_count, trained_parameters
 from genesis_cli.session.memory_plan import saved_bytes
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained

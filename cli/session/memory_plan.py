@@ -25,8 +25,8 @@ from genesis.train.objective import NextTokens, Objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import check_divides
-from genesis.train.shards import measure
 from genesis.train.state import FrozenBase, TrainState, snapshot_bytes
+from genesis.train.step import measure
 from genesis_models.adapters import adapter_parameters
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig

@@ -14,7 +14,7 @@ from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut
 from genesis.train.objective import LanguageModel, Objective
 from genesis.train.ranks import ALONE, Ranks
-from genesis.train.shards import measure
+from genesis.train.step import measure
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from genesis.errors import ConfigError, UsageError
 from genesis.train.config import Config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.rank_steps import steps_of
-from genesis.train.shards import measure
 from genesis.train.state import TrainState
+from genesis.train.step import measure
 from genesis_cli.session import compile_ahead
 from genesis_cli.session.compile_ahead import draw_samples
 from genesis_cli.session.generation import sample_texts

@@ -24,8 +24,8 @@ from genesis.errors import DeviceError
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
-from genesis.train.shards import measure
 from genesis.train.state import TrainState
+from genesis.train.step import measure
 from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.config import ModelConfig

@@ -17,7 +17,7 @@ from genesis.data.pipeline import HeldOut
 from genesis.data.records import Defects
 from genesis.train.evaluation import evaluate
 from genesis.train.objective import NextTokens
-from genesis.train.shards import accumulate_gradients
+from genesis.train.step import accumulate_gradients
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from tests.data.helpers import token_set

@@ -12,7 +12,7 @@ from genesis.backend import Device
 from genesis.data.documents import TokenSet
 from genesis.data.loader import Batch, PackedLoader
 from genesis.errors import InterruptedRun
-from genesis.train import shards
+from genesis.train import step as shards
 from genesis.train.metrics import MetricsWriter
 from genesis.train.objective import NextTokens
 from genesis_cli.session import training

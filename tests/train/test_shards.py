@@ -14,7 +14,7 @@ import genesis_models
 from genesis.backend import CPU, Device, cpu
 from genesis.data.loader import Batch
 from genesis.random import Generator
-from genesis.train import shards
+from genesis.train import step as shards
 from genesis.train.objective import NextTokens
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
