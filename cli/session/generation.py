@@ -136,7 +136,8 @@ def generate(
             _check(model, request, each.where)
         engine = engine_for(model, requests, cache=kv_cache)
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
-        pieces = _timed(found, tell or Output(sys.stderr).line)
+        is_chat = not any(isinstance(each.record, str) for each in asked)
+        pieces = _timed(found, tell or Output(sys.stderr).line, is_chat)
     return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
 
 
@@ -189,14 +190,19 @@ def _phrased(pieces: Iterator[str]) -> Iterator[str]:
         yield from pieces
 
 
-def _timed(pieces: Iterator[Piece], tell: Callable[[str], None]) -> Iterator[Piece]:
-    """`pieces`, and in the end to `tell` a line with tokens a second and one about texts that the context cut."""
+def _timed(pieces: Iterator[Piece], tell: Callable[[str], None], is_chat: bool) -> Iterator[Piece]:
+    """`pieces`, and in the end to `tell` a line with tokens a second, and lines about texts that the context cut and
+    about empty ones.
+    """
     tokens: dict[int, int] = {}
+    begun: set[int] = set()
     cut, start, first = 0, time.monotonic(), 0.0
     for piece in pieces:
         first = first or time.monotonic() - start
         tokens[piece.request] = piece.tokens
         cut += piece.finish == "context"
+        if piece.text:
+            begun.add(piece.request)
         yield piece
     count, seconds = sum(tokens.values()), time.monotonic() - start
     if cut:
@@ -204,4 +210,7 @@ def _timed(pieces: Iterator[Piece], tell: Callable[[str], None]) -> Iterator[Pie
         tell(f"{texts} where the model's context does")
     if count:
         rate = f", then {(count - 1) / max(seconds - first, 1e-9):,.1f} tokens/s" if count > 1 else ""
-        tell(f"{count:,} tokens in {seconds:.2f} s: the first after {first:.2f} s{rate}")
+        tell(f"{count:,} token{'s' * (count != 1)} in {seconds:.2f} s: the first after {first:.2f} s{rate}")
+    if empty := len(tokens) - len(begun):
+        texts = "the text is empty: it" if len(tokens) == 1 else f"empty texts: {empty} of {len(tokens)}, each"
+        tell(f"{texts} ended at once" + "; a chat model answers with --chat" * (not is_chat))

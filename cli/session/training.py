@@ -35,7 +35,7 @@ from genesis.train.metrics import (
 from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
-from genesis.train.progress import Progress, duration
+from genesis.train.progress import Progress, duration, figure
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.report.page import loss_picture
 from genesis.train.signals import Interrupts
@@ -367,9 +367,7 @@ def _restore(
         if {"train.steps", "train.epochs"} & keys:
             console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
         if training.device == CPU and before is not None and before != threads():
-            console.line(
-                f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"
-            )
+            console.line(f"warning: train.threads was {before} and is {threads()} from here on: last bits may differ")
         if (aside := checkpoints.set_aside(step)) is not None:
             console.line(f"the checkpoints after it were moved to {aside}")
         # A kill may have come between the last save and its rotation.
@@ -458,7 +456,8 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, wha
         baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"
         parts = [f"loss {found.loss:.4f}"]
         if found.bits_per_byte is not None:
-            parts.append(f"perplexity {found.perplexity:.2f}, {found.bits_per_byte:.3f} bits per byte{baseline}")
+            perplexity = figure(found.perplexity, ".2f")
+            parts.append(f"perplexity {perplexity}, {found.bits_per_byte:.3f} bits per byte{baseline}")
         parts += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in found.figures.items()]
         yield f"held out: {', '.join(parts)}"
     yield f"state hash: {summary.state_hash}"

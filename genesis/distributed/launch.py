@@ -322,7 +322,8 @@ class _Job:
             stop = 128 - each.code if -each.code in _PASSED_ON else each.code  # by the system, or by its handler
             if stop in _INTERRUPTED and not self.have_met:
                 next = "start it again with the same command"
-                raise InterruptedRun("stopped before the ranks had met", signal=stop - 128, next=next)
+                what = f"{_signal_name(stop - 128)} ended the run before the ranks had met"
+                raise InterruptedRun(what, signal=stop - 128, next=next)
             if stop > 0:
                 return stop
             what = f"rank {each.rank} of {self.count} was killed by {_signal_name(-each.code)}"

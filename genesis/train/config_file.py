@@ -295,6 +295,7 @@ def combined(
         key = ".".join(part.strip() for part in setting.split("."))
         before = result.pop(key, None)  # so that the newest comes last
         known = None if before is None else before.file
+        result = {each: kept for each, kept in result.items() if not each.startswith(f"{key}.")}  # a part of it
         result[key] = Override(text, known if is_record else _value_at(data, key))
     for key, other in (LENGTHS, LENGTHS[::-1]):
         now, before = result.get(key), result.get(other)

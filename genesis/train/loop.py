@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from genesis.backend import CPU, Device
@@ -207,7 +208,8 @@ class Training:
     def _why_early(self) -> str:
         best, step = self.state.best, self.state.step
         lowest = f"below {best.loss:.4f}, that of step {best.step}" if best.step >= 0 else "that is a finite number"
-        return f"stopped early at step {step}: the last {best.since} evaluations had no eval/loss {lowest}"
+        last = f"last {best.since} evaluations" if best.since > 1 else "last evaluation"
+        return f"stopped early at step {step}: the {last} had no eval/loss {lowest}"
 
     def _judge(self, loss: float, targets: int) -> None:
         """Note whether an evaluation is the best so far; the one before the first step has no checkpoint, so it does
@@ -395,13 +397,14 @@ class Training:
     def _stop(self, signal: int) -> None:
         step = self.state.step
         if not step:
-            what, where = f"stopped by signal {signal} before the first step", None
+            what, where = f"{Signals(signal).name} ended the run before the first step", None
             next = "start it again with the same command"
         else:
             if self.saved_at != step:
                 self._save(waits=True)
             self.saves.wait(self.state)
-            what, where = f"stopped by signal {signal} after step {step}, which is saved", self.checkpoints.folder(step)
+            what = f"{Signals(signal).name} ended the run after step {step}, which is saved"
+            where = self.checkpoints.folder(step)
             next = "continue with the same command and --resume"
         self.state.ranks.leave()
         stopped = InterruptedRun(what, signal=signal, where=escape(where or ""), next=next)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
 LABEL, BAR_WIDTH = "train", 12
 HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses that a terminal shows beside the newest, and their heights
+MOST_DIGITS = 1e15  # numbers from there on are shown with an exponent
 # Seconds between two redraws of a bar, and between two lines about tokenizing where there is no terminal.
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 5.0
@@ -141,7 +142,7 @@ def can_show(output: Output, text: str) -> bool:
 def _evaluation(metrics: Mapping[str, float]) -> str:
     """An evaluation as text; empty when there are none."""
     parts = [
-        f"{label} {metrics[name]:{format}}"
+        f"{label} {figure(metrics[name], format)}"
         for name, label, format in (
             ("eval/loss", "loss", ".4f"),
             ("eval/perplexity", "perplexity", ",.2f"),
@@ -153,6 +154,11 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
     ]
     of_sets = {name: value for name, value in metrics.items() if name.count("/") == 2 and name.endswith("/loss")}
     return "  ".join(parts) + "".join(f"\n  {name.split('/')[1]}: loss {value:.4f}" for name, value in of_sets.items())
+
+
+def figure(value: float, form: str) -> str:
+    """`value` in the form, or with an exponent where that would be a row of digits."""
+    return format(value, form if abs(value) < MOST_DIGITS else ".3e")
 
 
 def duration(seconds: float) -> str:

@@ -92,10 +92,12 @@ class Interrupts:
                 _tell(TOLD)
             return
         self.received = number
-        what = "stopped at the second signal, without saving" if again else "stopped while there was nothing to save"
+        name = signal.Signals(number).name
+        what = f"{name} ended the run "
+        what += "without saving, as the second signal" if again else "while there was nothing to save"
         next = "start it again with the same command, with --resume where a checkpoint was saved"
         if not self._saves:
-            what, next = "stopped", "start it again with the same command"
+            what, next = f"{name} ended the command", "start it again with the same command"
         self._stop = InterruptedRun(what, signal=number, next=next)
         # Libraries may catch what they do not know: look whether it is lost.
         signal.setitimer(signal.ITIMER_REAL, _LOST_SECONDS, _LOST_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_the_contexts_end_is_said(folder: Path, capsys: pytest.CaptureFixture[st
     assert "the text ends where the model's context does" in capsys.readouterr().err
     run(folder, "words")
     assert "context" not in capsys.readouterr().err
+
+
+def test_an_empty_text_is_said(folder: Path, tmp_path: Path) -> None:
+    def last_lines(*words: str | Path) -> list[str]:
+        return [
+            printed("generate", folder, *words, "--max-tokens", "3")[2].splitlines()[-1] for folder in (ends, speaks)
+        ]
+
+    text, speaks, ends = run(folder, "words", temperature=0.0), folder, tmp_path / "ends"
+    shutil.copytree(folder, ends)
+    first = Tokenizer.load(folder).encode(text)[0]
+    (ends / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": int(first)}))
+    empty, said = last_lines("--prompt", "words", "--temperature", "0")
+    assert "empty" in empty and "--chat" in empty and "empty" not in said
+    empty, said = last_lines("--prompts", lines(tmp_path / "p", {"prompt": "words"}), "--temperature", "0")
+    assert "empty" in empty and "empty" not in said
 
 
 @pytest.mark.parametrize(

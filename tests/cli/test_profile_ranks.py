@@ -86,7 +86,7 @@ def test_the_text(report: RunReport) -> None:
     [
         (("on_rank", 1, "raise_in", "reading", "memory"), 7, "rank 1: error: the host has no memory"),
         (("on_rank", -1, "nan_at", 1), 9, "error: the loss of micro-batch 0 is nan in step 1"),
-        (("on_rank", 0, "signal_in", "reading", 15), 143, "stopped: stopped\n  next: start it again"),
+        (("on_rank", 0, "signal_in", "reading", 15), 143, "stopped: SIGTERM ended the command\n  next: start it again"),
     ],
 )
 def test_a_rank_that_fails_ends_the_job(fault: Any, code: int, said: str, forks: Forks, recipe: Path) -> None:

@@ -165,7 +165,7 @@ def faults() -> list[Fault]:
             if place in ("step", "saving"):
                 found.append(Fault(f"disk: {at}", rank, ("raise_in", place, "disk"), 8, ("No space left on device",)))
             for number in (signal.SIGTERM, signal.SIGINT):
-                later = () if place in ("preparation", "model", "closing") else ("stopped by signal",)
+                later = () if place in ("preparation", "model", "closing") else ("ended the run after step",)
                 found.append(
                     Fault(f"{number.name}: {at}", rank, ("signal_in", place, int(number)), 128 + number, later)
                 )

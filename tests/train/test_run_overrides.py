@@ -194,6 +194,7 @@ def test_which_overrides_hold() -> None:
         ("optim.lr", True),
         ("lora", False),
     ]
+    assert combined(SOURCE, "c", ["optim={lr: 2}"], given).keys() == {"eval.every", "lora", "optim"}, "lr is a part"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from genesis.errors import ConfigError, escape
 from genesis.files.atomic import write_file
 from genesis.train.config_file import RESOLVED
+from genesis.train.progress import figure
 from genesis.train.report.curves import drawn, kinds_of
 from genesis.train.report.runs import Run, named, read_run
 from genesis.train.strict_yaml import emit_value, parse
@@ -20,7 +21,6 @@ from genesis.train.strict_yaml import emit_value, parse
 MOST_RUNS = 6  # as many colours as people tell apart
 WIDE, NARROW = (1040, 300), (350, 240)
 SAMPLED = 20  # steps whose samples are shown, the last ones
-MOST_DIGITS = 1e15  # numbers from there on are shown with an exponent
 LONGEST = 4000  # characters of a sample, and of a setting's value
 SETTINGS = 100  # rows of a table of evaluations
 LOOKS = "Thin: as logged. Thick: a mean over a twentieth of the steps. Dashed: held out."
@@ -145,13 +145,9 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         ("step, ms", run.middle("perf/step_ms"), ",.1f"),
         ("memory, GiB", _scaled(run.most("memory/max_allocated"), 2.0**-30), ".2f"),
     ]
-    rows = [(name, _number(value, form)) for name, value, form in found if value is not None]
+    rows = [(name, figure(value, form)) for name, value, form in found if value is not None]
     bad = [("rows that are not finite, or beyond 1e100", str(run.bad_rows))] if run.bad_rows else []
     return rows + bad
-
-
-def _number(value: float, form: str) -> str:
-    return format(value, form if abs(value) < MOST_DIGITS else ".3e")
 
 
 def _scaled(value: float | None, scale: float) -> float | None:
@@ -163,7 +159,7 @@ def _evaluations(run: Run) -> list[tuple[str, ...]]:
     names, forms = ("loss", "perplexity", "bits_per_byte", "token_accuracy"), (".4f", ",.2f", ".3f", ".3f")
     columns = [dict(run.series.get(f"eval/{name}", ())[-SETTINGS:]) for name in names]
     return [
-        (f"{step:,.0f}", *(_number(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
+        (f"{step:,.0f}", *(figure(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
         for step in sorted(columns[0], reverse=True)
     ]
 
