@@ -328,7 +328,8 @@ def all_added_tokens(
     if _LISTED in settings:
         by_id = {_id(key, where): _token(each, where) for key, each in _typed(settings[_LISTED], dict, where).items()}
     else:
-        known = special | ({token["content"] for token in extra} if _EXTRA in settings else set())
+        usual = [_token(settings[key], where, key) for key in _NAMED if settings.get(key) is not None]
+        known = {token["content"] for token in (*usual, *(extra if _EXTRA in settings else ()))}
         by_id = {_id(i, where): _token({"content": t, "special": t in known}, where) for t, i in listed.items()}
         by_id |= {token["id"]: token for token in kept}
     found = {} if rebuilt else {token["content"]: token for token in kept}

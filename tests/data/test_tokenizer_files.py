@@ -194,6 +194,17 @@ def test_a_token_of_a_side_file_is_found_where_special_text_is_parsed_and_only_t
     assert same.fingerprint == plain.fingerprint
 
 
+def test_a_token_that_only_its_own_name_makes_special_is_a_normalized_one(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """As in transformers: such a token of added_tokens.json comes behind those that are not normalized."""
+    named = {"tokenizer_config": GENERIC | END | {"image_token": "<think>.."}, "added_tokens": {"<think>..": 322}}
+    loaded = Tokenizer.load(write(tmp_path / "named", byte_level(tokenizer), **named))
+    dots = loaded.encode("..").tolist()
+    assert loaded.encode("<think>..", parse_special=True).tolist() == [321, *dots] and 322 in loaded.special_ids
+    named["tokenizer_config"]["pad_token"] = "<think>.."  # one of the usual names
+    loaded = Tokenizer.load(write(tmp_path / "usual", byte_level(tokenizer), **named))
+    assert loaded.encode("<think>..", parse_special=True).tolist() == [322]
+
+
 def test_files_are_written_back_as_they_were(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = write(tmp_path / "source", byte_level(tokenizer), special_tokens_map={"eos_token": "<|im_end|>"})
     config = b'{"eos_token":"<|im_end|>","pad_token":null,  "bos_token":null, "tokenizer_class":"Qwen2Tokenizer"}'
