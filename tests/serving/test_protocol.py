@@ -80,8 +80,16 @@ def test_a_body_of_too_many_values_is_not_built(data: bytes, monkeypatch: pytest
     assert found.value.status == 413
 
 
+def test_numbers_of_many_digits_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """900 of 4,000 digits in a body of 3.6 MB took 0.12 s, in which nobody else was served."""
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("they are built"))
+    with pytest.raises(BadRequest, match="digits") as found:
+        parsed_json(b"[" + b",".join([b"1" * 4000] * 900) + b"]")
+    assert found.value.status == 400
+
+
 def test_what_a_body_may_hold() -> None:
-    quoted = {"prompt": '[{,"\\' * 60_000, "\\": ["\\", '"', '\\"[', "ä\u2028"]}
+    quoted = {"digits": "1" * 4000, "prompt": '[{,"\\' * 60_000, "\\": ["\\", '"', '\\"[', "ä\u2028"]}
     for value in (
         quoted,
         [[1]] * 49_000,

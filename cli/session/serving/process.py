@@ -203,7 +203,8 @@ def _listening(host: str, port: int, *, has_key: bool) -> Iterator[socket.socket
             is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
             reason = "is taken" if is_taken else f"cannot be used: {getattr(error, 'strerror', None) or error}"
             what = f"{escape(host)} port {port} {reason}"
-            raise DeviceError(what, where="--port", next="choose another; 0 takes a free one") from None
+            where, next = ("--port", "; 0 takes a free one") if is_taken else ("--host and --port", ", or leave it out")
+            raise DeviceError(what, where=where, next=f"choose another{next}") from None
         listening.setblocking(False)
         yield listening
 

@@ -33,7 +33,7 @@ T = TypeVar("T", bound="Body")
 MOST_CHOICES = 128
 MOST_VALUES = 500_000  # of a body
 MOST_PARTS = 50_000  # strings, lists and objects among them, keys included
-TEXT = re.compile(rb'"[^"]*"')
+TEXT, DIGITS = re.compile(rb'"[^"]*"'), re.compile(rb"[0-9]{100}")
 MOST_STOPS, MOST_STOP_CHARS = 16, 1000
 MOST_TOP = 20
 # Fields of OpenAI's that change no answer.
@@ -222,6 +222,8 @@ def parsed_json(data: bytes) -> Any:
     if parts + outside.count(b"[") + outside.count(b"{") > MOST_PARTS or outside.count(b",") >= MOST_VALUES:
         what = f"the body has more than {MOST_PARTS:,} strings, lists and objects, or than {MOST_VALUES:,} values"
         raise BadRequest(what, status=413)
+    if DIGITS.search(outside):  # Python's time for a whole number grows with the square of its digits
+        raise BadRequest("the body has a number of 100 digits or more")
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError):
