@@ -245,7 +245,8 @@ def announce(
     size = f"{train.num_documents:,} documents, {train.total_bytes:,} bytes, {train.num_tokens:,} tokens"
     console.line(f"data: {size} {vocabulary}{sample_counts(train)}; {held_out}")
     if data.report.defects.total:
-        console.line(f"data: {data.report.defects.total:,} records left out; the first: {_first_defect(data)}")
+        count = data.report.defects.total
+        console.line(f"data: {count:,} record{'s' * (count != 1)} left out; the first: {_first_defect(data)}")
     if (warning := unused_settings(config, data.train)) is not None:
         console.line(warning)
     if data.report.shared_documents:

@@ -5,6 +5,7 @@ Tokens are cached whole, whatever the length of rows; this chooses among them wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -34,7 +35,11 @@ class Note:
     setting: str = ""
 
     def __str__(self) -> str:
-        return f"{self.count:,} {self.what}; the first: {self.example}"
+        what = self.what
+        if self.count == 1 and not what.startswith("of "):  # its noun comes first, then its verb
+            what = re.sub(r"\b(are|have)\b", lambda verb: {"are": "is", "have": "has"}[verb[0]], what, count=1)
+            what = re.sub(r"s\b", "", what, count=1)
+        return f"{self.count:,} {what}; the first: {self.example}"
 
 
 def fit(

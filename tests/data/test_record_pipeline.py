@@ -16,6 +16,7 @@ from genesis.data.loader import IGNORE_INDEX, PackedLoader
 from genesis.data.pipeline import Prepared
 from genesis.data.tokenize import Encoder
 from genesis.data.tokenizer import Tokenizer
+from genesis.data.too_long import Note
 from genesis.errors import DataError
 from genesis.train.config import WeightedSource
 from tests.data.helpers import CompletionEncoder, prepared, raised
@@ -186,3 +187,18 @@ def test_the_encoder_is_closed(chats: Path, tokenizer: Tokenizer) -> None:
 def test_records_without_an_encoder_are_an_error(chats: Path) -> None:
     with pytest.raises(DataError, match="hold records, and there is no encoder"):
         prepare(chats, make_encoder=None)
+
+
+def test_a_note_about_one_is_in_the_singular() -> None:
+    for what, one in (
+        ("turns are read and not learned", "turn is read and not learned"),
+        ("system messages are left out by the template", "system message is left out by the template"),
+        ("samples without a target are left out", "sample without a target is left out"),
+        ("turns have reasoning that is left out", "turn has reasoning that is left out"),
+        ("conversations became several samples", "conversation became several samples"),
+        (
+            "of 3 samples have more than 96 tokens and are left out",
+            "of 3 samples have more than 96 tokens and are left out",
+        ),
+    ):
+        assert [str(Note(n, what, "f:1")) for n in (1, 2)] == [f"1 {one}; the first: f:1", f"2 {what}; the first: f:1"]
