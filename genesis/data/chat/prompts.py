@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genesis.data.chat.marks import MarksError, unmarked
+from genesis.data.chat.marks import MarksError, TextIds, TextParts, unmarked
 from genesis.data.chat.renderer import Limits, Rendered, Renderer, RenderError
 from genesis.data.chat.template import ChatTemplate, template_variables
-from genesis.data.chat.text_ids import TextIds, TextParts
 from genesis.data.chat.turns import TurnError, marked_job, probes, read_ends
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genesis.data.chat.marks import Marked, MarksError, unmarked
+from genesis.data.chat.marks import Marked, MarksError, Part, TextIds, TextParts, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
 from genesis.data.chat.template import CHATML, ChatTemplate, template_variables
-from genesis.data.chat.text_ids import Part, TextIds, TextParts
 from genesis.data.chat.turns import (
     Ends,
     Loss,
