@@ -78,7 +78,7 @@ def test_a_resumed_run_writes_the_same_rows(recipe: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Counted, "prepare", prepare)
     monkeypatch.setattr(Counted, "fields", fields)
-    how = ("eval.prompts=[]", "train.steps=4", "log.every=2")
+    how = ("train.device=cpu", "eval.prompts=[]", "train.steps=4", "log.every=2")
     whole, halted = load(recipe, "whole", *how), load(recipe, "halted", *how)
     train(whole)
     check(rows(whole.train.output_dir), expected(assembled(load(recipe, "again", *how)).state.loader, 2, 4))

@@ -234,6 +234,7 @@ def test_a_row_that_somebody_changed_is_no_bug(corpus: Path, tmp_path: Path, row
     assert ended(config, resume=True)[0].best.step == 2
 
 
+@pytest.mark.full
 def test_killed_at_the_calls_of_a_run(forks: Forks) -> None:
     """Each evaluation is the best, and one checkpoint is kept beside it: the newest always names one that is there."""
     with memory_folder() as folder:
