@@ -65,12 +65,13 @@ def base_of(folder: str | os.PathLike[str], known: Base | None = None) -> Base:
     with WeightFolder(folder) as weights:
         names = sorted(["config.json", *weights.files])
     paths = {name: safe_join(folder, name, where=escape(folder)) for name in names}
-    files = canonical_bytes({name: _identity(path) for name, path in paths.items()})
-    entry = None if known is None else _hashed_bases().find(f"{known.sha256}.base", limit=MAX_ENTRY)
+    identities = {name: _identity(path) for name, path in paths.items()}
+    files, place = canonical_bytes(identities), "{:x}-{:x}".format(*identities["config.json"])  # copies have their own
+    entry = None if known is None else _hashed_bases().find(f"{known.sha256}-{place}.base", limit=MAX_ENTRY)
     if known is not None and entry is not None and bytes(entry.part("files")) == files:
         return Base(os.path.realpath(folder), known.sha256)
     digest = hashlib.sha256(canonical_bytes({name: sha256_file(path) for name, path in paths.items()})).hexdigest()
-    _hashed_bases().put(f"{digest}.base", {"files": files})
+    _hashed_bases().put(f"{digest}-{place}.base", {"files": files})
     return Base(os.path.realpath(folder), digest)
 
 

@@ -141,7 +141,7 @@ def early_faults() -> list[Fault]:
             found.append(Fault(f"exit 0: {at}", rank, ("exit_in", place), 10, (over,), 9.0))
             found.append(Fault(f"bug: {at}", rank, ("raise_in", place, "bug"), 70, ("RuntimeError: planted",), 5.0))
             for number in (signal.SIGTERM, signal.SIGINT):
-                stops, said = ("signal_in", place, int(number)), ("stopped before the ranks had met",)
+                stops, said = ("signal_in", place, int(number)), ("ended the run before the ranks had met",)
                 found.append(Fault(f"{number.name}: {at}", rank, stops, 128 + number, said, 5.0))
             if place != "start":
                 missing = "rank 1 of 2 did not come within" if rank else "rank 0 did not answer at"

@@ -114,8 +114,8 @@ def test_exit_codes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 BEFORE = {
-    "handled": ("sys.exit(130) if rank == 1 else time.sleep(60)", 130, "stopped before the ranks had met"),
-    "by the system": ("os.kill(os.getpid(), 15 if rank == 1 else 19)", 143, "stopped before the ranks had met"),
+    "handled": ("sys.exit(130) if rank == 1 else time.sleep(60)", 130, "ended the run before the ranks had met"),
+    "by the system": ("os.kill(os.getpid(), 15 if rank == 1 else 19)", 143, "ended the run before the ranks had met"),
     "killed": ("os.kill(os.getpid(), 9 if rank == 0 else 19)", 10, "rank 0 of 3 was killed by SIGKILL"),
     "failed": ("sys.exit(3) if rank == 2 else time.sleep(60)", 3, ""),
 }
