@@ -160,7 +160,7 @@ install-dev: $(VENV)/.installed-dev ## the same with the developers' tools
 
 # A stamp is written after a finished installation and is older than pyproject.toml when that changed.
 $(VENV)/.installed: pyproject.toml | $(VENV)/.created
-	@echo "Installing Genesis into $(VENV). The first time on Linux this downloads about 350 MB, most of it Triton."
+	@echo "Installing Genesis into $(VENV). The first time on Linux this downloads about 320 MB, most of it Triton."
 	@$(BIN)/python $(PIP_INSTALL) --editable .
 	@touch $@
 
