@@ -31,7 +31,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "models and commands": (12_250, ("models/", "cli/", "configs/")),
     "benchmarks": (8_650, ("benchmarks/",)),
-    "tests": (80_000, ("tests/",)),
+    "tests": (80_150, ("tests/",)),
 }
 LONGEST = 700
 LONGER = {"genesis/train/config.py"}  # the schema of a configuration is one file
