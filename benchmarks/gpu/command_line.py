@@ -35,13 +35,13 @@ def marked(owner, name, said):
         return found
     setattr(owner, name, noted)
 from genesis_cli.session import generation, inference
-from genesis_models.engine import device, device_prompts, device_state
+from genesis_models.engine import device, device_prompts, device_rows
 marked(generation, "opened", "tokenizer and weights")
 marked(device.DeviceEngine, "__init__", "ids")
 marked(device, "take", "cache")
 marked(device_prompts.Prompts, "pass_all", "prompt")
-marked(device_state.DeviceState, "start", "state")
-marked(device_state.Reading, "results", "token")
+marked(device_rows.DeviceState, "start", "state")
+marked(device_rows.Reading, "results", "token")
 try:
     run(sys.argv[1:])
 finally:

@@ -24,7 +24,7 @@ import genesis
 import genesis_models
 from benchmarks.gpu.lora_genesis import config_of
 from genesis import cuda
-from genesis_models.engine import Request, Sampling, device_prompts, device_rows, device_state
+from genesis_models.engine import Request, Sampling, device_prompts, device_rows
 from genesis_models.engine.device import DeviceEngine
 
 RUNS = 6
@@ -162,9 +162,9 @@ def main() -> None:
     clock = Clock()
     clock.watch(device_rows.DeviceRows, "begin", "begin")
     clock.watch(device_prompts.Prompts, "pass_all", "pass", on_gpu=True)
-    clock.watch(device_state.DeviceState, "start", "start")
+    clock.watch(device_rows.DeviceState, "start", "start")
     clock.watch(device_rows.Step, "__call__", "step", on_gpu=True)
-    clock.watch(device_state.Reading, "results", "wait")
+    clock.watch(device_rows.Reading, "results", "wait")
     with genesis.no_grad():
         for case in filter(None, chosen.cases.split(",")):
             batch, length = map(int, case.split("x"))

@@ -1,7 +1,6 @@
 """Generation: sequences of unequal length in the rows of one KV cache; see docs/decisions/0011-generation.md."""
 
-from genesis_models.engine.eager import EagerEngine
-from genesis_models.engine.engine import Engine, Finish, Request, Token, length_of
+from genesis_models.engine.engine import EagerEngine, Engine, Finish, Request, Token, length_of
 from genesis_models.engine.sampling import Sampling, choose
 from genesis_models.engine.text import Piece, Runner, continue_texts
 

@@ -20,8 +20,7 @@ from genesis.errors import NumericError, OutOfMemoryError, UsageError
 from genesis.ops.next_tokens import FAILED, INACTIVE
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_prompts import CHUNK, Prompts
-from genesis_models.engine.device_rows import ADVICE, DeviceRows, Step, keep, take
-from genesis_models.engine.device_state import Reading
+from genesis_models.engine.device_rows import ADVICE, DeviceRows, Reading, Step, keep, take
 from genesis_models.engine.engine import Request, Token, Waiting, check_prompt, finish_of, length_of, rest_of, room_for
 from genesis_models.engine.sampling import not_finite
 

@@ -1,7 +1,10 @@
-"""The engine: runs requests through the rows of one KV cache, token by token. It knows ids, and no text.
+"""The engine on the CPU: runs requests through the rows of one KV cache, token by token. It knows ids, and no text.
 
 A request waits for a row, passes its prompt in chunks, and then gets a token in every step, which all rows make
-together. A row that is finished takes the next request. Length masks the rows, never an id.
+together. A row that is finished takes the next request. Length masks the rows, never an id. `EagerEngine` is the plain
+engine, which tests hold the others against.
+
+Shapes: L layers, B rows, S capacity, T tokens, Q query heads, K key/value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,10 +17,73 @@ from typing import Literal
 import numpy as np
 
 import genesis
+from genesis import Tensor
 from genesis.errors import ModelError, UsageError
-from genesis_models.blocks import CausalLM
-from genesis_models.engine.cache import RowCache
+from genesis.nn import functional as F
+from genesis_models.blocks import CausalLM, KeyValueCache, LayerCache, Tables
+from genesis_models.config import ModelConfig
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
+from genesis_models.rope import Rotary
+
+
+class RowCache:
+    """Keys and values of sequences of unequal length. What is behind a row's length is never read.
+
+    Args:
+        rows, capacity: sequences at a time, and the most tokens of each.
+
+    Attributes:
+        data: `[L, 2, B, K, S, D]`, keys and values.
+        lengths: tokens of each row.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int, capacity: int, dtype: genesis.DType) -> None:
+        shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, capacity, config.head_dim)
+        self._tensor = genesis.empty(shape, dtype=dtype)
+        self.data = self._tensor.numpy()
+        self.lengths = np.zeros(rows, np.int64)
+        self.capacity = capacity
+
+    def at(self, rows: np.ndarray, totals: Sequence[int] | None = None) -> CacheRows:
+        """The cache of one forward pass of the sequences in `rows`.
+
+        Args:
+            totals: the lengths that rotary angles are for, where they depend on it: a prompt's in each of its chunks.
+        """
+        return CacheRows(self, rows, totals)
+
+
+class CacheRows(LayerCache):
+    """Some rows of a `RowCache`, to which a forward pass appends T tokens each."""
+
+    def __init__(self, cache: RowCache, rows: np.ndarray, totals: Sequence[int] | None) -> None:
+        self._cache, self._rows, self._totals = cache, rows, totals
+        self._lengths = cache.lengths[rows]
+
+    def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
+        """cos and sin `[B, T, D/2]` of the next T positions of each row."""
+        positions = self._lengths[:, None] + np.arange(t)  # [B, T]
+        return [rotary.rows(positions, self._totals) for rotary in rotaries]
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor:
+        """Append k, v `[B, T, K, D]`; attention of q `[B, T, Q, D]` over each row's keys so far."""
+        t, (keys, values) = q.shape[1], self._cache.data[layer]
+        found = []
+        for i, (row, begin) in enumerate(zip(self._rows.tolist(), self._lengths.tolist(), strict=True)):
+            end = begin + t
+            keys[row, :, begin:end] = k[i].numpy().swapaxes(0, 1)
+            values[row, :, begin:end] = v[i].numpy().swapaxes(0, 1)
+            low = max(0, begin + 1 - window) if window else 0
+            seen = [genesis.from_numpy(x[row, :, low:end].swapaxes(0, 1)[None]) for x in (keys, values)]
+            found.append(F.attention(q[i : i + 1], *seen, scale=scale, causal=True, window=window))
+        return found[0] if len(found) == 1 else genesis.cat(found, 0)
+
+    def advance(self, t: int) -> None:
+        """T more tokens are in each row."""
+        self._cache.lengths[self._rows] += t
+
 
 CHUNK = 512  # tokens of a prompt in one forward pass
 Finish = Literal["stop", "length", "context"]
@@ -269,3 +335,59 @@ class Engine:
                 yield Token(each.number, None, None, finish)
             else:
                 yield Token(each.number, token, chance, finish)
+
+
+class EagerEngine:
+    """As `Engine`, for one sequence at a time."""
+
+    def __init__(self, model: CausalLM, *, log_probs: bool = False) -> None:
+        self.model, self._log_probs = model, log_probs
+        self._sampling = SamplingRows(1, model.config.vocab_size)
+        self._cancelled: int | None = None
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+        """See `Engine.run`."""
+        was_training, self._cancelled = self.model.training, None
+        self.model.eval()
+        try:
+            for number, request in enumerate(requests):
+                check_prompt(self.model, request.ids)
+                request.sampling.check()
+                yield from self._continue(number, request)
+        finally:
+            self.model.train(was_training)
+
+    def cancel(self, request: int) -> None:
+        """See `Engine.cancel`."""
+        self._cancelled = request
+
+    def _continue(self, number: int, request: Request) -> Iterator[Token]:
+        length, weight = length_of(self.model, request), self.model.model.embed_tokens.weight
+        most, tokens, row = room_for(self.model, request), list(request.ids), np.zeros(1, np.int64)
+        continuation: list[int] = []
+        if most <= 0:
+            yield Token(number, None, finish="length")
+            return
+        cache = KeyValueCache(self.model.config, 1, length, weight.dtype, str(weight.device))
+        self._sampling.start(0, request.sampling, request.sequence, np.asarray(tokens))
+        for count in range(1, most + 1):
+            with genesis.no_grad():
+                ids = genesis.tensor([tokens], dtype="int64", device=weight.device)
+                hidden = self.model.hidden_states(ids, cache=cache)[:, -1]  # [1, H]
+                logits = self.model.logits(hidden)  # [1, V]
+            drawn, chances = self._sampling.draw(logits, row, self._log_probs)
+            token = int(drawn[0])
+            if token < 0:
+                raise not_finite(logits[0].float().cpu().numpy(), cache.length)
+            finish = finish_of(request, token, count, most)
+            continuation.append(token)
+            rest = rest_of(self.model, request, continuation, finish)
+            if finish == "stop":
+                yield Token(number, None, finish=finish)
+                return
+            yield Token(number, token, float(chances[0]) if self._log_probs else None, finish if rest is None else None)
+            if self._cancelled == number:
+                return
+            tokens = [token]
+            if rest is not None:
+                yield from self._continue(number, rest)

@@ -23,7 +23,6 @@ from genesis_models.engine import (
     device_cache,
     device_prompts,
     device_rows,
-    device_state,
 )
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.quantize import quantize
@@ -115,9 +114,9 @@ def test_the_host_launches_ahead_and_no_step_that_nobody_needs(
 ) -> None:
     """Two batches of steps are on the device before tokens are read; lengths are known, so none is in vain."""
     events: list[str] = []
-    launch, results = device_rows.Step.__call__, device_state.Reading.results
+    launch, results = device_rows.Step.__call__, device_rows.Reading.results
     monkeypatch.setattr(device_rows.Step, "__call__", lambda self: (events.append("step"), launch(self))[1])
-    monkeypatch.setattr(device_state.Reading, "results", lambda self: (events.append("read"), results(self))[1])
+    monkeypatch.setattr(device_rows.Reading, "results", lambda self: (events.append("read"), results(self))[1])
     engine = DeviceEngine(model, rows=2, capacity=64)
     requests = [Request([1, 2], GREEDY, 12), Request([3], GREEDY, 10)]
     assert list(map(len, by_request(engine.run(requests), 2))) == [12, 10]

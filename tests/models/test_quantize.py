@@ -15,8 +15,7 @@ from genesis.errors import GradientError, UsageError
 from genesis.nn.quantized import Kind, QuantizedLinear, quantize_layers
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.blocks import CausalLM
-from genesis_models.engine.eager import EagerEngine
-from genesis_models.engine.engine import Engine, Request
+from genesis_models.engine.engine import EagerEngine, Engine, Request
 from genesis_models.engine.sampling import Sampling
 from genesis_models.quantize import is_quantized, quantize
 from tests.models.golden import FIXTURES, NAMES
