@@ -1,27 +1,57 @@
-"""A trained model or adapter as a folder for other programs: whole, merged, or as the adapter that it is."""
+"""A trained model or adapter as a folder for other programs: whole, merged, or as the adapter that it is.
+
+`write_export` writes it, with a model card (`card_of`). `check_weights_of` and `check_answers` compare it with what was
+trained: weights with ones that are computed again in float64, so a mistake in merging shows. How far each may be off
+follows from its type: half a unit in the last place, and for merged ones what float32 sums lose.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from pathlib import Path
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
+
+import genesis
+from genesis import __version__
 from genesis.dtypes import as_dtype
-from genesis.errors import ConfigError, ModelError, UsageError, escape
+from genesis.errors import ConfigError, ModelError, NumericError, UsageError, escape
 from genesis.files.atomic import AtomicFolder
 from genesis.files.boundary import boundary
-from genesis.files.cards import README
+from genesis.files.cards import README, read_head, with_head
 from genesis.files.hashing import sha256_file
-from genesis.files.hub_cache import hub_name
+from genesis.files.hf import CHECKPOINT, WeightFolder, list_names, read_json
+from genesis.files.hub_cache import DATA_SOURCE, hub_name, local_path, name_of
 from genesis.files.manifest import MANIFEST_NAME, read_manifest
 from genesis.files.paths import exists, is_folder, list_folder, safe_join
-from genesis_models.adapters import BASE_NAME, base_of, write_adapter
+from genesis.files.safetensors import load_file
+from genesis.files.strict_json import read_limited
+from genesis.files.trust import run_file
+from genesis.nn import LoRALinear
+from genesis.train.checkpoint import TRAINER
+from genesis.train.config_file import RESOLVED, parse_config
+from genesis.train.strict_yaml import MAX_BYTES, emit
+from genesis_models.adapters import ADAPTER_WEIGHTS, BASE_NAME, adapted_layers, base_of, is_adapter, write_adapter
+from genesis_models.adapters.layers import HEAD
 from genesis_models.blocks import CausalLM
-from genesis_models.card import card_of, public
+from genesis_models.config import ModelConfig
 from genesis_models.folder import side_bytes, write_model
 from genesis_models.source import ModelSource
 
 EXPORT = "export"  # in the metadata of an export's manifest; what has it may be written over
+MAX_README = 1 << 20  # of a README, in bytes
+TEXTS = {("data", "template_args"), ("data", "fields"), ("eval", "prompts")}  # settings that hold no paths
+LICENSE = ("license", "license_name", "license_link")
+# Half a unit in the last place, relative, and the least positive number.
+_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+_LEAST = {"float64": 2.0**-1074, "float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24}
+Answers = list[np.ndarray]  # logits [T, V] of each text
 
 
 def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: bool, dtype: str | None) -> None:
@@ -37,9 +67,8 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
         NumericError: float16 is too narrow for a weight. DiskError: writing failed; what was there is intact.
     """
     if merge and source.adapter is None:
-        raise UsageError(
-            f"{escape(source.folder)} is a whole model: there is no adapter to merge", next="leave --merge out"
-        )
+        what = f"{escape(source.folder)} is a whole model: there is no adapter to merge"
+        raise UsageError(what, next="leave --merge out")
     is_whole = merge or source.adapter is None
     if dtype is not None and not is_whole:
         raise UsageError("an adapter is written in float32", next="leave --dtype out, or merge it: --merge")
@@ -99,10 +128,218 @@ def _is_export(folder: Path, names: set[str]) -> bool:
         return False
     try:
         manifest = read_manifest(folder)
-        if README in names and sha256_file(safe_join(folder, README)) != manifest.files[README].sha256:
-            return False
+        is_same_card = README not in names or sha256_file(safe_join(folder, README)) == manifest.files[README].sha256
     except (ModelError, KeyError):
         return False
-    return EXPORT in manifest.metadata and names == {name.partition("/")[0] for name in manifest.files} | {
-        MANIFEST_NAME
+    written = {MANIFEST_NAME, *(name.partition("/")[0] for name in manifest.files)}
+    return is_same_card and EXPORT in manifest.metadata and names == written
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one model's answers are from another's.
+
+    Attributes:
+        tokens: how many were answered.
+        logit: the largest absolute difference of a logit.
+        kl: the mean of KL(first ‖ second) of a token's distribution, in nats.
+        relative: ‖difference‖ / ‖logits‖ over all.
+    """
+
+    tokens: int
+    logit: float
+    kl: float
+    relative: float
+
+
+def answers(model: CausalLM, texts: Sequence[np.ndarray]) -> Answers:
+    """The logits after each token of texts `[T]` of ids."""
+    model.eval()
+    with genesis.no_grad():
+        return [model(genesis.from_numpy(ids[None].astype(np.int64))).numpy()[0].astype(np.float32) for ids in texts]
+
+
+def difference(expected: Answers, found: Answers) -> Difference:
+    """How far `found` is from `expected`.
+
+    Raises:
+        NumericError: an answer is NaN or infinite.
+    """
+    tokens, largest, kl, square, norm = 0, 0.0, 0.0, 0.0, 0.0
+    for one, other in zip(expected, found, strict=True):
+        a, b = one.astype(np.float64), other.astype(np.float64)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise NumericError("the model's logits are NaN or infinite", next="export it as float32 or bfloat16")
+        tokens += len(a)
+        largest = max(largest, float(np.abs(a - b).max()))
+        square, norm = square + float(((a - b) ** 2).sum()), norm + float((a**2).sum())
+        log_a, log_b = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (a, b))
+        kl += float((np.exp(log_a) * (log_a - log_b)).sum())
+    return Difference(tokens, largest, max(kl / max(tokens, 1), 0.0), math.sqrt(square / max(norm, 1e-300)))
+
+
+def check_answers(found: Difference, dtype: str, config: ModelConfig, where: Path) -> None:
+    """Refuse answers further from the trained model's than rounding its weights to `dtype` explains.
+
+    Each of about 7 matmuls in a layer adds an error of a rounding of its weight, and of sums of K products in float32:
+    u + 2^-24·√K. They are independent of each other, so n of them add up to √n of one; 4 times that leaves room for
+    what a model makes of them.
+
+    Raises:
+        ModelError: with the difference and the bound.
+    """
+    sums = _UNIT["float32"] * math.sqrt(config.intermediate_size)
+    bound = 4 * math.sqrt(7 * config.num_hidden_layers + 1) * (_UNIT[dtype] + sums)
+    if not found.relative <= bound:
+        what = f"the answers differ by {found.relative:.2g} of their size, and rounding to {dtype} explains {bound:.2g}"
+        raise ModelError(what, where=escape(where), next="do not use this folder: it is not what was trained")
+
+
+def check_weights_of(model: CausalLM, folder: Path) -> tuple[int, str]:
+    """Compare every tensor that was written with the one that was trained.
+
+    Args:
+        model: the trained one, in float32.
+        folder: an adapter of it, or the whole model, with adapters merged.
+
+    Returns:
+        how many tensors these are, and the coarsest of their types.
+    Raises:
+        ModelError: naming at most 10 tensors that are further off than their type explains.
+    """
+    compared = list((_compared_adapter if is_adapter(folder) else _compared_weights)(model, folder))
+    wrong = [name for name, _, same in compared if not same]
+    if wrong:
+        what = f"the folder holds other weights than those that were trained, in tensors: {list_names(wrong)}"
+        raise ModelError(what, where=escape(folder), next="do not use this folder; export it again")
+    return len(compared), max((kind for _, kind, _ in compared), key=_UNIT.__getitem__)
+
+
+def _compared_adapter(model: CausalLM, folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Each tensor of an adapter, its type, and whether it has its parameter's bits."""
+    layers = adapted_layers(model)
+    for name, values in load_file(folder / ADAPTER_WEIGHTS).items():
+        owner, _, part = name.removeprefix("base_model.model.").partition(".lora_")
+        parameter: genesis.Tensor
+        if part:
+            parameter = layers[owner].get_parameter(f"lora_{part.removesuffix('.weight')}.weight")
+        else:
+            parameter = model.head_weight if owner == f"{HEAD}.weight" else model.get_parameter(owner)
+        yield name, "float32", np.array_equal(values, parameter.detach().numpy().astype(np.float32))
+
+
+def _compared_weights(model: CausalLM, folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Each tensor of a whole model, its type, and whether it is as near as that allows."""
+    layers = adapted_layers(model)
+    with WeightFolder(folder) as weights:
+        for name, parameter in model.named_parameters():
+            owner, _, last = name.rpartition(".")
+            if owner.rpartition(".")[0] in layers:
+                continue  # a part of an adapter
+            if owner in layers and last == "weight":
+                exact, lost = _merged(layers[owner])
+            else:
+                exact, lost = parameter.detach().numpy().astype(np.float64), np.zeros(())
+            written = weights.read(name)
+            kind = as_dtype(written.dtype).name
+            allowed = _UNIT[kind] * (np.abs(exact) + lost) * (1 + 2.0**-20) + lost + _LEAST[kind]
+            yield name, kind, bool((np.abs(written.astype(np.float64) - exact) <= allowed).all())
+
+
+def _merged(layer: LoRALinear) -> tuple[np.ndarray, np.ndarray]:
+    """A layer's merged weight in float64, and how far one whose sums are in float32 may be off, rounding apart."""
+    w, a, b = (p.detach().numpy().astype(np.float64) for p in (layer.weight, layer.lora_A.weight, layer.lora_B.weight))
+    whole = w + layer.scaling * (b @ a)
+    # Sums of r products and what follows them: an error of (r + 4) roundings of the sum of all sizes at most.
+    sizes = np.abs(w) + abs(layer.scaling) * (np.abs(b) @ np.abs(a))
+    lost = (layer.r + 4) * _UNIT["float32"] * sizes
+    if layer.lora_magnitude_vector is None:
+        return whole, lost
+    norm = np.sqrt((whole**2).sum(-1, keepdims=True))
+    factor = layer.lora_magnitude_vector.weight.detach().numpy().astype(np.float64)[:, None] / norm
+    # The norm's own error: that of its elements, and of a sum of squares in float32.
+    of_norm = np.sqrt((lost**2).sum(-1, keepdims=True)) / norm + whole.shape[-1] * _UNIT["float32"]
+    return whole * factor, np.abs(factor) * (lost + np.abs(whole) * (of_norm + 4 * _UNIT["float32"]))
+
+
+def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str | None) -> bytes:
+    """The README of an export: of what no run of Genesis made its own one as it is, else a model card.
+
+    Args:
+        base: what an adapter calls its base.
+    """
+    saved = Path(os.path.abspath(source.adapter or source.folder))
+    is_checkpoint = CHECKPOINT.fullmatch(saved.name) is not None
+    run = saved.parent if is_checkpoint else saved
+    record = run_file(run, RESOLVED)
+    if record is None and not merged and exists(saved / README):
+        return read_limited(safe_join(saved, README), MAX_README)
+    config, sources = None, list[Any]()
+    if record is not None:
+        with suppress(ConfigError):  # a record of another version of Genesis
+            config = parse_config(read_limited(record, MAX_BYTES), RESOLVED)
+            sources = [
+                DATA_SOURCE.fullmatch(each if isinstance(each, str) else each.path) for each in config.data.train
+            ]
+    is_adapter, folder = source.adapter is not None and not merged, source.folder
+    if base is None and config is not None and config.model.path is not None:
+        base, folder = config.model.path, Path(local_path(config.model.path))
+    kind, name = "adapter" if is_adapter else "model", escape(run.name)
+    head = ({} if base is None else _head_of_base(base, folder)) | {
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "datasets": sorted({found[1] for found in sources if found}),
+        "tags": ["genesis", *(["lora"] if source.adapter is not None else [])],
     }
+    rows = {"Genesis": __version__, "base model": base and public(base), **({} if record is None else _state(saved))}
+    text = f"# {name}\n\nThis {kind} was written by Genesis.\n\n| | |\n|---|---|\n"
+    text += "".join(f"| {key} | {escape(value).replace('|', '/')} |\n" for key, value in rows.items() if value)
+    flags = " --merge" * merged + (f" --dtype {dtype}" if dtype else "")
+    commands = f"    genesis export {name}{f'/{saved.name}' * is_checkpoint}{flags}\n"
+    if config is not None:
+        commands = f"    genesis train config.yaml\n{commands}\nIn `config.yaml`, absolute paths are cut:\n\n"
+        commands += textwrap.indent(emit(_without_places(config.model_dump())), "    ")
+    return with_head(head, f"{text}\n## How it was made\n\n{commands}")
+
+
+def _state(saved: Path) -> dict[str, str]:
+    """What the files of a run say of its data, steps and weights; those of another version say less."""
+    if (path := run_file(saved, TRAINER)) is None:
+        return {}
+    state = read_json(path)
+    about = (read_manifest(saved).metadata if exists(saved / MANIFEST_NAME) else state).get("data")
+    data = about if isinstance(about, dict) else {}
+    values = (*map(data.get, ("documents", "tokens", "targets")), state.get("step"), state.get("num_tokens"))
+    counts = [f"{value:,}" if type(value) is int else "?" for value in values]
+    return {
+        "data": "{} documents, {} tokens, {} of them learned".format(*counts) if data else "",
+        "trained": "{3} steps, {4} tokens".format(*counts),
+        "state hash": str(state.get("state_hash", "")),
+    }
+
+
+def _head_of_base(base: str, folder: Path) -> dict[str, Any]:
+    """The base's name on the hub, where it has one, and the license that its own card names."""
+    pulled = name_of(folder)
+    try:
+        card = read_head(folder)
+    except ModelError:
+        card = {}
+    named = pulled.id if pulled is not None else None if exists(Path(base)) or hub_name(base) is None else base
+    return {"base_model": named} | {key: card[key] for key in LICENSE if isinstance(card.get(key), str)}
+
+
+def public(text: str) -> str:
+    """A path without what it says of the machine: the name on the hub of what was pulled, else its last part."""
+    pulled = name_of(text) if os.path.isabs(text) else None
+    says = os.path.isabs(text) or ".." in PurePath(text).parts
+    return pulled.id if pulled is not None else PurePath(text).name if says else text
+
+
+def _without_places(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Settings with `public` paths."""
+    if isinstance(value, Mapping) and path not in TEXTS:
+        return {key: _without_places(each, (*path, key)) for key, each in value.items()}
+    if isinstance(value, list) and path not in TEXTS:
+        return [_without_places(each, path) for each in value]
+    return public(value) if isinstance(value, str) else value

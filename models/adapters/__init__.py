@@ -1,7 +1,7 @@
 """Low-rank adapters of a model, in PEFT's words and files.
 
-`config` says what an adapter is, `targets` which layers it means, `patterns` how names are matched; `layers` gives a
-model adapters, `folder` reads and writes them, `base` remembers which model they were trained on.
+`config` says what an adapter is; `layers` which layers it means, and gives them adapters; `folder` reads and writes
+them; `base` remembers which model they were trained on.
 """
 
 from genesis_models.adapters.base import BASE_NAME, Base, base_name, base_of, check_same_base, read_base

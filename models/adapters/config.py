@@ -14,9 +14,9 @@ from typing import Any
 
 from genesis.errors import ModelError
 from genesis.files.paths import quote
-from genesis_models.adapters.patterns import MAX_PATTERNS
 
 ALL_LINEAR = "all-linear"
+MAX_PATTERNS = 4096
 MAX_RANK = 1 << 16
 MAX_ALPHA = 1e9
 

@@ -22,8 +22,17 @@ from genesis.files.safetensors import SafeTensors, TensorSource, write_tensors
 from genesis.random import Generator
 from genesis_models.adapters.base import base_name
 from genesis_models.adapters.config import AdapterConfig, adapter_json, read_adapter_config
-from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters
-from genesis_models.adapters.targets import EMBEDDING, HEAD, Target, saved_modules, targets
+from genesis_models.adapters.layers import (
+    EMBEDDING,
+    HEAD,
+    Target,
+    adapt,
+    adapted_layers,
+    adapter_of,
+    adapter_parameters,
+    saved_modules,
+    targets,
+)
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FLOATS = [d.numpy for d in (float64, float32, float16, bfloat16)]

@@ -25,8 +25,7 @@ from genesis_cli.main import main
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapted_layers
 from genesis_models.adapters import base as base_model
-from genesis_models.export import EXPORT
-from genesis_models.export_check import Difference, check_answers, check_weights_of, difference
+from genesis_models.export import EXPORT, Difference, check_answers, check_weights_of, difference
 from tests.adapters.golden import FIXTURES, base_of, loaded, logits, reference
 from tests.models.golden import FIXTURES as MODELS
 
