@@ -93,7 +93,7 @@ def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool
     from genesis.profile.schema import Failure
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.section import section_of
-    from genesis_models.precision import weight_type
+    from genesis_models.weights import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name
     settings = measuring.Settings(dtype, plan=measuring.FAST) if is_fast else measuring.Settings(dtype)

@@ -69,8 +69,8 @@ def bench_generation(given: Given, json: str | None, *, others: Mapping[str, boo
     from genesis_cli.session.bench import generation, measuring
     from genesis_cli.session.bench.generation_report import render_lines
     from genesis_cli.session.preparation import resolve_device
-    from genesis_models.precision import AUTO, weight_type
     from genesis_models.quantize import QUANTIZED
+    from genesis_models.weights import AUTO, weight_type
 
     for option, is_given in others.items():
         if is_given:

@@ -128,7 +128,7 @@ def bench_model(
     from genesis_cli.session.bench.cases import check_lengths
     from genesis_cli.session.bench.report import render_lines
     from genesis_cli.session.preparation import resolve_device
-    from genesis_models.precision import weight_type
+    from genesis_models.weights import weight_type
 
     batches = sizes(batch_size, "--batch-size")
     asked, how = weight_dtype(dtype, trains=True), _choice(checkpointing, CHECKPOINTING, "--checkpointing")

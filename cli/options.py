@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from genesis.errors import UsageError, escape
+from genesis_cli.recipes import complete_recipe
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """The recipes that a shell completes `incomplete` to."""
-    from genesis_cli.recipes import names
-
-    return [name for name in names() if name.startswith(incomplete)]
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -133,8 +127,8 @@ def weight_dtype(name: str | None, *, trains: bool = False, quantized: bool = Fa
     from genesis.dtypes import as_dtype
     from genesis.errors import DTypeError
     from genesis.train.config_help import show
-    from genesis_models.precision import AUTO, WEIGHT_TYPES
     from genesis_models.quantize import QUANTIZED
+    from genesis_models.weights import AUTO, WEIGHT_TYPES
 
     more = QUANTIZED if quantized else ()
     if name == AUTO or name in more:

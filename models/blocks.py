@@ -1,4 +1,4 @@
-"""What the families share, in plain form: the decoder, attention over a cache, SwiGLU, and what a causal LM can do.
+"""What the families share, in plain form: decoder, layers, attention over a cache, SwiGLU, and what a causal LM does.
 
 `fuse.py` swaps fused ops in when a model is built. Parameter names are Hugging Face's.
 
@@ -177,10 +177,18 @@ class Context:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions (Ainslie et al., 2023; Su et al., 2021)."""
+    """Grouped-query attention with rotary positions (Ainslie et al., 2023; Su et al., 2021).
 
-    def __init__(self, config: ModelConfig, layer: int, *, bias: bool, out_bias: bool) -> None:
+    Args:
+        bias, out_bias: of queries, keys and values, and of the output; unless given the config's `attention_bias`.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, bias: bool | None = None, out_bias: bool | None = None
+    ) -> None:
         super().__init__()
+        bias = config.attention_bias if bias is None else bias
+        out_bias = config.attention_bias if out_bias is None else out_bias
         self.layer, self.window = layer, config.layer_windows[layer]
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.scale = config.head_dim, 1 / math.sqrt(config.head_dim)
@@ -214,6 +222,23 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, H]
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class PreNormLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream and added to it. A family may name its own kinds of both."""
+
+    make_attention: ClassVar[Any] = Attention  # it is given the config and the layer's index
+    make_mlp: ClassVar[Any] = MLP  # it is given the config
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = self.make_attention(config, layer), self.make_mlp(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def widest_matmul(config: ModelConfig) -> int:

@@ -34,17 +34,14 @@ from genesis.files.paths import exists, is_folder, safe_join
 from genesis.files.safetensors import TensorSource
 from genesis.files.strict_json import indented_bytes, read_limited
 from genesis.functions.transfer import pinned_empty
-from genesis.nn import LoRALinear
 from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
-from genesis_models.budget import check_fits
 from genesis_models.chat_files import generation_config
 from genesis_models.config import ModelConfig
-from genesis_models.precision import weight_type
 from genesis_models.quantize import is_quantized
-from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
-from genesis_models.source import ModelSource, find_source
+from genesis_models.source import ModelSource, check_model_folder, find_source
+from genesis_models.weights import check_fits, weight_type
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREFIX = "model."
@@ -141,14 +138,19 @@ def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM
         model = empty_model(config, device=device, dtype=chosen.name)
         for name, parameter in model.named_parameters():
             stored = parameter.detach().narrow(0, 0, shapes[name][0])
-            if parameter.device == CPU:
-                _read(weights, name, stored.numpy())
-            else:
+            if parameter.device != CPU:
                 _send(weights, name, stored)
+            elif weights.entry(name).dtype == stored.numpy().dtype and stored.is_contiguous():
+                weights.read_into(name, stored.numpy())
+            else:
+                np.copyto(stored.numpy(), weights.read(name), casting="unsafe")
             if (new := len(parameter) - len(stored)) > 0:
                 parameter.detach().narrow(0, len(stored), new).copy_(stored.mean(0, keepdim=True))
-        if config.tie_word_embeddings and HEAD in weights.names:
-            _check_tied(weights, escape(folder))
+        stores_tied = config.tie_word_embeddings and HEAD in weights.names
+        if stores_tied and not np.array_equal(weights.read(HEAD), weights.read(EMBEDDING)):
+            what = f"tie_word_embeddings is set, and {HEAD} differs from {EMBEDDING}"
+            next = "set tie_word_embeddings to false in config.json, or remove the head's tensor"
+            raise ModelError(what, where=escape(folder), next=next)
         if chosen.reason:
             model.stored_types = {name: weights.entry(name).dtype.name for name in shapes}
     return model
@@ -213,14 +215,6 @@ def _check_names(
         raise ModelError("; ".join(problems), where=where, next=next)
 
 
-def _read(weights: WeightFolder, name: str, out: np.ndarray) -> None:
-    """One tensor into its parameter, cast where the stored type differs."""
-    if weights.entry(name).dtype == out.dtype and out.flags.c_contiguous:
-        weights.read_into(name, out)
-    else:
-        np.copyto(out, weights.read(name), casting="unsafe")
-
-
 def _send(weights: WeightFolder, name: str, parameter: Tensor) -> None:
     """One tensor into its parameter on a device, by pieces in pinned memory: one is read while another travels."""
     stored = as_dtype(weights.entry(name).dtype.name)
@@ -234,26 +228,10 @@ def _send(weights: WeightFolder, name: str, parameter: Tensor) -> None:
             target.narrow(0, start, count).copy_(there)
 
 
-def _check_tied(weights: WeightFolder, where: str) -> None:
-    """A tied model may store its head as well, if it equals the embedding."""
-    if not np.array_equal(weights.read(HEAD), weights.read(EMBEDDING)):
-        raise ModelError(
-            f"tie_word_embeddings is set, and {HEAD} differs from {EMBEDDING}",
-            where=where,
-            next="set tie_word_embeddings to false in config.json, or remove the head's tensor",
-        )
-
-
 def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
-    """The source's config, with the keys that older and newer readers look for.
-
-    Args:
-        dtype: of the weights as they are written.
-    """
+    """The source's config for weights of type `dtype`, with the keys that older and newer readers look for."""
     raw = dict(model.config.raw)
-    if not any(
-        "CausalLM" in str(name) for name in raw.get("architectures") or ()
-    ):  # such as LlamaModel, of base weights
+    if "CausalLM" not in str(raw.get("architectures")):  # such as LlamaModel, of base weights
         raw["architectures"] = [type(model).__name__]
     raw.update(dtype=dtype, torch_dtype=dtype, **model.config.rope_json())
     raw.setdefault("head_dim", model.config.head_dim)
@@ -283,9 +261,9 @@ def _plain_weights(
         if owner.rpartition(".")[0] in layers:
             continue  # a part of an adapter
         if last == "weight" and owner in layers:
-            read = _merged(layers[owner])
+            read = _host_values(layers[owner].merged_weight)
         else:
-            read = _held(parameter) if values is None else values[name].read
+            read = _host_values(parameter.detach) if values is None else values[name].read
         kind = parameter.dtype.name if dtype is None else dtype
         stored = model.stored_types.get(name)
         if dtype is None and kind == "float32" and stored in ("float16", "bfloat16"):
@@ -294,12 +272,8 @@ def _plain_weights(
     return found
 
 
-def _merged(layer: LoRALinear) -> Callable[[], np.ndarray]:
-    return lambda: layer.merged_weight().cpu().numpy()
-
-
-def _held(parameter: Tensor) -> Callable[[], np.ndarray]:
-    return lambda: parameter.detach().cpu().numpy()
+def _host_values(tensor: Callable[[], Tensor]) -> Callable[[], np.ndarray]:
+    return lambda: tensor().cpu().numpy()
 
 
 def _rounded(name: str, read: Callable[[], np.ndarray], kind: str) -> np.ndarray:
@@ -353,20 +327,11 @@ def write_model(
         writer.write(name, data)
 
 
-def _check_source(folder: Path) -> None:
-    """Raises: ModelError where there is no such folder, whose tokenizer would be lost."""
-    with boundary(ModelError, "looking for the folder", folder):
-        if is_folder(folder):
-            return
-    next = "give source=, a folder with the model's tokenizer, or an empty one"
-    raise ModelError(f"there is no folder {escape(folder)}, whose tokenizer is to be kept", where="save", next=next)
-
-
 @boundary(ModelError, "reading the adapter's folder")
 def side_bytes(folder: Path) -> Mapping[str, bytes]:
     """The tokenizer, template, generation and license files of an adapter's folder."""
-    names, largest = side_files(folder), max(SIDE_FILES.values())
-    return {name: read_limited(safe_join(folder, name), SIDE_FILES.get(name, largest)) for name in names}
+    largest = max(SIDE_FILES.values())
+    return {name: read_limited(safe_join(folder, name), SIDE_FILES.get(name, largest)) for name in side_files(folder)}
 
 
 def _set_tokenizer(model: CausalLM) -> Tokenizer | None:
@@ -406,7 +371,13 @@ def save(
     """
     folders, end = [Path(source)] if source is not None else [*model.folders], None
     for each in folders:
-        _check_source(each)
+        with boundary(ModelError, "looking for the folder", each):
+            is_there = is_folder(each)
+        if not is_there:
+            what = f"there is no folder {escape(each)}, whose tokenizer is to be kept"
+            raise ModelError(
+                what, where="save", next="give source=, a folder with the model's tokenizer, or an empty one"
+            )
     files = dict[str, bytes]() if len(folders) < 2 else dict(side_bytes(folders[0]))  # an adapter's, before its base's
     if tokenizer is None and source is None:
         tokenizer = _set_tokenizer(model)
@@ -418,15 +389,7 @@ def save(
             raise ModelError(what, where="save", next=next)
         files = {name: data for name, data in files.items() if not TOKENIZER_FILES.fullmatch(name)}
         files, end = files | tokenizer.files(), tokenizer.eos_id
-    target = Path(folder)
-    update = FolderUpdate(target) if target.exists() else AtomicFolder(target)
-    with update as writer:
-        write_model(
-            model,
-            writer,
-            source=folders[-1] if folders else None,
-            extra_files=files,
-            eos_token_id=end,
-            max_shard_bytes=max_shard_bytes,
-            dtype=dtype,
-        )
+    target, kept = Path(folder), folders[-1] if folders else None
+    how: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}
+    with FolderUpdate(target) if target.exists() else AtomicFolder(target) as writer:
+        write_model(model, writer, source=kept, extra_files=files, eos_token_id=end, **how)

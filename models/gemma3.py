@@ -101,7 +101,7 @@ class Attention(blocks.Attention):
     """Grouped-query attention; each query and key head is normalised before it is rotated."""
 
     def __init__(self, config: Gemma3Config, layer: int) -> None:
-        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        super().__init__(config, layer)
         self.scale = config.query_pre_attn_scalar**-0.5
         self.rope = 1 if self.window else 0  # of the config's `ropes`
         self.q_norm = norm(self.head_dim, config)

@@ -47,7 +47,7 @@ class Attention(blocks.Attention):
     """Grouped-query attention whose scores have a factor of the config."""
 
     def __init__(self, config: GraniteConfig, layer: int) -> None:
-        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        super().__init__(config, layer)
         self.scale = config.attention_multiplier
 
 

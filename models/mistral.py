@@ -1,15 +1,11 @@
-"""Mistral (Jiang et al., "Mistral 7B", 2023): Llama's layers, and all of them attend to a sliding window.
-
-Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
-"""
+"""Mistral (Jiang et al., "Mistral 7B", 2023): Llama's layers, and all of them attend to a sliding window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from genesis import Tensor, nn
-from genesis_models.blocks import MLP, Attention, CausalLM, Context
+from genesis_models.blocks import CausalLM, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
 
 
@@ -30,22 +26,7 @@ class MistralConfig(ModelConfig):
         return reader.config(cls, head_dim=reader.head_dim(), layer_windows=reader.same_windows())
 
 
-class DecoderLayer(nn.Module):
-    """Attention and MLP, each on the normalised stream and added to it."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer, bias=False, out_bias=False)
-        self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
 class MistralForCausalLM(CausalLM):
     """Embedding, layers, norm and head."""
 
-    make_layer = DecoderLayer
+    make_layer = PreNormLayer

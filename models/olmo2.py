@@ -32,7 +32,7 @@ class Attention(blocks.Attention):
     """Grouped-query attention; the queries of all heads are normalised together, and so are the keys."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        super().__init__(config, layer)
         self.q_norm = nn.RMSNorm(self.heads * self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.key_heads * self.head_dim, eps=config.rms_norm_eps)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from genesis import Tensor, nn
-from genesis_models.blocks import CausalLM, Context
+from genesis_models.blocks import CausalLM, Context, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
 
 ROPE_KINDS = {
@@ -77,19 +77,10 @@ class MLP(nn.Module):
         return self.down_proj(self.act_fn(gate) * up)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(PreNormLayer):
     """Attention and MLP, each on the normalised stream and added to it."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    make_attention, make_mlp = Attention, MLP
 
 
 class Phi3ForCausalLM(CausalLM):

@@ -1,15 +1,12 @@
-"""Qwen2 and Qwen2.5 (Yang et al., "Qwen2.5 Technical Report", 2024): biases on queries, keys and values.
-
-Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
-"""
+"""Qwen2 and Qwen2.5 (Yang et al., "Qwen2.5 Technical Report", 2024): biases on queries, keys and values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
-from genesis import Tensor, nn
-from genesis_models.blocks import MLP, Attention, CausalLM, Context
+from genesis_models.blocks import Attention, CausalLM, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
 
 
@@ -32,19 +29,10 @@ class Qwen2Config(ModelConfig):
         )
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(PreNormLayer):
     """Attention and MLP, each on the normalised stream and added to it."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer, bias=True, out_bias=False)
-        self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    make_attention = staticmethod(partial(Attention, bias=True, out_bias=False))
 
 
 def _size(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, tied: bool) -> dict[str, Any]:

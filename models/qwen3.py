@@ -5,12 +5,12 @@ Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D he
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from genesis import Tensor, nn
-from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models import blocks
+from genesis_models.blocks import CausalLM, Context, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
 
 
@@ -33,19 +33,11 @@ class Qwen3Config(ModelConfig):
         )
 
 
-class Attention(nn.Module):
+class Attention(blocks.Attention):
     """Grouped-query attention; each query and key head is normalised before it is rotated."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.window = layer, config.layer_windows[layer]
-        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim, self.scale = config.head_dim, 1 / math.sqrt(config.head_dim)
-        bias = config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, self.key_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, self.key_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        super().__init__(config, layer)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
@@ -58,19 +50,10 @@ class Attention(nn.Module):
         return self.o_proj(o.flatten(-2))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(PreNormLayer):
     """Attention and MLP, each on the normalised stream and added to it."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    make_attention = Attention
 
 
 def _size(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:

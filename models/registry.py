@@ -9,10 +9,10 @@ from typing import Any
 import genesis
 from genesis import nn
 from genesis.backend import CPU, as_device
+from genesis.errors import ConfigError
 from genesis.nn.neighbours import take_memory
 from genesis.random import Generator
 from genesis_models.blocks import CausalLM
-from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.fuse import fuse
 from genesis_models.gemma3 import Gemma3ForCausalLM
@@ -24,6 +24,7 @@ from genesis_models.phi3 import Phi3ForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 from genesis_models.smollm3 import SmolLM3ForCausalLM
+from genesis_models.weights import check_fits
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "gemma3_text": Gemma3ForCausalLM,
@@ -101,3 +102,19 @@ def build(
                 parameter.fill_(0.0 if name.endswith(".bias") else model.first_norm_weight)
     model.to(dtype=dtype)
     return model
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    name: raw for model in ARCHITECTURES.values() for name, raw in model.presets.items()
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The config of a published size.
+
+    Raises:
+        ConfigError: naming the sizes there are.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"model size {name!r} is not known", next=f"use one of {', '.join(PRESETS)}")
+    return dict(PRESETS[name])

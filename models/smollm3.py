@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from genesis import Tensor, nn
+from genesis import Tensor
 from genesis_models import blocks
-from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models.blocks import CausalLM, Context, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
 
 
@@ -56,7 +56,7 @@ class Attention(blocks.Attention):
     """Grouped-query attention, with rotary positions or without."""
 
     def __init__(self, config: SmolLM3Config, layer: int) -> None:
-        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        super().__init__(config, layer)
         self.use_rope = config.layer_ropes[layer]
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
@@ -69,19 +69,10 @@ class Attention(blocks.Attention):
         return self.o_proj(o.flatten(-2))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(PreNormLayer):
     """Attention and MLP, each on the normalised stream and added to it."""
 
-    def __init__(self, config: SmolLM3Config, layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    make_attention = Attention
 
 
 class SmolLM3ForCausalLM(CausalLM):

@@ -1,18 +1,22 @@
-"""What a folder that a user names stands for: a model folder, or an adapter with the model folder of its base."""
+"""What a folder that a user names stands for: a model folder, or an adapter with the model folder of its base.
+
+Of what is neither an error says what it holds, and the way to a folder that Genesis loads.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
 from genesis.files.boundary import boundary
-from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
-from genesis.files.hub_cache import local_path
+from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
+from genesis.files.hub_cache import hub_name, local_path, pull_advice
 from genesis.files.manifest import MANIFEST_NAME
-from genesis.files.paths import exists, is_folder, list_folder, quote
+from genesis.files.paths import exists, is_folder, list_folder, quote, safe_join
 from genesis.files.trust import check_owner
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
@@ -24,9 +28,13 @@ from genesis_models.adapters import (
     read_adapter,
     read_base,
 )
-from genesis_models.recognition import check_model_folder, hub_advice
 
 _NEXT = "name the folder of its base model: --base FOLDER"
+CONFIG, RESOLVED = "config.json", "config.resolved.yaml"
+NEEDED = f"{CONFIG} and safetensors weights"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CONVERT = 'in Python: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW", safe_serialization=True)'
+MAX_LISTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,10 @@ def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | Non
         return ModelSource(Path(path))
     config, known = read_adapter(path), read_base(path)
     folder = _named_base(Path(path), config) if base is None else Path(local_path(base))
-    if is_adapter(folder) and _is_adapter_alone(folder):
+    if _is_adapter_alone(folder):
         what = f"the base of the adapter in {escape(path)} would be {escape(folder)}, which is an adapter, too"
-        raise ModelError(
-            what, next="merge that one first (genesis export --merge), and name the merged folder with --base"
-        )
+        next = "merge that one first (genesis export --merge), and name the merged folder with --base"
+        raise ModelError(what, next=next)
     check_model_folder(folder)
     if known is not None:
         check_same_base(base_of(folder, known), known, escape(path))
@@ -153,3 +160,102 @@ def newest_checkpoint(run: str | os.PathLike[str]) -> Path | None:
     if newest is not None:
         check_owner(newest, next="name a checkpoint of your own, or remove it", trusted=os.stat(folder).st_uid)
     return newest
+
+
+def check_model_folder(path: str | os.PathLike[str]) -> None:
+    """Look at names only: whether `path` can be a model folder.
+
+    Raises:
+        ModelError: it is something else: nothing, a hub id, a file, an adapter, a run without its final model, pickled
+            or GGUF weights, or a folder that holds model folders.
+    """
+    folder = Path(path)
+    with boundary(ModelError, "looking for the model", folder):
+        is_there, is_a_folder = exists(folder), is_folder(folder)
+    if not is_there:
+        if (advice := hub_advice(os.fspath(path))) is None:
+            raise ModelError(f"there is no folder {escape(path)}", next=f"name a model folder: {NEEDED}")
+        raise ModelError(
+            f"there is no folder {escape(path)}; it looks like a model of the Hugging Face hub that is not on this"
+            " machine, and Genesis downloads nothing unasked",
+            next=advice,
+        )
+    if not is_a_folder:
+        raise _a_file(folder)
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for _, entry in zip(range(MAX_LISTED), entries, strict=False))
+    except OSError as error:
+        what = f"{escape(folder)} cannot be listed: {error.strerror}"
+        raise ModelError(what, next="check its permissions") from error
+    has_weights = WEIGHTS_NAME in names or INDEX_NAME in names
+    if CONFIG in names and has_weights:
+        return
+    if (found := next(_other_contents(folder, names), None)) is not None:
+        raise found
+    if CONFIG not in names:
+        raise ModelError(f"{escape(folder)} has no {CONFIG}", next=f"name a model folder: {NEEDED}")
+
+
+def hub_advice(name: str) -> str | None:
+    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name."""
+    found = hub_name(name)
+    return None if found is None else pull_advice(found)
+
+
+def _a_file(path: Path) -> ModelError:
+    name, where, magic = path.name.lower(), escape(path), b""
+    with suppress(OSError):
+        if path.is_file():
+            with open(path, "rb") as file:
+                magic = file.read(4)
+    if name.endswith(".gguf") or magic == b"GGUF":
+        return _gguf(where)
+    if name.endswith(_PICKLES):
+        return _pickle(where)
+    if name == CONFIG or name.endswith((".safetensors", ".safetensors.index.json")):
+        return ModelError(f"{where} is one file of a model", next=f"name its folder: {escape(path.parent)}")
+    return ModelError(f"{where} is no folder", next=f"name a model folder: {NEEDED}")
+
+
+def _gguf(where: str) -> ModelError:
+    return ModelError(
+        f"{where} holds GGUF, the format of llama.cpp, which Genesis does not read",
+        next=f"take the model's original folder: {NEEDED}",
+    )
+
+
+def _pickle(where: str) -> ModelError:
+    return ModelError(
+        f"{where} holds pickled weights, which can run code when they are read; Genesis reads safetensors",
+        next=f"take a version with safetensors, or convert it with transformers, {_CONVERT}",
+    )
+
+
+def _other_contents(folder: Path, names: list[str]) -> Iterator[ModelError]:
+    """What a folder holds that is not a model's, as errors, the surest first."""
+    where = escape(folder)
+    if ADAPTER_CONFIG in names:
+        base = read_json(safe_join(folder, ADAPTER_CONFIG, where=where)).get("base_model_name_or_path")
+        of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
+        next = "name its base, or merge the two: genesis export --merge; a run trains it further with init_from"
+        yield ModelError(f"{where} is a PEFT adapter{of}, and a whole model is needed here", next=next)
+    steps = [int(m[1]) for m in map(CHECKPOINT.fullmatch, names) if m]
+    complete = [step for step in steps if (folder / f"checkpoint-{step}" / MANIFEST_NAME).is_file()]
+    if complete:
+        next = f"name its newest checkpoint: {escape(folder / f'checkpoint-{max(complete)}')}"
+        yield ModelError(f"{where} is a run without a final model", next=next)
+    if RESOLVED in names:
+        what = f"{where} is a run that has no model and no complete checkpoint yet"
+        yield ModelError(what, next="go on with it (genesis train CONFIG --resume), or name another folder")
+    if not any(name.endswith(".safetensors") for name in names):
+        if any(name.lower().endswith(".gguf") for name in names):
+            yield _gguf(where)
+        if any(name.lower().endswith(_PICKLES) and name != "training_args.bin" for name in names):
+            yield _pickle(where)
+    if CONFIG not in names:  # it may hold model folders: of several models, or `snapshots` of the hub's cache
+        snapshots = folder / "snapshots"
+        inside = sorted(snapshots.iterdir()) if snapshots.is_dir() else [folder / name for name in names[:1000]]
+        if found := [path for path in inside if (path / CONFIG).is_file()]:
+            shown = ", ".join(escape(path) for path in found[:3]) + (", …" if len(found) > 3 else "")
+            yield ModelError(f"{where} is no model folder, but holds {len(found):,}", next=f"name one: {shown}")

@@ -49,8 +49,7 @@ from genesis.train.state import TrainState, snapshot_bytes
 from genesis.train.step import StepResult
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
-from genesis_models.presets import preset
-from genesis_models.registry import build
+from genesis_models.registry import build, preset
 
 WARM_UP = 20  # steps that compile, are captured, and run while snapshots' memory is made
 POOL = 16  # batches, in turn

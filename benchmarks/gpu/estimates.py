@@ -29,7 +29,7 @@ from genesis.train.output import Output
 from genesis.train.saving import Saves
 from genesis_cli import session
 from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, estimate
-from genesis_models.presets import preset
+from genesis_models.registry import preset
 
 TOLERANCE = 0.03
 # Model, rows, micro-steps, activation checkpointing, adapters.

@@ -23,7 +23,7 @@ from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters, load_adapter, write_adapter
-from genesis_models.presets import preset
+from genesis_models.registry import preset
 
 __all__ = ["OpenedSteps", "config_of", "prepare"]
 

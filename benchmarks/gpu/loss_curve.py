@@ -57,7 +57,7 @@ def genesis_side(job: dict[str, Any]) -> list[float]:
     from genesis.train.device_steps import DeviceSteps
     from genesis.train.optimizer import build_optimizer
     from genesis.train.state import TrainState
-    from genesis_models.presets import preset
+    from genesis_models.registry import preset
 
     model = genesis_models.build(preset(job["size"]), seed=0, device="cuda", dtype="bfloat16")
     if job["save"]:
@@ -87,7 +87,7 @@ def torch_side(job: dict[str, Any]) -> list[float]:
     from genesis.profile.peers.torch_steps import lean_model
     from genesis_cli.session.bench.versus import lean_config
     from genesis_models.config import ModelConfig
-    from genesis_models.presets import preset
+    from genesis_models.registry import preset
 
     torch.set_float32_matmul_precision("high")
     config = lean_config(ModelConfig.from_dict(preset(job["size"])), LENGTH - 1)

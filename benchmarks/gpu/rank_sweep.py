@@ -51,8 +51,7 @@ from genesis_cli.session.bench.steps import new_state, taking
 from genesis_cli.session.collectives import mean_of_ranks
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.blocks import CausalLM
-from genesis_models.presets import preset
-from genesis_models.registry import build
+from genesis_models.registry import build, preset
 
 SILENT = -1  # the policy that sends no gradients and no weights
 LIMIT_S = 60.0  # how long a rank may wait for another, once kernels are compiled

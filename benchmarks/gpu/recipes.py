@@ -25,7 +25,7 @@ from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.train.output import Output
 from genesis.train.saving import Saves
 from genesis_cli import recipes, session
-from genesis_models.presets import preset
+from genesis_models.registry import preset
 
 PRESET = {"Qwen2.5-0.5B": "0.5B", "Qwen3-0.6B": "qwen3-0.6B"}
 TEMPLATE = (

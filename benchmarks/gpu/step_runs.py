@@ -23,7 +23,7 @@ from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis_cli.session.profiling import subject_of
-from genesis_models.presets import preset
+from genesis_models.registry import preset
 
 __all__ = ["measured"]
 

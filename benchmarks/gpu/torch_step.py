@@ -18,7 +18,7 @@ from torch import nn
 from genesis.profile.peers.torch_steps import lean_model
 from genesis_cli.session.bench.versus import lean_config
 from genesis_models.config import ModelConfig
-from genesis_models.presets import preset
+from genesis_models.registry import preset
 
 __all__ = ["measured"]
 

@@ -11,7 +11,7 @@ from genesis.train.checkpoint import BEST
 from genesis.train.config import Config
 from genesis_cli.session.run_folder import Resume
 from genesis_models.adapters import Base, base_of, check_same_base, is_adapter, read_base
-from genesis_models.recognition import check_model_folder
+from genesis_models.source import check_model_folder
 
 
 def adapter_to_resume(config: Config, resume: Resume, resume_from: str | None) -> Path | None:

@@ -22,11 +22,10 @@ from genesis_cli.session.preparation import new_token_lines
 from genesis_models.adapters import is_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
-from genesis_models.export import check_target, write_export
-from genesis_models.export_check import answers, check_answers, check_weights_of, difference
-from genesis_models.finite import check_finite
+from genesis_models.export import answers, check_answers, check_target, check_weights_of, difference, write_export
 from genesis_models.folder import load, load_source, read_config
 from genesis_models.source import ModelSource, find_source, saved_model
+from genesis_models.weights import check_finite
 
 EXPORT = {"model.path": "FOLDER", "model.dtype": "--dtype"}
 MEMORY = "it needs 4 bytes for each parameter, and as many again with --check: use a machine with more memory"

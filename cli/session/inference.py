@@ -22,11 +22,10 @@ from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, check_rows, resolve_device, special_text_warning
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
-from genesis_models.finite import check_finite
 from genesis_models.folder import load_source, read_config
-from genesis_models.precision import AUTO
 from genesis_models.quantize import QUANTIZED, quantize
 from genesis_models.source import ModelSource, find_source
+from genesis_models.weights import AUTO, check_finite
 
 # What a user types where a training run has a setting.
 COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}

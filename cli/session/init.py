@@ -33,8 +33,7 @@ from genesis_cli.session.preparation import describe_gpu, model_config
 from genesis_cli.session.settings import settled
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
-from genesis_models.presets import PRESETS, preset
-from genesis_models.registry import fuses
+from genesis_models.registry import PRESETS, fuses, preset
 
 # Goal -> what it is, the recipe that it starts from on a GPU and on the CPU, and the data that ships for it.
 GOALS = {

@@ -16,9 +16,9 @@ from genesis.train.ranks import ALONE, Ranks
 from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks, memory_plan
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained
-from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
+from genesis_models.weights import check_fits
 
 TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
 SAVING = ("none", "selective", "full")

@@ -25,8 +25,7 @@ from genesis_cli.session.chat import EncoderFactory
 from genesis_models.chat_files import check_ids, new_tokens
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
-from genesis_models.presets import preset
-from genesis_models.registry import fuses
+from genesis_models.registry import fuses, preset
 
 
 def resolve_device(name: str, ranks: Ranks = ALONE) -> Device:

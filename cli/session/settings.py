@@ -20,8 +20,8 @@ from genesis_models.chat_files import drawing_line, file_drawing
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Sampling
 from genesis_models.folder import stored_dtype
-from genesis_models.precision import AUTO, WeightType, weight_type
 from genesis_models.registry import fuses
+from genesis_models.weights import AUTO, WeightType, weight_type
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:

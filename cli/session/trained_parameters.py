@@ -20,9 +20,8 @@ from genesis_models.adapters import (
 )
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.recognition import hub_advice
 from genesis_models.registry import ARCHITECTURES
-from genesis_models.source import newest_checkpoint
+from genesis_models.source import hub_advice, newest_checkpoint
 
 # Settings that may differ from those of the adapter in `lora.init_from`: they change nothing that was trained.
 FREE = ("dropout",)

@@ -63,10 +63,9 @@ from genesis_models.adapters import Base, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import stop_ids
 from genesis_models.config import ModelConfig
-from genesis_models.finite import check_finite
 from genesis_models.folder import load, read_config
-from genesis_models.precision import WeightType
 from genesis_models.registry import build, parameter_count
+from genesis_models.weights import WeightType, check_finite
 
 
 def train(

@@ -21,8 +21,7 @@ from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis_cli.session.memory_plan import MemoryPlan, PlannedRanks, memory_plan
 from genesis_models.config import ModelConfig
-from genesis_models.presets import preset
-from genesis_models.registry import build, parameter_count
+from genesis_models.registry import build, parameter_count, preset
 
 GPU = Device("cuda", 0)
 TOLERANCE = 0.05  # of the sums below, which leave out parts of split products, sums over rows and Muon's products

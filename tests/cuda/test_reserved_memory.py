@@ -29,8 +29,7 @@ from genesis.train.step import measure
 from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.config import ModelConfig
-from genesis_models.presets import preset
-from genesis_models.registry import empty_model
+from genesis_models.registry import empty_model, preset
 
 pytestmark = pytest.mark.host
 

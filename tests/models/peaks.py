@@ -28,8 +28,7 @@ from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis_models.config import ModelConfig
 from genesis_models.memory import memory_plan
-from genesis_models.presets import preset
-from genesis_models.registry import build
+from genesis_models.registry import build, preset
 from tests.kernels.collecting import collecting
 
 __all__ = ["peak"]

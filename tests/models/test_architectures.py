@@ -14,8 +14,7 @@ from genesis.backend import CPU
 from genesis.errors import ConfigError, ModelError
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.config import ModelConfig
-from genesis_models.presets import PRESETS, preset
-from genesis_models.registry import parameter_count
+from genesis_models.registry import PRESETS, parameter_count, preset
 from genesis_models.rope import Rotary, tables
 from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, extra, golden, relative_error
 

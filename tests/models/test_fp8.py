@@ -27,8 +27,7 @@ from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.training import cpu_threads
 from genesis_models.blocks import CausalLM, widest_matmul
 from genesis_models.config import ModelConfig
-from genesis_models.presets import preset
-from genesis_models.registry import build
+from genesis_models.registry import build, preset
 from tests.train.runs import assembled, load, make, train
 
 SHAPE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from genesis.files.safetensors import load_file, save_file
 from genesis.train.config_file import parse_config
 from genesis_cli.session.settings import settled
 from genesis_models.folder import stored_dtype
-from genesis_models.precision import WeightType, weight_type
+from genesis_models.weights import WeightType, weight_type
 from tests.models.golden import FIXTURES
 from tests.train.runs import load, make, train
 

@@ -13,7 +13,7 @@ import pytest
 import genesis_models
 from genesis.errors import ModelError
 from genesis.files.atomic import AtomicFolder
-from genesis_models.recognition import check_model_folder
+from genesis_models.source import check_model_folder
 from tests.models.golden import FIXTURES
 
 SOURCE = FIXTURES / "qwen3-tied"

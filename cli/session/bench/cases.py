@@ -13,8 +13,7 @@ from genesis.errors import UsageError, escape, nearest
 from genesis.files.hf import read_json
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
-from genesis_models.presets import PRESETS, preset
-from genesis_models.registry import parameter_count
+from genesis_models.registry import PRESETS, parameter_count, preset
 
 FORMULA = "tokens × (6 N + 6 L h S)"
 DRAWN = 4  # batches that differ; steps take them in turn

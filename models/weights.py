@@ -1,0 +1,119 @@
+"""A model's weights: the type in which they are held, whether they fit into memory, and whether they are finite.
+
+These are the rules of every command and of `load`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import genesis
+from genesis import Tensor, cuda
+from genesis.backend import CPU, Device
+from genesis.backend.host_memory import host_memory
+from genesis.dtypes import as_dtype
+from genesis.errors import DTypeError, NumericError, OutOfMemoryError
+from genesis.files.hf import list_names
+from genesis_models.blocks import CausalLM
+
+AUTO = "auto"
+WEIGHT_TYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightType:
+    """A type of weights and activations.
+
+    Attributes:
+        name: "float32", "bfloat16" or "float16".
+        reason: why, where the type was not named; else empty.
+    """
+
+    name: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (auto: {self.reason})" if self.reason else self.name
+
+
+def weight_type(asked: object, device: Device, stored: str | None, *, trains: bool = False) -> WeightType:
+    """The type that `asked` means on `device`.
+
+    "auto" and None are float32 on the CPU, whose 16-bit arithmetic is slow. On a GPU they are the type in which the
+    weights are stored, and bfloat16 for a model from scratch.
+
+    Args:
+        asked: "auto", None, or a dtype by any of its names.
+        stored: the float type of the model folder; None for a model from scratch.
+        trains: weights that are trained are never float16, whose gradients underflow without loss scaling.
+
+    Raises:
+        DTypeError: weights cannot have the type that was asked for.
+    """
+    if asked is not None and asked != AUTO:
+        name = as_dtype(asked).name
+        if name not in WEIGHT_TYPES:
+            raise DTypeError(f"weights cannot be {name}", next=f"use one of {', '.join((AUTO, *WEIGHT_TYPES))}")
+        return WeightType(name)
+    if device == CPU:
+        return WeightType("float32", "on the CPU")
+    if stored is None:
+        return WeightType("bfloat16", "from scratch on a GPU")
+    if stored == "float16" and trains:
+        return WeightType("bfloat16", "the folder's float16 is not trained in")
+    if stored not in WEIGHT_TYPES:
+        return WeightType("float32", f"the folder has {stored}")
+    return WeightType(stored, "the folder's type")
+
+
+def check_fits(count: int, dtype: str, device: Device, *, where: str) -> None:
+    """Raises: OutOfMemoryError, where `count` weights alone need more than all memory of `device`."""
+    needed, total = count * as_dtype(dtype).itemsize, _memory(device)
+    if total is not None and needed > total:
+        raise OutOfMemoryError(
+            f"the model of this config has {count:,} parameters, {_readable(needed)} in {dtype}, and"
+            f" {'this host' if device == CPU else device} has {_readable(total)} of memory",
+            where=where,
+            next="check hidden_size, intermediate_size, num_hidden_layers and vocab_size, or take a smaller model",
+        )
+
+
+def _memory(device: Device) -> int | None:
+    return host_memory() if device == CPU else cuda.mem_get_info(device)[1]
+
+
+def _readable(size: int) -> str:
+    for power, unit in ((5, "PiB"), (4, "TiB"), (3, "GiB")):
+        if size >= 1 << 10 * power:
+            return f"{size / (1 << 10 * power):,.1f} {unit}"
+    return f"{size / 2**20:.1f} MiB"
+
+
+PIECE = 1 << 22  # elements that are looked at together
+
+
+def check_finite(model: CausalLM, *, where: str) -> None:
+    """Raises: NumericError, naming at most 10 parameters that hold a NaN or an infinity, with their count."""
+    with genesis.no_grad():
+        found = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.detach())]
+    if found:
+        is_half = model.head_weight.dtype is genesis.float16
+        raise NumericError(
+            f"weights are NaN or infinite in tensors: {list_names(found)}",
+            where=where,
+            next="load them as float32 or bfloat16: float16 ends at 65,504"
+            if is_half
+            else "take the model again, or an older checkpoint: these weights are damaged",
+        )
+
+
+def _is_finite(values: Tensor) -> bool:
+    if values.device == CPU:
+        flat = values.numpy().reshape(-1)
+        return all(np.isfinite(flat[i : i + PIECE]).all() for i in range(0, len(flat), PIECE))
+    flat_there = values.view(-1)
+    size = flat_there.numel()
+    pieces = (flat_there.narrow(0, i, min(PIECE, size - i)) for i in range(0, size, PIECE))
+    return all(bool(genesis.isfinite(piece).all().item()) for piece in pieces)
