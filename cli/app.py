@@ -27,7 +27,7 @@ from genesis_cli.generate import generate
 from genesis_cli.init import init
 from genesis_cli.profile import profile
 from genesis_cli.pull import pull
-from genesis_cli.recipe_list import recipes
+from genesis_cli.recipes import recipes
 from genesis_cli.report import report, watch
 from genesis_cli.schema import schema
 from genesis_cli.serve import serve

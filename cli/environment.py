@@ -1,8 +1,14 @@
-"""Facts about machine and installation that decide what Genesis can do here. No values of environment variables."""
+"""Facts about machine and installation that decide what Genesis can do here. No values of environment variables.
+
+As a program it asks the CUDA driver what it sees, and prints JSON: in a process of its own a broken driver may hang or
+crash. At its top it imports the standard library alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import glob
 import json
 import os
 import platform
@@ -14,19 +20,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from genesis import __version__
-from genesis_cli import cuda_probe
-
 PROBE_SECONDS = 20
 MIN_CAPABILITY = (8, 0)
 MIN_CUDA = "12.0"
 # Extras for people who change Genesis itself.
 _HIDDEN_EXTRAS = frozenset(("dev",))
 _CUDA_PACKAGES = ("cuda-core", "cuda-python", "triton")
+# CUdevice_attribute numbers of the driver's public API.
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def facts() -> dict[str, Any]:
     """Everything, as plain data: versions, processor, memory, packages, GPU, and what is missing for CUDA."""
+    from genesis import __version__
+
     installed = packages()
     cuda = _probe_cuda()
     return {
@@ -148,7 +155,7 @@ def _compiler() -> str | None:
 def _probe_cuda() -> dict[str, Any]:
     if not sys.platform.startswith("linux"):
         return {"device_nodes": [], "devices": [], "problem": "CUDA is supported on Linux only"}
-    command = [sys.executable, "-I", cuda_probe.__file__]
+    command = [sys.executable, "-I", __file__]
     try:
         done = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL, check=True)
         found: dict[str, Any] = json.loads(done.stdout)
@@ -184,3 +191,45 @@ def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, c
 
 def _capability(device: dict[str, Any]) -> tuple[int, ...]:
     return tuple(int(part) for part in device["capability"].split("."))
+
+
+def probe() -> dict[str, Any]:
+    """Device nodes, version of the kernel driver, CUDA version of the driver library, its devices; else the problem."""
+    found: dict[str, Any] = {"device_nodes": sorted(glob.glob("/dev/nvidia[0-9]*")), "devices": [], "problem": ""}
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
+        found["kernel_driver"] = file.readline(500).strip()
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return {**found, "problem": "the driver library libcuda.so.1 is not on this machine"}
+    version, count = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
+        found["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    status = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    if status:
+        return {**found, "problem": f"the CUDA driver does not start: {_error_name(cuda, status)}"}
+    found["devices"] = [_device(cuda, index) for index in range(count.value)]
+    return found
+
+
+def _device(cuda: Any, index: int) -> dict[str, Any]:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetName(name, len(name), device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    shown = name.value.decode("utf-8", "replace")
+    return {"name": shown, "memory_bytes": memory.value, "capability": f"{major.value}.{minor.value}"}
+
+
+def _error_name(cuda: Any, status: int) -> str:
+    text = ctypes.c_char_p()
+    if cuda.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value:
+        return f"{text.value.decode('ascii', 'replace')} ({status})"
+    return str(status)
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from genesis.errors import UsageError, escape
+
 
 def pull(
     name: Annotated[
@@ -23,7 +25,43 @@ def pull(
     on. Every command then takes the name for a folder, and asks no network. For what needs a token: `hf auth login`, or
     HF_TOKEN. For instance: genesis pull Qwen/Qwen3-0.6B
     """
+    from genesis.data.sources import is_data_file
+    from genesis.files.hub import pull as fetch
+    from genesis.files.hub_cache import hub_name
+    from genesis.profile.format import format_bytes
     from genesis.train.output import Output
-    from genesis_cli.session.pull import pull as run
+    from genesis.train.progress import draws, tokenizing
+    from genesis_models.config import ModelConfig
 
-    run(name, Output(sys.stdout), is_data=data)
+    console = Output(sys.stdout)
+    repo = hub_name(name, is_data=data)
+    if repo is None:
+        next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; a path is not such a name"
+        noun = "data set" if data else "model"
+        raise UsageError(f"{escape(name)} is not the name of a {noun} on the hub", where="command line", next=next)
+
+    def note(line: str) -> None:
+        if draws(console):
+            console.write("\n")  # the bar stays on the line above
+        console.line(line)
+
+    with tokenizing(str(repo), console) as progress:
+        found = fetch(
+            repo,
+            check=lambda config: ModelConfig.from_dict(config, where=f"{repo}/config.json"),
+            is_data=is_data_file,
+            progress=progress,
+            note=note,
+        )
+    size = sum(file.size for file in found.files)
+    came = "all of it was here" if not found.fetched else f"{format_bytes(found.fetched)} fetched"
+    console.line(f"{repo}: {len(found.files)} files, {format_bytes(size)}, hashes compared; {came}")
+    pickles = [each for each in found.left_out if each.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl"))]
+    if pickles:
+        console.line(f"left out: {len(pickles)} of pickled weights, such as {escape(pickles[0])}")
+    console.line(f"commit: {found.commit}")
+    console.line(f"folder: {found.folder}")
+    if data:
+        console.line(f"use it by its name: genesis init --data hf:{repo}, or data.train: hf:{repo}")
+    else:
+        console.line(f"use it by its name: genesis init --model {repo}, or model.path: {repo}")

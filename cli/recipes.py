@@ -1,4 +1,4 @@
-"""The configuration that a command names: a file, or by its bare name a recipe shipped with Genesis."""
+"""The configuration that a command names, a file or a shipped recipe; and `genesis recipes`, which lists these."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from genesis.errors import ConfigError, ModelError, escape, nearest
+import typer
+
+from genesis.errors import ConfigError, ModelError, UsageError, escape, nearest
 from genesis.files.boundary import boundary
 from genesis.files.paths import exists
 
@@ -27,6 +29,11 @@ def names() -> list[str]:
     with boundary(ConfigError, "listing the recipes"):
         found = [file.name for file in files("genesis_configs").iterdir()]
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The recipes that a shell completes `incomplete` to."""
+    return [name for name in names() if name.startswith(incomplete)]
 
 
 def text_of(name: str) -> str:
@@ -125,3 +132,38 @@ def shape_named(size: str, option: str) -> ModelConfig:
             return ModelConfig.from_dict(raw, where=size)
     with boundary(ModelError, "looking for the model", size):
         return shape_of(size, option, shipped)
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A recipe; without it they are listed.", autocompletion=complete_recipe),
+    ] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Write it to NAME.yaml here, to change it.")] = False,
+) -> None:
+    """List the recipes, print one, or copy it.
+
+    A recipe is a configuration that runs as it is: genesis train NAME. For instance: genesis recipes quickstart --copy
+    """
+    from genesis.files.atomic import write_file
+    from genesis_cli.session.init import check_new
+
+    known = names()
+    if name is None:
+        width = max(map(len, known))
+        for each in known:
+            comment = text_of(each).partition("\n#\n")[0]
+            sentence = " ".join(line.removeprefix("#").strip() for line in comment.splitlines()).partition(". ")[0]
+            print(f"{each.ljust(width)}  {sentence.rstrip('.')}")
+        return
+    if name not in known:
+        near = nearest(name, known)
+        next = f"did you mean {near}?" if near else f"recipes: {', '.join(known)}"
+        raise UsageError(f"there is no recipe {name}", where="NAME", next=next)
+    if not copy:
+        print(text_of(name), end="")
+        return
+    path = Path(f"{name}.yaml")
+    check_new(path, force=False)
+    write_file(path, text_of(name).encode())
+    print(f"wrote {path}; next: genesis train {path}")

@@ -15,9 +15,8 @@ import pytest
 from genesis.errors import ConfigError
 from genesis.train.config import DataConfig, EvalConfig, json_schema
 from genesis_cli import recipes
-from genesis_cli.cuda_probe import probe
 from genesis_cli.env import report
-from genesis_cli.environment import missing_for_cuda, packages
+from genesis_cli.environment import missing_for_cuda, packages, probe
 from tests.cli.command import FAKE_SESSION, genesis, genesis_with, here
 
 COMMANDS = [
@@ -322,7 +321,7 @@ def test_a_driver_that_hangs_or_crashes_is_a_finding(tmp_path: Path, monkeypatch
         monkeypatch.setattr(environment, "PROBE_SECONDS", seconds)
         script = tmp_path / "probe.py"
         script.write_text(code)
-        monkeypatch.setattr(environment.cuda_probe, "__file__", str(script))
+        monkeypatch.setattr(environment, "__file__", str(script))
         assert words in environment._probe_cuda()["problem"]
 
 

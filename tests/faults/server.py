@@ -46,7 +46,7 @@ LEFT_OUT = (
     "genesis.backend.cuda",
     "genesis.cuda",
     "genesis.demos.kernels",
-    "genesis_cli.cuda_probe",
+    "genesis_cli.environment",
 )
 LIBRARIES = (
     "threadpoolctl",

@@ -26,11 +26,11 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError
 from genesis_cli.session.serving import api as api_module
 from genesis_cli.session.serving import http_process
-from genesis_cli.session.serving import worker as worker_module
+from genesis_cli.session.serving import process as worker_module
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import Link
+from genesis_cli.session.serving.process import Worker
 from genesis_cli.session.serving.protocol import BadRequest
-from genesis_cli.session.serving.worker import Worker
 from genesis_models.engine import Request, Sampling, Token
 from genesis_models.engine.engine import Waiting
 

@@ -24,14 +24,17 @@ from genesis.data.messages import read_messages
 from genesis.data.records import Conversation, Defect, Position
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError
-from genesis_cli.session.serving.answers import Answer, Choice, event, logprobs
 from genesis_cli.session.serving.link import JOINED_S, Link
 from genesis_cli.session.serving.protocol import (
+    Answer,
     BadRequest,
     Body,
     ChatBody,
+    Choice,
     CompletionBody,
+    event,
     is_loopback,
+    logprobs,
     parsed,
     parsed_json,
 )

@@ -26,8 +26,7 @@ from genesis.files.boundary import boundary, system_error
 from genesis.files.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis_cli.session.serving.api import Api, Settings
-from genesis_cli.session.serving.link import ENDS, Link
-from genesis_cli.session.serving.messages import GRACE_S, Message, failure, receive, send
+from genesis_cli.session.serving.link import ENDS, GRACE_S, Link, Message, failure, receive, send
 from genesis_cli.session.speaker import template_folder
 from genesis_models.chat_files import stop_ids
 from genesis_models.source import find_source

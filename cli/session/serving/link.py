@@ -1,10 +1,17 @@
-"""HTTP's side of the connection to the engine: requests go out, tokens come back to whoever waits for them."""
+"""The connection between the engine's process and that of HTTP: its messages, and HTTP's side of it.
+
+Messages are JSON objects. To the engine: "new" (id, ids, sampling, max_tokens, stop, sequence), "cancel" (id), "score"
+(id, ids, top). From it: "tokens" (a list of [id, token, finish]), "scores" (id, rows), "failed" (id, what, is_ours).
+First of all the engine's process sends what is to be served, and that of HTTP answers "ready", or "failed" (kind, what,
+where, next) where it cannot serve it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -12,9 +19,42 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from genesis_cli.session.serving.messages import Message, receive, send
+from genesis import errors
+from genesis.errors import GenesisError
 from genesis_cli.session.serving.protocol import BadRequest
 from genesis_models.engine import Sampling, Token
+
+Message = dict[str, Any]
+GRACE_S = 8.0  # for answers under way when a signal ends the server: less than a container's 10 s
+
+
+def send(connection: Connection, message: Message) -> None:
+    """Raises: OSError where the other process is gone."""
+    connection.send_bytes(json.dumps(message, separators=(",", ":")).encode())
+
+
+def receive(connection: Connection) -> Message:
+    """The next message, waiting for it. Raises: EOFError, OSError where the other process is gone."""
+    message: Message = json.loads(connection.recv_bytes())
+    return message
+
+
+def failure(error: GenesisError) -> Message:
+    """The message of an error, for the other process to raise."""
+    return {
+        "op": "failed",
+        "kind": type(error).__name__,
+        "what": error.what,
+        "where": error.where,
+        "next": error.next,
+    }
+
+
+def failed(message: Message) -> GenesisError:
+    """The error of a message."""
+    kind: type[GenesisError] = getattr(errors, message["kind"], GenesisError)
+    return kind(message["what"], where=message["where"], next=message["next"])
+
 
 JOINED_S = 0.02  # tokens that come within it are taken together: a wake-up costs more than they do
 STOPPED, ENDS = "the model does not run any more", "the server ends"
