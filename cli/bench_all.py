@@ -88,8 +88,8 @@ def bench_all(
 def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[Section, list[Failure], int]:
     """The section about training steps, what failed, and how many cases were measured."""
     from genesis.backend import CPU
-    from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
     from genesis.profile.schema import Failure
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.section import section_of

@@ -14,7 +14,7 @@ from genesis_cli.options import weight_dtype
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
-    from genesis.bench.limits import Limits
+    from genesis.measure.limits import Limits
     from genesis.profile.generation import GenerationRow
     from genesis.profile.schema import Failure
     from genesis_cli.session.bench.generation import Settings
@@ -64,8 +64,8 @@ def bench_generation(given: Given, json: str | None, *, others: Mapping[str, boo
         UsageError: an option that is not for generation, or is out of its range. GenesisError: the first case that
             failed, at the end.
     """
-    from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
     from genesis_cli.session.bench import generation, measuring
     from genesis_cli.session.bench.generation_report import render_lines
     from genesis_cli.session.preparation import resolve_device

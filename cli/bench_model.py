@@ -182,8 +182,8 @@ def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
 
 def _measured(request: Request, ranks: Ranks) -> Measured:
     """Every case, and then each recipe of torch; on a terminal stderr shows how far it is."""
-    from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.versus import versus_torch
 

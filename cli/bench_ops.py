@@ -114,8 +114,8 @@ def finish(
     sections: Sequence[Section] = (),
 ) -> None:
     """Write and print the report; of a run that was interrupted, of what was measured, and then it ends."""
-    from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
     from genesis.report.build import build, dtypes_of
     from genesis.report.files import save
     from genesis.report.text import render_lines

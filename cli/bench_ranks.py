@@ -13,7 +13,7 @@ from genesis_cli.nproc import is_rank
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.bench.limits import Limits
+    from genesis.measure.limits import Limits
     from genesis.profile.schema import Failure
     from genesis.train.ranks import Ranks
     from genesis_cli.session.bench.measuring import Settings
@@ -91,8 +91,8 @@ def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iter
 
 def measured_by(request: Request, ranks: Ranks) -> Measured | None:
     """What all ranks do together, then (on rank 0, alone) what one does; None on the others."""
-    from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.shared import has_no_room, shared_steps, with_scaling
     from genesis_cli.session.bench.versus_ranks import versus_ranks

@@ -40,11 +40,11 @@ def demo(
 
 
 def _show(name: str, device: str, fast: bool, json: str | None) -> None:
-    from genesis.bench.limits import copy_rate
     from genesis.demos import sections_of
     from genesis.demos.comparing import FAST, Setting
     from genesis.demos.report import render_lines
     from genesis.demos.schema import DemoReport
+    from genesis.measure.limits import copy_rate
     from genesis_cli.environment import facts
     from genesis_cli.session.preparation import resolve_device
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from genesis.backend import Device
-    from genesis.bench.limits import Limits
     from genesis.dtypes import DType
+    from genesis.measure.limits import Limits
     from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
 

@@ -79,8 +79,8 @@ def measure_op(asked: Request, json: str | None) -> None:
 
 
 def _report(command: str, device: Device, rows: list[OpRow], failures: list[Failure]) -> OpReport:
-    from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
     from genesis.profile.schema import OpReport
     from genesis_cli.environment import facts
 

@@ -33,14 +33,14 @@ from genesis.array import Array
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.graph import close_graphs
-from genesis.bench.limits import wait_for
-from genesis.bench.timing import Plan, of_wall
 from genesis.distributed import Peers, World, job_key, launch, read_world
 from genesis.distributed.communicator import ZERO_CTAS, Communicator, Tuning, bindings, identity_of
 from genesis.distributed.group import Alone
 from genesis.distributed.nccl import STAGING, NcclGroup
 from genesis.distributed.watch import Watch
 from genesis.errors import DistributedError
+from genesis.measure.limits import wait_for
+from genesis.measure.timing import Plan, of_wall
 from genesis.op import registry
 from genesis.profile.run.collectives import bus_factor
 from genesis.train.ranks import PREPARING_S, Ranks

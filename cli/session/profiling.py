@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.backend.cuda.compilations import given_up_on_error
-from genesis.bench.limits import limits_of
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
+from genesis.measure.limits import limits_of
 from genesis.profile.generation import GenerationRow
 from genesis.profile.run.collective_table import collective_rows
 from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps

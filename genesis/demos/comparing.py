@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from genesis.array import Array
 from genesis.autograd import no_grad
 from genesis.backend import CPU, Device, backend_for
-from genesis.bench.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
-from genesis.bench.timing import Plan, measure, of_wall
 from genesis.demos.schema import DemoRow
 from genesis.errors import NumericError
+from genesis.measure.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
+from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 from genesis.profile.call_memory import peak_bytes
 from genesis.profile.format import format_share

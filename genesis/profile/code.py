@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.backend import CPU, Device
-from genesis.bench.limits import has_gpu_time
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
 from genesis.files.paths import quote
+from genesis.measure.limits import has_gpu_time
 from genesis.op import execute
 from genesis.profile.cases import choices, make_case, op_named
 from genesis.profile.factories import Axes

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from genesis.array import Array
 from genesis.autograd import TensorBase, apply, enable_grad, grad, no_grad
 from genesis.backend import CPU, Device, backend_for
-from genesis.bench.device_time import cold_calls
-from genesis.bench.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
-from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
+from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
+from genesis.measure.timing import Plan, Timing, cold_calls, measure, of_wall
 from genesis.op import execute
 from genesis.profile.call_memory import peak_bytes
 from genesis.profile.cases import Case, choices, label_of, make_case, op_named

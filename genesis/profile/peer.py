@@ -24,12 +24,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import threads
-from genesis.bench.device_time import graph_calls, of_graph
-from genesis.bench.limits import has_gpu_time, wait_for
-from genesis.bench.timing import Plan, Sampler, Timing, measure, of_wall, summarize
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError, escape
 from genesis.files.paths import quote
+from genesis.measure.limits import has_gpu_time, wait_for
+from genesis.measure.timing import Plan, Sampler, Timing, graph_calls, measure, of_graph, of_wall, summarize
 from genesis.profile.cases import Case
 from genesis.profile.peers.torch_ops import CALLS
 from genesis.profile.schema import Peer, Ratio

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from genesis.bench.timing import Timing
+from genesis.measure.timing import Timing
 
 NOISY_RATIO = 0.2  # rounds that lie further apart
 
@@ -23,7 +23,7 @@ class StrictModel(BaseModel):
 
 
 class Time(StrictModel):
-    """The time of one call, as `genesis.bench.timing` measures it."""
+    """The time of one call, as `genesis.measure.timing` measures it."""
 
     seconds: float
     """Median."""

@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
-from genesis.bench.timing import MAD_TO_SIGMA
 from genesis.errors import GenesisError
 from genesis.files.strict_json import read_limited
+from genesis.measure.timing import MAD_TO_SIGMA
 from genesis.profile.schema import OpRow
 from genesis.report.schema import Change, Entry, PastRun, SettingsRow, Trend
 

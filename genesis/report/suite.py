@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from genesis.backend import CPU, Device
-from genesis.bench.timing import Plan
 from genesis.dtypes import DType
 from genesis.errors import GenesisError, UsageError
 from genesis.files.paths import quote
+from genesis.measure.timing import Plan
 from genesis.profile import op as measuring
 from genesis.profile.cases import ALIASES, KINDS, label_of, op_named, supported
 from genesis.profile.factories import Axes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.profile.quick import small_limits
+from tests.measure.quick import small_limits
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.backend import CPU
-from genesis.bench.timing import Plan
+from genesis.measure.timing import Plan
 from genesis.profile.op import Settings
 from genesis.profile.roofline import band_of
 from genesis.profile.schema import Failure, LimitsRow, OpRow, Time

@@ -19,7 +19,7 @@ from genesis.profile.schema import Failure
 from genesis.report import suite
 from genesis.report.schema import CATEGORIES, Entry, Skipped
 from genesis.report.suite import SIZES, Job, category_of, default_sizes, jobs, names_of, run
-from tests.profile.quick import PLAN, small_limits
+from tests.measure.quick import PLAN, small_limits
 
 QUICK = Settings(plan=PLAN)
 

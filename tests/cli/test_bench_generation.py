@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import genesis_models
-from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError
+from genesis.measure.timing import Plan
 from genesis_cli import environment
 from genesis_cli.session.bench import generation, measuring
 from genesis_cli.session.bench.generation import Settings, cache_bytes, generation_row, weight_bytes
 from genesis_cli.session.bench.generation_report import GenerationReport
 from genesis_models.engine import Engine, Request, Token
 from tests.cli.command import printed
+from tests.measure.quick import made_limits, small_limits
 from tests.models.golden import extra, golden
-from tests.profile.quick import made_limits, small_limits
 
 RAW = {
     "model_type": "qwen3",

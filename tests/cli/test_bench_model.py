@@ -10,15 +10,15 @@ from unittest import mock
 
 import pytest
 
-from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError
+from genesis.measure.timing import Plan
 from genesis.profile import peer
 from genesis_cli import environment
 from genesis_cli.session.bench import measuring
 from genesis_cli.session.bench.schema import Report
 from tests.cli.command import printed
+from tests.measure.quick import small_limits
 from tests.profile import fake_torch
-from tests.profile.quick import small_limits
 
 RAW = {
     "model_type": "qwen3",

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from genesis.bench.timing import Plan
 from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.measure.timing import Plan
 from genesis.profile import op as measuring
 from genesis.profile.op import profile_case
 from genesis.report import build, suite
@@ -19,8 +19,8 @@ from genesis.report.schema import BenchReport
 from genesis_cli import environment
 from genesis_cli.session.bench import measuring as steps
 from tests.cli.command import printed
+from tests.measure.quick import PLAN, small_limits
 from tests.profile import fake_torch
-from tests.profile.quick import PLAN, small_limits
 
 MODEL = {
     "model_type": "qwen3", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,

@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
-from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError, UsageError
+from genesis.measure.timing import Plan
 from genesis.profile.run.schema import CollectiveRow
 from genesis.profile.schema import Failure
 from genesis.tensor import Tensor
@@ -32,7 +32,7 @@ from tests.cli.command import printed
 from tests.cli.test_bench_model import RAW
 from tests.cli.test_step_bench import exactly, made_report, made_row
 from tests.distributed.forks import ended, fork
-from tests.profile.quick import small_limits
+from tests.measure.quick import small_limits
 from tests.train.warm_ranks import start_warm
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="launches ranks as forks")

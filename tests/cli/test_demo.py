@@ -17,7 +17,7 @@ from genesis.errors import NumericError
 from genesis.profile.schema import Time
 from genesis_cli import environment
 from tests.cli.command import printed
-from tests.profile.quick import PLAN, small_limits
+from tests.measure.quick import PLAN, small_limits
 
 
 @pytest.fixture(autouse=True)

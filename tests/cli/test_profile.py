@@ -17,8 +17,8 @@ from genesis.profile.op import Settings, profile_case
 from genesis.profile.schema import OpReport
 from genesis_cli import environment
 from tests.cli.command import printed
+from tests.measure.quick import PLAN, small_limits
 from tests.profile import fake_torch
-from tests.profile.quick import PLAN, small_limits
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from genesis.backend import CPU, Device
-from genesis.bench.limits import Limits
-from genesis.bench.timing import Plan, summarize
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, ModelError, UsageError
+from genesis.measure.limits import Limits
+from genesis.measure.timing import Plan, summarize
 from genesis.profile.schema import Failure, LimitsRow, Time
 from genesis_cli.session.bench import measuring, phases
 from genesis_cli.session.bench.cases import FORMULA, RandomTokens, check_lengths, shape_of, step_flops

@@ -12,8 +12,8 @@ import pytest
 
 from genesis.array import from_numpy
 from genesis.backend import CPU, Device
-from genesis.bench.timing import Plan
 from genesis.errors import DeviceError, GenesisError, UsageError
+from genesis.measure.timing import Plan
 from genesis.op import observe, registry
 from genesis.profile.peer import PeerError, PeerLacks
 from genesis.profile.run.marks import Kernel

@@ -29,11 +29,11 @@ from typing import Any
 
 import typer
 
-import genesis.bench.limits
-import genesis.bench.timing
 import genesis.files.hub
+import genesis.measure.limits
+import genesis.measure.timing
 import genesis_cli.environment
-from genesis.bench.timing import Timing, summarize
+from genesis.measure.timing import Timing, summarize
 from genesis_cli.app import app
 from genesis_cli.main import main
 from genesis_cli.session.serving import http_process, process
@@ -69,14 +69,14 @@ def warm_up() -> None:
                 importlib.import_module(module.name)
     for name in LIBRARIES:
         importlib.import_module(name)
-    genesis.bench.limits.COPIED["cpu"] = (1 << 12,)
-    genesis.bench.limits.WIDTHS["cpu"] = (16,)
-    genesis.bench.timing.LEAST_SAMPLES = 1
+    genesis.measure.limits.COPIED["cpu"] = (1 << 12,)
+    genesis.measure.limits.WIDTHS["cpu"] = (16,)
+    genesis.measure.timing.LEAST_SAMPLES = 1
 
     def settled(samples: Any, *rest: Any) -> Timing:
         return summarize(samples, *rest)._replace(half_width=0.0)
 
-    genesis.bench.timing.summarize = settled
+    genesis.measure.timing.summarize = settled
     # Building the command line takes longer than all the rest, and makes no calls.
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)

@@ -16,7 +16,7 @@ from genesis.profile import op as measuring
 from genesis_cli import environment
 from genesis_cli.main import main
 from tests.kernels.compiler import runs_cuda
-from tests.profile.quick import PLAN, small_limits
+from tests.measure.quick import PLAN, small_limits
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "user-kernels.md"
 

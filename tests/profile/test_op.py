@@ -9,9 +9,9 @@ import pytest
 from genesis import cuda
 from genesis.array import Array
 from genesis.backend import CPU, Device
-from genesis.bench import limits
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.errors import DeviceError, UsageError
+from genesis.measure import limits
 from genesis.op import execute, registry
 from genesis.profile import dispatch
 from genesis.profile import op as measuring
@@ -19,7 +19,7 @@ from genesis.profile.call_memory import peak_bytes
 from genesis.profile.cases import choices, make_case, supported
 from genesis.profile.op import Settings, profile_case, profile_op
 from genesis.profile.schema import Failure, OpRow
-from tests.profile.quick import PLAN, made_limits, small_limits
+from tests.measure.quick import PLAN, made_limits, small_limits
 
 CUDA = Device("cuda", 0)
 

@@ -18,8 +18,8 @@ from genesis.profile.op import Settings, profile_case
 from genesis.profile.peer import Child, PeerError, ratio_of, started
 from genesis.profile.peers.torch_ops import CALLS
 from genesis.profile.schema import OpRow
+from tests.measure.quick import PLAN, made_limits
 from tests.profile import fake_torch
-from tests.profile.quick import PLAN, made_limits
 
 
 @pytest.fixture

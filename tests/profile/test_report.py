@@ -200,7 +200,7 @@ def test_the_schema_says_what_each_figure_is() -> None:
 
 
 def test_a_time_of_few_samples_has_no_interval() -> None:
-    from genesis.bench.timing import summarize
+    from genesis.measure.timing import summarize
 
     found = Time.of(summarize([1.0, 1.0]))
     assert found.half_width is None

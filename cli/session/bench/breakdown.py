@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from genesis import cuda
 from genesis.array import Array
 from genesis.backend import CPU, backend_for
-from genesis.bench.limits import Limits
 from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.measure.limits import Limits
 from genesis.op import Op, observe
 from genesis.profile.run.marks import Kernel
 from genesis.profile.run.measure import Subject, recorded_steps

@@ -12,9 +12,9 @@ import numpy as np
 
 from genesis import Tensor
 from genesis.backend import CPU, backend_for
-from genesis.bench.limits import Limits, wait_for
-from genesis.bench.timing import Plan, measure, summarize
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
+from genesis.measure.limits import Limits, wait_for
+from genesis.measure.timing import Plan, measure, summarize
 from genesis.op import observe
 from genesis.profile.generation import GenerationRow
 from genesis.profile.run.measure import Subject, recorded_steps

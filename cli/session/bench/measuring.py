@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from genesis import cuda
 from genesis.backend import CPU, Device
-from genesis.bench.limits import Limits, wait_for
-from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.errors import DistributedError, GenesisError, InterruptedRun, OutOfMemoryError
+from genesis.measure.limits import Limits, wait_for
+from genesis.measure.timing import Plan, Timing, measure, of_wall
 from genesis.profile.call_memory import peak_bytes
 from genesis.profile.schema import Failure, Time
 from genesis.train.config import OptimConfig

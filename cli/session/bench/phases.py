@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from genesis.backend import CPU, Device, backend_for
-from genesis.bench.limits import wait_for
-from genesis.bench.timing import Plan, measure, summarize
+from genesis.measure.limits import wait_for
+from genesis.measure.timing import Plan, measure, summarize
 from genesis.profile.run.recorder import shadowed
 from genesis.profile.schema import Time
 from genesis.train.state import TrainState

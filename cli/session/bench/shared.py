@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from genesis import cuda
 from genesis.backend import CPU, Device
-from genesis.bench.limits import wait_for
-from genesis.bench.timing import Plan, of_wall, summarize
 from genesis.errors import OutOfMemoryError
+from genesis.measure.limits import wait_for
+from genesis.measure.timing import Plan, of_wall, summarize
 from genesis.profile.run.collective_table import collective_rows
 from genesis.profile.run.collectives import StepTimes
 from genesis.profile.schema import Failure, Time

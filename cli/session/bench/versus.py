@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from genesis import cuda
 from genesis.backend import CPU
-from genesis.bench.limits import Limits, wait_for
-from genesis.bench.timing import Plan, Timing, measure, of_wall, summarize
 from genesis.errors import DeviceError, GenesisError, UsageError
+from genesis.measure.limits import Limits, wait_for
+from genesis.measure.timing import Plan, Timing, measure, of_wall, summarize
 from genesis.profile.peer import Child, PeerLacks, compared, ratio_of, started
 from genesis.profile.peers.torch_steps import RECIPES
 from genesis_cli.session.bench.measuring import Settings, forget

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
-from genesis.bench.limits import wait_for
 from genesis.distributed.group import Group
+from genesis.measure.limits import wait_for
 from genesis.optim.optimizer import Optimizer
 from genesis.profile.run.recorder import shadowed
 

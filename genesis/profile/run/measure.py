@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
-from genesis.bench.limits import wait_for
 from genesis.distributed.group import Alone, Group
+from genesis.measure.limits import wait_for
 from genesis.nn import Module
 from genesis.profile.run.marks import Kernel, Marks
 from genesis.profile.run.memory_timeline import Category, MemoryWatch, Timeline

@@ -6,10 +6,10 @@ import pytest
 
 from genesis import cuda
 from genesis.backend import CPU, Device
-from genesis.bench import limits
-from genesis.bench.device_time import cold_calls, graph_calls, of_graph
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.errors import DeviceError
+from genesis.measure import limits
+from genesis.measure.timing import cold_calls, graph_calls, of_graph
 from genesis.op import registry
 from genesis.profile.factories import Request, elementwise
 

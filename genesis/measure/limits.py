@@ -17,9 +17,8 @@ from genesis.array import Array, empty
 from genesis.autograd import no_grad
 from genesis.autograd.record import TensorBase, apply
 from genesis.backend import CPU, Device, backend_for
-from genesis.bench.device_time import graph_calls, of_graph
-from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.dtypes import DType, bfloat16, float16, float32, uint8
+from genesis.measure.timing import Plan, Timing, graph_calls, measure, of_graph, of_wall
 from genesis.op import registry
 
 if TYPE_CHECKING:

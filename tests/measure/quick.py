@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from unittest import mock
 
 from genesis.backend import CPU, Device
-from genesis.bench import limits
-from genesis.bench.limits import Limits
-from genesis.bench.timing import Plan
 from genesis.dtypes import DType, float32
+from genesis.measure import limits
+from genesis.measure.limits import Limits
+from genesis.measure.timing import Plan
 
 __all__ = ["PLAN", "made_limits", "small_limits"]
 

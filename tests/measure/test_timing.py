@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from genesis.bench.timing import (
+from genesis.measure.timing import (
     LEAST_SAMPLES,
     Plan,
     Timing,
