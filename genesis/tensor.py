@@ -25,8 +25,8 @@ from genesis.functions import exchange as _exchange
 from genesis.functions import pointwise as _pointwise
 from genesis.functions import shape as _shape
 from genesis.functions import transfer as _transfer
-from genesis.functions.arguments import normalized
 from genesis.functions.methods import Methods
+from genesis.functions.surface import normalized
 from genesis.op import registry
 from genesis.shapes import Shape, Size, normalize_axis
 

@@ -18,11 +18,9 @@ from genesis.autograd.record import TensorBase, apply
 from genesis.backend import Device, as_device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
-from genesis.functions.arguments import DeviceLike, DTypeLike, Sizes, Tensor, fitting, number
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
-from genesis.functions.shape import array_of, sizes_of
-from genesis.functions.surface import public
+from genesis.functions.surface import DeviceLike, DTypeLike, Sizes, Tensor, array_of, fitting, number, public, sizes_of
 from genesis.functions.transfer import is_pinned, moved, pinned_empty
 from genesis.ops import create as ops
 from genesis.ops import elementwise

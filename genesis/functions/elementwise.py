@@ -10,15 +10,23 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.arguments import DTypeLike, Operand, Tensor, fitting
-from genesis.functions.make import as_operand, binary, check_operands, inplace_two
-from genesis.functions.surface import public, registered
+from genesis.functions.pointwise import made_in_place, made_of
+from genesis.functions.surface import (
+    DTypeLike,
+    Operand,
+    Tensor,
+    array_of,
+    as_operand,
+    check_operands,
+    fitting,
+    public,
+)
 from genesis.functions.transfer import overwrite
 from genesis.ops import elementwise as ops
 
 _EXPONENT = {"exponent": "y"}
-pow = registered(binary(ops.pow), "pow", _EXPONENT)
-pow_ = registered(inplace_two(ops.pow), "pow_", _EXPONENT)
+pow = made_of(ops.pow, keywords=_EXPONENT)
+pow_ = made_in_place(ops.pow, keywords=_EXPONENT)
 
 
 def _scaled(x: Any, y: Any, alpha: float) -> Any:
@@ -107,8 +115,7 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
 
 
 def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
-    if not isinstance(x, TensorBase):
-        raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
+    array_of(x, name)
     given = [None if b is None else as_operand(b, name) for b in bounds]
     numbers = [b for b in given if b is not None and not isinstance(b, TensorBase)]
     if numbers:

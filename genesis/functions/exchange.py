@@ -31,8 +31,7 @@ from genesis.dtypes import (
     uint8,
 )
 from genesis.errors import DeviceError, DTypeError
-from genesis.functions.arguments import Tensor
-from genesis.functions.surface import public
+from genesis.functions.surface import Tensor, public
 from genesis.functions.transfer import moved, record_stream
 from genesis.op import registry
 from genesis.shapes import contiguous_strides

@@ -15,10 +15,9 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.arguments import Operand, Sizes, Tensor, integer
 from genesis.functions.elementwise import copy_, fill_, to_dtype
-from genesis.functions.shape import array_of, expand, flatten, reshape, unsqueeze
-from genesis.functions.surface import public
+from genesis.functions.shape import expand, flatten, reshape, unsqueeze
+from genesis.functions.surface import Operand, Sizes, Tensor, array_of, integer, public
 from genesis.functions.transfer import moved
 from genesis.indexing import Kind, plan_get, plan_set
 from genesis.keywords import check_calls

@@ -11,8 +11,7 @@ from genesis import dtypes
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import DType, as_dtype
 from genesis.errors import DTypeError
-from genesis.functions.arguments import plain
-from genesis.functions.surface import public
+from genesis.functions.surface import plain, public
 from genesis.keywords import check_calls
 
 

@@ -8,10 +8,9 @@ from typing import Any
 from genesis.autograd.record import apply, in_low_precision
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions import elementwise, pointwise
-from genesis.functions.arguments import Tensor
 from genesis.functions.low_rank import LowRankPairs, with_pairs
-from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
-from genesis.functions.surface import public
+from genesis.functions.shape import diagonal, expand, permute, reshape, unsqueeze
+from genesis.functions.surface import Tensor, array_of, public
 from genesis.ops import linalg as ops
 from genesis.ops import linear as linear_ops
 from genesis.ops.reduce import sum_to_shape

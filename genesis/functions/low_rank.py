@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from genesis.autograd.record import apply
 from genesis.errors import ShapeError, UsageError
-from genesis.functions.arguments import Tensor
+from genesis.functions.surface import Tensor
 from genesis.ops import dora
 from genesis.ops.low_rank import LowRank, Pair
 from genesis.random import default_generator

@@ -17,10 +17,8 @@ from genesis.functions import (  # noqa: F401  they enter the tables
     random,
     reduce,
     shape,
-    sort,
 )
-from genesis.functions.arguments import Operand, Tensor, bare
-from genesis.functions.surface import methods
+from genesis.functions.surface import Operand, Tensor, bare, methods
 
 # torch's further names of methods.
 _ALIASES = {

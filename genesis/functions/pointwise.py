@@ -5,11 +5,12 @@ They take one tensor, or two operands of which one may be a number. Forms with a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from genesis.functions.make import binary, inplace, inplace_two, unary
-from genesis.functions.surface import registered
-from genesis.op import registry
+from genesis.autograd.record import TensorBase, apply, apply_
+from genesis.functions.surface import Operand, Tensor, array_of, as_operand, check_operands, public
+from genesis.op import Op, registry
 from genesis.ops import activation as _activation  # noqa: F401  its records
 from genesis.ops import elementwise as _elementwise  # noqa: F401
 
@@ -18,10 +19,44 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
+def made_of(op: Op, **facts: Any) -> Callable[..., Any]:
+    """The public function of an op: `f(x, *, out=None)` or `f(x, y, *, out=None)`; `facts` as for `public`."""
+
+    def unary(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        return apply(op, *check_operands(op.name, x), out=out)
+
+    def binary(x: Operand, y: Operand, *, out: Tensor | None = None) -> Tensor:
+        if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
+            x, y = check_operands(op.name, x, y)
+        return apply(op, x, y, out=out)
+
+    function: Any = unary if op.operands == 1 else binary
+    function.__name__ = function.__qualname__ = op.public or op.name
+    function.__doc__ = op.reference.__doc__
+    return public(**facts)(function)  # type: ignore[no-any-return]
+
+
+def made_in_place(op: Op, **facts: Any) -> Callable[..., Any]:
+    """The method `x.f_()` or `x.f_(y)`: overwrites x with the result and returns x."""
+    name = op.public or op.name
+
+    def unary(x: Tensor) -> Tensor:
+        array_of(x, op.name + "_")
+        return apply_(op, x, x)
+
+    def binary(x: Tensor, y: Operand) -> Tensor:
+        array_of(x, op.name + "_")
+        return apply_(op, x, x, as_operand(y, op.name + "_"))
+
+    method: Any = unary if op.operands == 1 else binary
+    method.__name__ = method.__qualname__ = name + "_"
+    method.__doc__ = f"`{name}` in place."
+    return public(**facts)(method)  # type: ignore[no-any-return]
+
+
 for _op in registry.values():
     if _op.public:
-        _made = {_op.public: (unary if _op.operands == 1 else binary)(_op)}
+        _facts = {"method": _op.method, "nn": bool(_op.module)}
+        globals()[_op.public] = made_of(_op, **_facts)
         if _op.in_place:
-            _made[f"{_op.public}_"] = (inplace if _op.operands == 1 else inplace_two)(_op)
-        for _name, _function in _made.items():
-            globals()[_name] = registered(_function, _name, method=_op.method, nn=bool(_op.module))
+            globals()[f"{_op.public}_"] = made_in_place(_op, **_facts)

@@ -12,11 +12,21 @@ from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import BOOL, DType, as_dtype, float32, float64, int64
 from genesis.errors import UsageError
-from genesis.functions.arguments import DeviceLike, DTypeLike, Operand, Sizes, Tensor, integer, number
 from genesis.functions.elementwise import copy_
 from genesis.functions.info import finfo, iinfo
-from genesis.functions.shape import array_of, expand, sizes_of
-from genesis.functions.surface import public
+from genesis.functions.shape import expand
+from genesis.functions.surface import (
+    DeviceLike,
+    DTypeLike,
+    Operand,
+    Sizes,
+    Tensor,
+    array_of,
+    integer,
+    number,
+    public,
+    sizes_of,
+)
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import random as ops

@@ -1,29 +1,37 @@
-"""Reductions, softmax, and comparisons of whole tensors, named and behaving as torch's.
-
-`axis` is accepted for `dim` everywhere.
-"""
+"""Reductions, softmax, sorting and counting, comparisons of whole tensors, named and behaving as torch's."""
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase, apply
-from genesis.dtypes import as_dtype
+from genesis.dtypes import INTEGER
 from genesis.errors import DTypeError, UsageError
 from genesis.functions import pointwise as pw
-from genesis.functions.arguments import Dims, DTypeLike, Sizes, Tensor, integer, integers, number
 from genesis.functions.elementwise import add, sub, to_dtype
-from genesis.functions.make import as_operand
-from genesis.functions.shape import array_of, sizes_of
-from genesis.functions.surface import public
+from genesis.functions.surface import (
+    Dims,
+    DTypeLike,
+    Sizes,
+    Tensor,
+    array_of,
+    as_operand,
+    integer,
+    integers,
+    number,
+    public,
+    sizes_of,
+)
 from genesis.keywords import check_calls
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import reduce as ops
 from genesis.ops import softmax as softmax_ops
+from genesis.ops import sort as sort_ops
 
 
 class ValuesAndIndices(NamedTuple):
@@ -33,42 +41,16 @@ class ValuesAndIndices(NamedTuple):
     indices: Any
 
 
-# --- Arguments --------------------------------------------------------------------------------------------------------
+def _reduced(op: Op, x: Any, dim: Any, *, dtype: DTypeLike = None, **rest: Any) -> Any:
+    """x reduced over `dim`, of which an empty one means all dimensions, as in torch.
 
-
-def one_of(name: str, dim: Any, axis: Any) -> Any:
-    """`dim`, or `axis`, which is its other name."""
-    if axis is None:
-        return dim
-    if dim is not None:
-        raise UsageError(f"{name} got both dim and axis", next="axis is another name for dim: give one")
-    return axis
-
-
-def _listed(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
-    """The op's `axes`."""
-    found = one_of(name, dim, axis)
-    return found if found is None or isinstance(found, int) else tuple(found)
-
-
-def _dims(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
-    """The op's `axes`; an empty sequence means all dimensions, as in torch."""
-    found = _listed(name, dim, axis)
-    return None if found == () else found
-
-
-def _as(x: Any, dtype: Any, name: str) -> Any:
-    """x in the type that a reduction was asked to compute in."""
-    array = array_of(x, name)
-    if dtype is None or as_dtype(dtype) is array.dtype:
-        return x
-    return apply(elementwise.cast, x, dtype=as_dtype(dtype))
-
-
-def _result(found: Any, dtype: Any, out: Any) -> Any:
-    """The result in the type that was asked for: autocast widens floats while it is computed, integers count in int64
-    and wrap around."""
-    return found if dtype is None or out is not None else to_dtype(found, dtype)
+    Args:
+        dtype: computed and given in this type: autocast widens floats in between, integers count in int64 and wrap.
+    """
+    array_of(x, op.name)
+    x = x if dtype is None else to_dtype(x, dtype)
+    found = apply(op, x, axes=None if dim == () else dim, **rest)
+    return found if dtype is None or rest["out"] is not None else to_dtype(found, dtype)
 
 
 # --- Sums, means, products --------------------------------------------------------------------------------------------
@@ -76,65 +58,42 @@ def _result(found: Any, dtype: Any, out: Any) -> Any:
 
 @public(also=("reduce_sum",))
 def sum(
-    x: Tensor,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: DTypeLike = None,
-    axis: Dims = None,
-    out: Tensor | None = None,
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
     """Σ x over `dim` (all dimensions unless given); integers and bools give int64.
 
     Args:
         dtype: cast x to this type first.
     """
-    found = apply(ops.sum, _as(x, dtype, "sum"), out=out, axes=_dims("sum", dim, axis), keepdim=keepdim)
-    return _result(found, dtype, out)
+    return _reduced(ops.sum, x, dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
 @public(also=("reduce_mean",))
 def mean(
-    x: Tensor,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: DTypeLike = None,
-    axis: Dims = None,
-    out: Tensor | None = None,
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
     """Σ x / n over `dim` (all dimensions unless given).
 
     Raises:
         DTypeError: for integers, unless `dtype` is a float type.
     """
-    return apply(ops.mean, _as(x, dtype, "mean"), out=out, axes=_dims("mean", dim, axis), keepdim=keepdim)
+    return _reduced(ops.mean, x, dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
 @public(also=("reduce_prod",))
 def prod(
-    x: Tensor,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: DTypeLike = None,
-    axis: Dims = None,
-    out: Tensor | None = None,
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
     """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
-    found = apply(ops.prod, _as(x, dtype, "prod"), out=out, axes=_dims("prod", dim, axis), keepdim=keepdim)
-    return _result(found, dtype, out)
+    return _reduced(ops.prod, x, dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
-def _spread(
-    op: Op, x: Any, dim: Any, unbiased: bool, keepdim: bool, correction: float | None, axis: Dims, out: Any
-) -> Any:
-    array_of(x, op.name)
+def _spread(op: Op, x: Any, dim: Any, unbiased: bool, keepdim: bool, correction: float | None, out: Any) -> Any:
     if isinstance(dim, bool):  # x.var(False), torch's older form
         dim, unbiased = None, dim
     dim = None if dim is None else integers(dim, op.name, "dim")
     correction = float(unbiased) if correction is None else correction
-    return apply(op, x, out=out, axes=_dims(op.name, dim, axis), keepdim=keepdim, correction=correction)
+    return _reduced(op, x, dim, keepdim=keepdim, correction=correction, out=out)
 
 
 @public(also=("reduce_var",))
@@ -145,7 +104,6 @@ def var(
     keepdim: bool = False,
     *,
     correction: float | None = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ (x - mean)² / (n - correction) over `dim`.
@@ -153,7 +111,7 @@ def var(
     Args:
         correction: degrees of freedom taken off; without it, 1, or 0 where `unbiased` is False.
     """
-    return _spread(ops.var, x, dim, unbiased, keepdim, correction, axis, out)
+    return _spread(ops.var, x, dim, unbiased, keepdim, correction, out)
 
 
 @public(also=("reduce_std",))
@@ -164,18 +122,16 @@ def std(
     keepdim: bool = False,
     *,
     correction: float | None = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """√`var`, with the same arguments; its gradient is 0 where it is 0."""
-    return _spread(ops.std, x, dim, unbiased, keepdim, correction, axis, out)
+    return _spread(ops.std, x, dim, unbiased, keepdim, correction, out)
 
 
 @public(also=("reduce_count_nonzero",))
-def count_nonzero(x: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+def count_nonzero(x: Tensor, dim: Dims = None) -> Tensor:
     """How many elements over `dim` are not 0, as int64."""
-    array_of(x, "count_nonzero")
-    return apply(ops.count_nonzero, x, axes=_dims("count_nonzero", dim, axis))
+    return _reduced(ops.count_nonzero, x, dim)
 
 
 @public(function=False)
@@ -193,41 +149,35 @@ def sum_to_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 @public
-def cumsum(
-    x: Tensor, dim: int | None = None, *, dtype: DTypeLike = None, axis: int | None = None, out: Tensor | None = None
-) -> Tensor:
+def cumsum(x: Tensor, dim: int | None = None, *, dtype: DTypeLike = None, out: Tensor | None = None) -> Tensor:
     """Running sums along `dim`; integers and bools give int64."""
-    along = one_of("cumsum", dim, axis)
-    if along is None:
+    array_of(x, "cumsum")
+    if dim is None:
         raise UsageError("cumsum needs a dimension", next="pass dim=")
-    found = apply(ops.cumsum, _as(x, dtype, "cumsum"), out=out, axis=along)
-    return _result(found, dtype, out)
+    found = apply(ops.cumsum, x if dtype is None else to_dtype(x, dtype), out=out, axis=dim)
+    return found if dtype is None or out is not None else to_dtype(found, dtype)
 
 
 # --- Extrema ----------------------------------------------------------------------------------------------------------
 
 
 @public(also=("reduce_amax", "reduce_max"))
-def amax(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+def amax(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
-    array_of(x, "amax")
-    return apply(ops.amax, x, out=out, axes=_dims("amax", dim, axis), keepdim=keepdim)
+    return _reduced(ops.amax, x, dim, keepdim=keepdim, out=out)
 
 
 @public(also=("reduce_amin", "reduce_min"))
-def amin(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+def amin(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
-    array_of(x, "amin")
-    return apply(ops.amin, x, out=out, axes=_dims("amin", dim, axis), keepdim=keepdim)
+    return _reduced(ops.amin, x, dim, keepdim=keepdim, out=out)
 
 
-def _extremum(ops_: tuple[Op, Op, Op], x: Any, dim: Any, keepdim: bool, other: Any, axis: int | None) -> Any:
+def _extremum(whole: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: bool, other: Any) -> Any:
     """The three forms of max and min: of everything, along one dimension, of two tensors."""
-    whole, along, pairwise = ops_
     array_of(x, pairwise.name)
     if isinstance(dim, TensorBase):
         dim, other = None, dim
-    dim = one_of(whole.name, dim, axis)
     if other is not None:
         if dim is not None:
             raise UsageError(f"{pairwise.name} of two tensors takes no dim")
@@ -238,75 +188,55 @@ def _extremum(ops_: tuple[Op, Op, Op], x: Any, dim: Any, keepdim: bool, other: A
 
 
 @public
-def max(
-    x: Tensor,
-    dim: int | Tensor | None = None,
-    keepdim: bool = False,
-    *,
-    other: Tensor | None = None,
-    axis: int | None = None,
-) -> Any:
+def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
     """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
-    return _extremum((ops.amax, ops.max_with_indices, elementwise.maximum), x, dim, keepdim, other, axis)
+    return _extremum(ops.amax, ops.max_with_indices, elementwise.maximum, x, dim, keepdim, other)
 
 
 @public
-def min(
-    x: Tensor,
-    dim: int | Tensor | None = None,
-    keepdim: bool = False,
-    *,
-    other: Tensor | None = None,
-    axis: int | None = None,
-) -> Any:
+def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
     """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of two."""
-    return _extremum((ops.amin, ops.min_with_indices, elementwise.minimum), x, dim, keepdim, other, axis)
+    return _extremum(ops.amin, ops.min_with_indices, elementwise.minimum, x, dim, keepdim, other)
 
 
 @public
-def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
     array_of(x, "argmax")
-    return apply(ops.argmax, x, axis=one_of("argmax", dim, axis), keepdim=keepdim)
+    return apply(ops.argmax, x, axis=dim, keepdim=keepdim)
 
 
 @public
-def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
     array_of(x, "argmin")
-    return apply(ops.argmin, x, axis=one_of("argmin", dim, axis), keepdim=keepdim)
+    return apply(ops.argmin, x, axis=dim, keepdim=keepdim)
 
 
 # --- Truth ------------------------------------------------------------------------------------------------------------
 
 
 @public(also=("reduce_any",))
-def any(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+def any(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
     array_of(x, "any")
-    return apply(ops.any, x, out=out, axes=_listed("any", dim, axis), keepdim=keepdim)
+    return apply(ops.any, x, out=out, axes=dim, keepdim=keepdim)
 
 
 @public(also=("reduce_all",))
-def all(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+def all(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
     array_of(x, "all")
-    return apply(ops.all, x, out=out, axes=_listed("all", dim, axis), keepdim=keepdim)
+    return apply(ops.all, x, out=out, axes=dim, keepdim=keepdim)
 
 
 # --- Log of summed exponentials, norms --------------------------------------------------------------------------------
 
 
 @public(also=("reduce_logsumexp",))
-def logsumexp(
-    x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def logsumexp(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """log Σ e^x over `dim` (all dimensions unless given)."""
-    array_of(x, "logsumexp")
-    return apply(ops.logsumexp, x, out=out, axes=_dims("logsumexp", dim, axis), keepdim=keepdim)
-
-
-_NORMS = {"fro": 2.0, "inf": math.inf, "-inf": -math.inf}
+    return _reduced(ops.logsumexp, x, dim, keepdim=keepdim, out=out)
 
 
 @public(also=("reduce_norm",))
@@ -317,7 +247,6 @@ def norm(
     keepdim: bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given).
@@ -326,33 +255,103 @@ def norm(
         p: any number, ±∞ included; "fro" is 2.
         dtype: cast x to this type first.
     """
-    p = 2.0 if p is None else p
-    power = _NORMS.get(p) if isinstance(p, str) else float(number(p, "norm", "p"))
+    names = {None: 2.0, "fro": 2.0, "inf": math.inf, "-inf": -math.inf}
+    power = names.get(p) if p is None or isinstance(p, str) else float(number(p, "norm", "p"))
     if power is None:
         raise DTypeError(f"norm: p is {p!r}", next='give a number, "fro" or "inf"')
-    found = apply(ops.norm, _as(x, dtype, "norm"), out=out, axes=_dims("norm", dim, axis), keepdim=keepdim, p=power)
-    return _result(found, dtype, out)
+    return _reduced(ops.norm, x, dim, keepdim=keepdim, p=power, dtype=dtype, out=out)
 
 
-check_calls(globals(), ("ValuesAndIndices",))
+def _along(op: Op, x: Any, dim: int, dtype: DTypeLike) -> Any:
+    x = as_operand(x, op.name)
+    if dtype is None:
+        return apply(op, x, dim=dim)
+    return to_dtype(apply(op, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
 
 
 @public(nn=True)
 def softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
-    x = as_operand(x, "softmax")
-    if dtype is None:
-        return apply(softmax_ops.softmax, x, dim=dim)
-    return to_dtype(apply(softmax_ops.softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
+    return _along(softmax_ops.softmax, x, dim, dtype)
 
 
 @public(nn=True)
 def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """log softmax(x) along `dim`, without forming the softmax."""
-    x = as_operand(x, "log_softmax")
-    if dtype is None:
-        return apply(softmax_ops.log_softmax, x, dim=dim)
-    return to_dtype(apply(softmax_ops.log_softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
+    return _along(softmax_ops.log_softmax, x, dim, dtype)
+
+
+# --- Order ------------------------------------------------------------------------------------------------------------
+
+
+@public
+def sort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
+    """x in order along `dim` (the last one unless given), and where each element came from.
+
+    NaN counts as the largest value. The sort is stable whatever `stable` says.
+    """
+    array_of(x, "sort")
+    return ValuesAndIndices(*apply(sort_ops.sort, x, axis=-1 if dim is None else dim, descending=descending))
+
+
+@public
+def argsort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True) -> Tensor:
+    """The indices of `sort`."""
+    return sort(x, dim, descending, stable).indices
+
+
+@public
+def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
+    """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions.
+
+    They come in order whatever `sorted` says; of equals the first ones are taken.
+    """
+    array_of(x, "topk")
+    return ValuesAndIndices(*apply(sort_ops.topk, x, k=k, axis=-1 if dim is None else dim, largest=largest))
+
+
+@public
+def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
+    """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once.
+
+    Args:
+        as_tuple: give one `[n]` tensor for each dimension instead (views of one table).
+    """
+    array = array_of(x, "nonzero")
+    size = apply(sort_ops.nonzero_count, x).array.item()
+    if as_tuple and not array.shape:
+        return (apply(sort_ops.nonzero, TensorBase.wrap(array.view((1,), (1,))), size=size).reshape(-1),)
+    found = apply(sort_ops.nonzero, x, size=size)
+    return tuple(found[:, i] for i in range(array.ndim)) if as_tuple else found
+
+
+@public
+def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each.
+
+    Returns:
+        `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.
+    """
+    array, size = array_of(x, "bincount"), minlength
+    if minlength < 0:
+        raise UsageError(f"bincount: minlength {minlength} is negative")
+    if array.size and array.dtype.category == INTEGER:
+        size = builtins.max(size, 1 + apply(ops.amax, x).array.item())
+    return apply(sort_ops.bincount, x, *(() if weights is None else (weights,)), size=size)
+
+
+@public
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    """The distinct values of the flattened x in order; their number is read from the device once.
+
+    Args:
+        return_inverse: give also the position of each element's value among them, in x's shape.
+        return_counts: give also how often each occurs.
+    """
+    array_of(x, "unique")
+    values, inverse, counts = apply(sort_ops.unique, x, size=apply(sort_ops.unique_count, x).array.item())
+    extra = (*((inverse,) if return_inverse else ()), *((counts,) if return_counts else ()))
+    return (values, *extra) if extra else values
 
 
 # --- Comparisons of whole tensors -------------------------------------------------------------------------------------
@@ -396,3 +395,6 @@ def equal(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have one shape and equal elements; waits for the device."""
     a, b = array_of(x, "equal"), array_of(y, "equal")
     return a.shape == b.shape and bool(all(pw.eq(x, y)).array.item())
+
+
+check_calls(globals(), ("ValuesAndIndices",))

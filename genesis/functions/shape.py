@@ -6,42 +6,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from genesis.array import Array
 from genesis.autograd.record import TensorBase, apply
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.functions.arguments import Sizes, Tensor, integer
-from genesis.functions.surface import public
+from genesis.functions.surface import Sizes, Tensor, array_of, public, sizes_of
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
-from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
-
-# --- Arguments --------------------------------------------------------------------------------------------------------
-
-
-def array_of(x: Any, name: str) -> Array:
-    """The array of a tensor argument.
-
-    Raises:
-        DTypeError: for anything else, naming the function.
-    """
-    if not isinstance(x, TensorBase):
-        raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
-    return x.array
-
-
-def sizes_of(values: tuple[Any, ...], name: str = "") -> Shape:
-    """Integers given one by one or as one sequence: f(2, 3) or f((2, 3)).
-
-    Raises:
-        DTypeError: for what is no integer, naming the function.
-    """
-    if len(values) == 1 and isinstance(values[0], Sequence):
-        values = tuple(values[0])
-    for value in values:
-        if type(value) is not int:
-            return tuple([integer(v, name, "a size or dimension") for v in values])
-    return values
-
+from genesis.shapes import normalize_axes, normalize_axis, resolve_shape, view_strides
 
 # --- Views: the same memory, other sizes ------------------------------------------------------------------------------
 

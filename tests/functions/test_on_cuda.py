@@ -79,14 +79,14 @@ FUSED = {
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Methods of tensors, functions of `genesis`, functions of `nn.functional`; each once.
 
-    Those that are an op under its name (`functions.make`) are left to the op suite.
+    Those that are an op under its name (`functions.pointwise`) are left to the op suite.
     """
     seen: set[int] = set()
     for place, names in ((Tensor, dir(Tensor)), (genesis, genesis.__all__), (functional, functional.__all__)):
         for name in names:
             found = inspect.getattr_static(place, name, None)
             home = getattr(found, "__module__", None) or ""
-            is_ours = inspect.isfunction(found) and home.startswith(HOMES) and home != "genesis.functions.make"
+            is_ours = inspect.isfunction(found) and home.startswith(HOMES) and home != "genesis.functions.pointwise"
             if is_ours and not name.startswith("_") and name not in APART | NO_CALL and id(found) not in seen:
                 seen.add(id(found))
                 yield name, found

@@ -18,11 +18,10 @@ import genesis
 from genesis.backend import cpu
 from genesis.dtypes import ALL
 from genesis.errors import DTypeError, GenesisError, GradientError, KeywordError, ShapeError
-from genesis.functions.arguments import _READ
 from genesis.functions.exchange import _KINDS
 from genesis.functions.methods import Methods
 from genesis.functions.random import _largest
-from genesis.functions.surface import functional, functions, methods
+from genesis.functions.surface import _READ, functional, functions, methods
 from genesis.op import observe
 from tests.functions.surface_cases import CASES, answer
 from tests.functions.torch_tables import FIXTURES

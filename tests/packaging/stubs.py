@@ -40,7 +40,7 @@ IMPORTS = {
     "IndexPlan": "from genesis.functions.index import IndexPlan",
     "LowRankPairs": "from genesis.functions.low_rank import LowRankPairs",
     "Tensor": "from genesis.tensor import Tensor",
-    "types": "from genesis.functions.arguments import DeviceLike, Dims, DTypeLike, Sizes",
+    "types": "from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes",
     "ValuesAndIndices": "from genesis.functions.reduce import ValuesAndIndices",
 }
 SHADOWED = ("float", "int", "bool")  # which `genesis` has as element types
