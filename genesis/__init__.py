@@ -28,9 +28,11 @@ from genesis.backend import Device as device
 from genesis.dtypes import (
     DType,
     bfloat16,
+    finfo,
     float16,
     float32,
     float64,
+    iinfo,
     int8,
     int16,
     int32,
@@ -45,7 +47,6 @@ from genesis.dtypes import float64 as double
 from genesis.dtypes import int16 as short
 from genesis.dtypes import int32 as int
 from genesis.dtypes import int64 as long
-from genesis.functions.info import finfo, iinfo
 from genesis.functions.reduce import ValuesAndIndices
 from genesis.functions.surface import functions as _functions
 from genesis.keywords import check_calls

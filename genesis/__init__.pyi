@@ -30,13 +30,13 @@ from genesis.custom.check import check_op as check_op
 from genesis.custom.from_cuda import cuda_op as cuda_op
 from genesis.custom.from_triton import triton_op as triton_op
 from genesis.dtypes import DType as DType
+from genesis.dtypes import finfo as finfo
+from genesis.dtypes import iinfo as iinfo
 from genesis.dtypes import promote_types as promote_types
-from genesis.functions.arguments import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.functions.index import IndexPlan
-from genesis.functions.info import finfo as finfo
-from genesis.functions.info import iinfo as iinfo
-from genesis.functions.low_rank import LowRankPairs
+from genesis.functions.linalg import LowRankPairs
 from genesis.functions.reduce import ValuesAndIndices as ValuesAndIndices
+from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.random import Generator as Generator
 from genesis.random import manual_seed as manual_seed
 from genesis.saving import load as load
@@ -318,9 +318,7 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: builtins.float = 1
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
     """beta·x + alpha·(mat @ vec); x broadcasts."""
 
-def all(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
 
 def allclose(
@@ -332,19 +330,13 @@ def allclose(
 ) -> builtins.bool:
     """Whether `isclose` holds everywhere; waits for the device."""
 
-def amax(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def amax(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
 
-def amin(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def amin(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
 
-def any(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
 
 def arange(
@@ -358,23 +350,14 @@ def arange(
 ) -> Tensor:
     """arange(end), arange(start, end) or arange(start, end, step): end is not included."""
 
-def argmax(
-    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, axis: builtins.int | None = None
-) -> Tensor:
+def argmax(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
     """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
 
-def argmin(
-    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, axis: builtins.int | None = None
-) -> Tensor:
+def argmin(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
     """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
 
 def argsort(
-    input: Tensor,
-    dim: builtins.int | None = None,
-    descending: builtins.bool = False,
-    stable: builtins.bool = True,
-    *,
-    axis: builtins.int | None = None,
+    input: Tensor, dim: builtins.int | None = None, descending: builtins.bool = False, stable: builtins.bool = True
 ) -> Tensor:
     """The indices of `sort`."""
 
@@ -464,16 +447,11 @@ def contiguous(input: Tensor) -> Tensor:
 def cos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The cosine."""
 
-def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
     """How many elements over `dim` are not 0, as int64."""
 
 def cumsum(
-    input: Tensor,
-    dim: builtins.int | None = None,
-    *,
-    dtype: DTypeLike = None,
-    axis: builtins.int | None = None,
-    out: Tensor | None = None,
+    input: Tensor, dim: builtins.int | None = None, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
     """Running sums along `dim`; integers and bools give int64."""
 
@@ -700,9 +678,7 @@ def logical_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *
 def logical_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether just one of x and y is not 0."""
 
-def logsumexp(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def logsumexp(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """log Σ e^x over `dim` (all dimensions unless given)."""
 
 def lt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
@@ -727,7 +703,6 @@ def max(
     keepdim: builtins.bool = False,
     *,
     other: Tensor | None = None,
-    axis: builtins.int | None = None,
 ) -> Any:
     """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
 
@@ -740,7 +715,6 @@ def mean(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ x / n over `dim` (all dimensions unless given)."""
@@ -751,7 +725,6 @@ def min(
     keepdim: builtins.bool = False,
     *,
     other: Tensor | None = None,
-    axis: builtins.int | None = None,
 ) -> Any:
     """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of
     two."""
@@ -797,7 +770,6 @@ def norm(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
@@ -843,7 +815,6 @@ def prod(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
@@ -920,37 +891,31 @@ def ravel(input: Tensor) -> Tensor:
 def reciprocal(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / x."""
 
-def reduce_all(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def reduce_all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
 
 def reduce_amax(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
 
 def reduce_amin(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
 
-def reduce_any(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def reduce_any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
 
-def reduce_count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+def reduce_count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
     """How many elements over `dim` are not 0, as int64."""
 
 def reduce_logsumexp(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """log Σ e^x over `dim` (all dimensions unless given)."""
 
-def reduce_max(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def reduce_max(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
 
 def reduce_mean(
@@ -959,14 +924,11 @@ def reduce_mean(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ x / n over `dim` (all dimensions unless given)."""
 
-def reduce_min(
-    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
-) -> Tensor:
+def reduce_min(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
 
 def reduce_norm(
@@ -976,7 +938,6 @@ def reduce_norm(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
@@ -987,7 +948,6 @@ def reduce_prod(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
@@ -999,7 +959,6 @@ def reduce_std(
     keepdim: builtins.bool = False,
     *,
     correction: builtins.float | None = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """√`var`, with the same arguments; its gradient is 0 where it is 0."""
@@ -1010,7 +969,6 @@ def reduce_sum(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
@@ -1022,7 +980,6 @@ def reduce_var(
     keepdim: builtins.bool = False,
     *,
     correction: builtins.float | None = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ (x - mean)² / (n - correction) over `dim`."""
@@ -1087,12 +1044,7 @@ def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Ten
     """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
 def sort(
-    input: Tensor,
-    dim: builtins.int | None = None,
-    descending: builtins.bool = False,
-    stable: builtins.bool = True,
-    *,
-    axis: builtins.int | None = None,
+    input: Tensor, dim: builtins.int | None = None, descending: builtins.bool = False, stable: builtins.bool = True
 ) -> ValuesAndIndices:
     """x in order along `dim` (the last one unless given), and where each element came from."""
 
@@ -1120,7 +1072,6 @@ def std(
     keepdim: builtins.bool = False,
     *,
     correction: builtins.float | None = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """√`var`, with the same arguments; its gradient is 0 where it is 0."""
@@ -1140,7 +1091,6 @@ def sum(
     keepdim: builtins.bool = False,
     *,
     dtype: DTypeLike = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
@@ -1173,8 +1123,6 @@ def topk(
     dim: builtins.int | None = None,
     largest: builtins.bool = True,
     sorted: builtins.bool = True,
-    *,
-    axis: builtins.int | None = None,
 ) -> ValuesAndIndices:
     """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions."""
 
@@ -1218,7 +1166,6 @@ def var(
     keepdim: builtins.bool = False,
     *,
     correction: builtins.float | None = None,
-    axis: Dims = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ (x - mean)² / (n - correction) over `dim`."""

@@ -6,11 +6,13 @@ A `DType` is a singleton; its `str()` ends in `.float32`, `.bfloat16` and so on,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from genesis.errors import DTypeError
+from genesis.keywords import check_calls
 
 BOOL, INTEGER, FLOAT = 0, 1, 2  # categories, in the order in which they win
 
@@ -144,3 +146,63 @@ def result_type(operands: Iterable[object]) -> DType:
             result = dtype
     assert result is not None, "result_type of no operands"
     return result
+
+
+# --- Limits, under torch's names --------------------------------------------------------------------------------------
+
+
+class finfo:  # noqa: N801  torch's name
+    """The limits of a float type (float32 unless given).
+
+    Attributes:
+        bits: of one value.
+        eps: the distance from 1 to the next larger value.
+        max, min: the largest value and the smallest, which is its negative.
+        tiny, smallest_normal: the smallest positive value that is not subnormal.
+        resolution: 10 to the minus number of decimal digits that are kept.
+        dtype: the type's name.
+
+    Raises:
+        DTypeError: for a type that is no float type.
+    """
+
+    __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
+
+    def __init__(self, type: Any = float32) -> None:
+        kind = as_dtype(type)
+        if not kind.is_floating_point:
+            raise DTypeError(f"finfo of {kind}", next="use iinfo for integers")
+        facts = ml_dtypes.finfo(kind.numpy)  # type: ignore[no-untyped-call]
+        self.bits, self.dtype = facts.bits, kind.name
+        self.eps, self.max, self.min = float(facts.eps), float(facts.max), float(facts.min)
+        self.tiny = self.smallest_normal = float(facts.smallest_normal)
+        self.resolution = float(f"1e-{facts.precision}")
+
+    def __repr__(self) -> str:
+        return (
+            f"finfo(resolution={self.resolution:g}, min={self.min:g}, max={self.max:g}, eps={self.eps:g},"
+            f" smallest_normal={self.smallest_normal:g}, tiny={self.tiny:g}, dtype={self.dtype})"
+        )
+
+
+class iinfo:  # noqa: N801  torch's name
+    """The limits of an integer type: `bits`, `min`, `max`, and its name as `dtype`.
+
+    Raises:
+        DTypeError: for a type that is no integer type.
+    """
+
+    __slots__ = ("bits", "dtype", "max", "min")
+
+    def __init__(self, type: Any) -> None:
+        kind = as_dtype(type)
+        if kind.category != INTEGER:
+            raise DTypeError(f"iinfo of {kind}", next="use finfo for floats")
+        facts = np.iinfo(kind.numpy)
+        self.bits, self.min, self.max, self.dtype = facts.bits, int(facts.min), int(facts.max), kind.name
+
+    def __repr__(self) -> str:
+        return f"iinfo(min={self.min}, max={self.max}, dtype={self.dtype})"
+
+
+check_calls(globals(), ("finfo", "iinfo"))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from genesis import dtypes
 from genesis.autograd.record import TensorBase, apply, apply_
-from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, result_type
+from genesis.dtypes import BOOL, INTEGER, DType, as_dtype
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions.pointwise import made_in_place, made_of
 from genesis.functions.surface import (
@@ -19,6 +20,7 @@ from genesis.functions.surface import (
     as_operand,
     check_operands,
     fitting,
+    plain,
     public,
 )
 from genesis.functions.transfer import overwrite
@@ -40,7 +42,17 @@ def _scaled(x: Any, y: Any, alpha: float) -> Any:
 
 
 def _common_type(*operands: Any) -> DType:
-    return result_type([v.array if isinstance(v, TensorBase) else v for v in operands])
+    return dtypes.result_type([v.array if isinstance(v, TensorBase) else v for v in operands])
+
+
+@public(method=False)
+def result_type(*operands: Any) -> DType:
+    """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    arrays = [x.array if isinstance(x, TensorBase) else x for x in given]
+    if not arrays:
+        raise DTypeError("result_type of no operands")
+    return dtypes.result_type([v if (v := plain(x)) is not None else x for x in arrays])
 
 
 @public

@@ -11,7 +11,6 @@ from genesis.functions import (  # noqa: F401  they enter the tables
     elementwise,
     exchange,
     index,
-    info,
     linalg,
     pointwise,
     random,

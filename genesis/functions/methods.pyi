@@ -6,8 +6,8 @@ Made by `make stubs`: do not edit.
 from collections.abc import Sequence
 from typing import Any, Self
 
-from genesis.functions.arguments import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.functions.reduce import ValuesAndIndices
+from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.random import Generator
 from genesis.tensor import Tensor
 
@@ -27,23 +27,21 @@ class Methods:
         """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
     def addmv(self, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         """beta·x + alpha·(mat @ vec); x broadcasts."""
-    def all(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+    def all(self, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
     def allclose(self, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
         """Whether `isclose` holds everywhere; waits for the device."""
-    def amax(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+    def amax(self, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
-    def amin(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+    def amin(self, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
-    def any(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+    def any(self, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
-    def argmax(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
-    def argmin(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
-    def argsort(
-        self, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
-    ) -> Tensor:
+    def argsort(self, dim: int | None = None, descending: bool = False, stable: bool = True) -> Tensor:
         """The indices of `sort`."""
     def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
         """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
@@ -105,11 +103,9 @@ class Methods:
         """The cosine."""
     def cos_(self) -> Self:
         """`cos` in place."""
-    def count_nonzero(self, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+    def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements over `dim` are not 0, as int64."""
-    def cumsum(
-        self, dim: int | None = None, *, dtype: DTypeLike = None, axis: int | None = None, out: Tensor | None = None
-    ) -> Tensor:
+    def cumsum(self, dim: int | None = None, *, dtype: DTypeLike = None, out: Tensor | None = None) -> Tensor:
         """Running sums along `dim`; integers and bools give int64."""
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above
@@ -230,9 +226,7 @@ class Methods:
         """Whether x or y is not 0."""
     def logical_xor(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Whether just one of x and y is not 0."""
-    def logsumexp(
-        self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None
-    ) -> Tensor:
+    def logsumexp(self, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """log Σ e^x over `dim` (all dimensions unless given)."""
     def lt(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Whether x < y."""
@@ -250,35 +244,15 @@ class Methods:
     def matmul(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column
         (right)."""
-    def max(
-        self,
-        dim: int | Tensor | None = None,
-        keepdim: bool = False,
-        *,
-        other: Tensor | None = None,
-        axis: int | None = None,
-    ) -> Any:
+    def max(self, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
         """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
     def maximum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """The larger of x and y; NaN where one is NaN."""
     def mean(
-        self,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: DTypeLike = None,
-        axis: Dims = None,
-        out: Tensor | None = None,
+        self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:
         """Σ x / n over `dim` (all dimensions unless given)."""
-    def min(
-        self,
-        dim: int | Tensor | None = None,
-        keepdim: bool = False,
-        *,
-        other: Tensor | None = None,
-        axis: int | None = None,
-    ) -> Any:
+    def min(self, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
         """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of
         two."""
     def minimum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
@@ -342,7 +316,6 @@ class Methods:
         keepdim: bool = False,
         *,
         dtype: DTypeLike = None,
-        axis: Dims = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
@@ -359,13 +332,7 @@ class Methods:
     def pow_(self, exponent: Tensor | float) -> Self:
         """`pow` in place."""
     def prod(
-        self,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: DTypeLike = None,
-        axis: Dims = None,
-        out: Tensor | None = None,
+        self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:
         """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
     def random_(self, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Self:
@@ -431,9 +398,7 @@ class Methods:
         """`sin` in place."""
     def softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
         """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
-    def sort(
-        self, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
-    ) -> ValuesAndIndices:
+    def sort(self, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
         """x in order along `dim` (the last one unless given), and where each element came from."""
     def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
@@ -454,7 +419,6 @@ class Methods:
         keepdim: bool = False,
         *,
         correction: float | None = None,
-        axis: Dims = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """√`var`, with the same arguments; its gradient is 0 where it is 0."""
@@ -465,13 +429,7 @@ class Methods:
     def subtract(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         """x - alpha·y."""
     def sum(
-        self,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: DTypeLike = None,
-        axis: Dims = None,
-        out: Tensor | None = None,
+        self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:
         """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
     def sum_to_size(self, *size: Sizes) -> Tensor:
@@ -491,9 +449,7 @@ class Methods:
         """The hyperbolic tangent."""
     def tanh_(self) -> Self:
         """`tanh` in place."""
-    def topk(
-        self, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
-    ) -> ValuesAndIndices:
+    def topk(self, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
         """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions."""
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions swapped."""
@@ -525,7 +481,6 @@ class Methods:
         keepdim: bool = False,
         *,
         correction: float | None = None,
-        axis: Dims = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Σ (x - mean)² / (n - correction) over `dim`."""

@@ -10,10 +10,9 @@ from typing import Any
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
-from genesis.dtypes import BOOL, DType, as_dtype, float32, float64, int64
+from genesis.dtypes import BOOL, DType, as_dtype, finfo, float32, float64, iinfo, int64
 from genesis.errors import UsageError
 from genesis.functions.elementwise import copy_
-from genesis.functions.info import finfo, iinfo
 from genesis.functions.shape import expand
 from genesis.functions.surface import (
     DeviceLike,

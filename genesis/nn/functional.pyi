@@ -6,8 +6,8 @@ Made by `make stubs`: do not edit.
 
 from collections.abc import Sequence
 
-from genesis.functions.arguments import DTypeLike
-from genesis.functions.low_rank import LowRankPairs
+from genesis.functions.linalg import LowRankPairs
+from genesis.functions.surface import DTypeLike
 from genesis.random import Generator
 from genesis.tensor import Tensor
 

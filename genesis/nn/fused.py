@@ -11,7 +11,7 @@ from typing import Any
 
 from genesis.autograd import apply
 from genesis.autograd.modes import is_grad_enabled
-from genesis.functions.low_rank import LowRankPairs
+from genesis.functions.linalg import LowRankPairs
 from genesis.functions.shape import cat
 from genesis.nn import functional as F
 from genesis.nn.layers import Linear, RMSNorm

@@ -11,13 +11,12 @@ from typing import Any
 
 from genesis.autograd import apply
 from genesis.autograd.record import in_fp32
-from genesis.dtypes import float32, float64
+from genesis.dtypes import finfo, float32, float64
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
 from genesis.functions.create import arange, zeros
-from genesis.functions.info import finfo
-from genesis.functions.low_rank import LowRankPairs, with_pairs
+from genesis.functions.linalg import LowRankPairs, with_pairs
 from genesis.functions.surface import layer_function
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops

@@ -14,7 +14,7 @@ from genesis.autograd import no_grad
 from genesis.dtypes import float32
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import pointwise as pw
-from genesis.functions.low_rank import LowRankPairs, dora_factors
+from genesis.functions.linalg import LowRankPairs, dora_factors
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.layers import Linear

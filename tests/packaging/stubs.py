@@ -38,7 +38,7 @@ IMPORTS = {
     "DType": "from genesis.dtypes import DType",
     "Generator": "from genesis.random import Generator",
     "IndexPlan": "from genesis.functions.index import IndexPlan",
-    "LowRankPairs": "from genesis.functions.low_rank import LowRankPairs",
+    "LowRankPairs": "from genesis.functions.linalg import LowRankPairs",
     "Tensor": "from genesis.tensor import Tensor",
     "types": "from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes",
     "ValuesAndIndices": "from genesis.functions.reduce import ValuesAndIndices",
