@@ -52,10 +52,18 @@ class GradientLease(Protocol):
 
 
 class BackwardStep(Protocol):
-    """What the engine does for the vjp of one node in a backward pass; `Context` passes the questions on."""
+    """One node's step of a backward pass, as its vjp sees it; `Context` passes the questions on.
+
+    Attributes:
+        leases: of the gradient slots that the node's forward wrote outputs into.
+    """
+
+    leases: Mapping[int, GradientLease]
 
     @property
     def is_last(self) -> bool: ...
+    @property
+    def is_total(self) -> bool: ...
     def is_unit(self, grad: Array) -> bool: ...
     def gradient_slot(self, i: int) -> Array | None: ...
     def take_accumulated(self, i: int) -> Accumulated | None: ...

@@ -14,7 +14,7 @@ import numpy as np
 
 from genesis.array import Array
 from genesis.autograd.engine import backward as tape_backward
-from genesis.autograd.handles import HookHandle
+from genesis.autograd.graph import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.dtypes import DType, float32, float64

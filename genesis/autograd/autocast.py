@@ -10,7 +10,6 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from genesis.array import Array
@@ -187,9 +186,7 @@ class autocast(Switch):  # noqa: N801  torch's name
         _set(Settings(low, {**autocasting.types, self.device_type: self.dtype}, self.keeps))
         autocasting.depth += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         autocasting.depth -= 1
         if autocasting.depth == 0:
             autocasting.kept.clear()

@@ -18,9 +18,9 @@ import numpy as np
 from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.gradient_slot import is_same_window
-from genesis.autograd.graph import AccumulateNode, BaseNode, Edge, tape_watches
+from genesis.autograd.graph import BaseNode, Edge, tape_watches
 from genesis.autograd.modes import is_anomaly_enabled, no_grad
-from genesis.autograd.record import TensorBase
+from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.errors import GradientError, NumericError, ShapeError
 from genesis.op import Accumulated, GradientLease, registry
 
@@ -95,7 +95,7 @@ class BackwardPass:
         node = edge.node
         if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.leases:
             return None
-        lease = node.leaf.lease()
+        lease = node.lease()
         if lease is None:
             return None
         self.leases[node] = lease
@@ -106,7 +106,7 @@ class BackwardPass:
         node = edge.node
         if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.totals:
             return None
-        found = node.leaf.accumulated()
+        found = node.accumulated()
         if found is None or found.spec != node.specs[0] or not found.is_contiguous:
             return None
         self.totals.add(node)
@@ -135,7 +135,7 @@ class BackwardPass:
 
 
 class _Step:
-    """One node's step of a backward pass: what its vjp may ask of the engine, see `graph.NodeStep`."""
+    """One node's step of a backward pass: what its vjp may ask of the engine, see `op.BackwardStep`."""
 
     __slots__ = ("given", "leases", "node", "of", "taken")
 

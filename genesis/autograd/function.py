@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis.array import Array, Spec
-from genesis.autograd.graph import BaseNode, Edge, NodeStep
+from genesis.autograd.graph import BaseNode, Edge
 from genesis.autograd.modes import is_grad_enabled, no_grad
 from genesis.autograd.record import TensorBase
 from genesis.errors import GradientError
-from genesis.op import registry
+from genesis.op import BackwardStep, registry
 
 
 class FunctionContext:
@@ -53,7 +53,7 @@ class _FunctionNode(BaseNode):
         self.function, self.input_specs = function, input_specs
         self.context: FunctionContext | None = context
 
-    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
+    def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
         if self.context is None:
             raise self.released()
         found = self.function.backward(self.context, *self._given(grads))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from genesis.array import Array, Spec
-from genesis.autograd.gradient_slot import Lease
 from genesis.backend.recording import mode
 from genesis.errors import GradientError
-from genesis.op import BackwardStep, Context, GradientLease, Op, registry
+from genesis.op import BackwardStep, Context, Op, registry
 
 _sequence = itertools.count(1)
 
@@ -21,16 +20,11 @@ GradHook = Callable[[Array], Array | None]
 
 
 class TapeWatch(Protocol):
-    """What follows the tape while a profile is made."""
+    """What follows the tape while a profile is made: told of nodes, entered around a backward pass and each vjp in it."""
 
-    def recorded(self, node: BaseNode) -> None:
-        """A node was made."""
-
-    def runs_backward(self) -> AbstractContextManager[None]:
-        """Around a backward pass."""
-
-    def runs(self, node: BaseNode) -> AbstractContextManager[None]:
-        """Around the vjp of a node, and what is done with its gradients."""
+    def recorded(self, node: BaseNode) -> None: ...
+    def runs_backward(self) -> AbstractContextManager[None]: ...
+    def runs(self, node: BaseNode) -> AbstractContextManager[None]: ...
 
 
 tape_watches: list[TapeWatch] = []  # none but while somebody looks, at most one
@@ -54,18 +48,27 @@ class Edge(NamedTuple):
     output: int
 
 
-class NodeStep(BackwardStep, Protocol):
-    """One node's step of a backward pass, as the node sees it.
+class HookHandle:
+    """Takes a hook off its tensor or module: by `remove()`, by a call, or at the end of a `with` block."""
 
-    Attributes:
-        leases: of the gradient slots that the node's forward wrote outputs into.
-    """
+    __slots__ = ("_take_off",)
 
-    leases: Mapping[int, GradientLease]
+    def __init__(self, take_off: Callable[[], Any]) -> None:
+        self._take_off: Callable[[], Any] | None = take_off
 
-    @property
-    def is_total(self) -> bool:
-        """Of a leaf: whether its gradient includes that of passes before."""
+    def remove(self) -> None:
+        """Take the hook off; a second call does nothing."""
+        take_off, self._take_off = self._take_off, None
+        if take_off is not None:
+            take_off()
+
+    __call__ = remove
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
 
 class BaseNode:
@@ -81,7 +84,7 @@ class BaseNode:
         if tape_watches:
             tape_watches[0].recorded(self)
 
-    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
+    def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
         """Gradients of the inputs from those of the outputs."""
         raise NotImplementedError
 
@@ -141,7 +144,7 @@ class Node(BaseNode):
         BaseNode.__init__(self, op.name, edges, specs)
         self.op, self.saved, self.recompute = op, saved, recompute
 
-    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
+    def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
         if not self.edges:  # an op without inputs that wrote over a tensor: what lay before it does not count
             return ()
         if self.saved is None and self.recompute is not None:
@@ -170,34 +173,6 @@ class Node(BaseNode):
         self.recompute = None
         if self.saved is not None and self.saved.versions:
             self.saved = None
-
-
-class Leaf(Protocol):
-    """What the tape needs of a leaf."""
-
-    def receive(self, grad: Array, is_total: bool) -> None:
-        """Take the finished gradient of a backward pass; `is_total`: it includes what `accumulated` gave."""
-
-    def accumulated(self) -> Array | None:
-        """The gradient of passes before."""
-
-    def lease(self) -> Lease | None:
-        """The use of the gradient slot, where it is free and no gradient was accumulated."""
-
-
-class AccumulateNode(BaseNode):
-    """The end of the tape at a leaf: hands the finished gradient over."""
-
-    __slots__ = ("leaf",)
-
-    def __init__(self, spec: Spec, leaf: Leaf) -> None:
-        super().__init__("accumulate", (), (spec,))
-        self.leaf = leaf
-
-    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
-        if grads[0] is not None:
-            self.leaf.receive(grads[0], step.is_total)
-        return ()
 
 
 _PACKAGE = str(Path(__file__).parents[1])

@@ -7,7 +7,6 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Generator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -43,9 +42,7 @@ class Switch:
         self._outer.append(getattr(mode, self.field))
         setattr(mode, self.field, self.value)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         setattr(mode, self.field, self._outer.pop())
 
     def _fresh(self) -> Switch:

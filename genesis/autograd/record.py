@@ -15,12 +15,12 @@ from typing import Any, Self
 from genesis.array import Array, Spec
 from genesis.autograd.autocast import Kept, autocasting, fp32_type, low_precision_type, wanted_types
 from genesis.autograd.gradient_slot import GradientSlot, Lease, is_same_window
-from genesis.autograd.graph import AccumulateNode, BaseNode, Edge, Node, Saved
+from genesis.autograd.graph import BaseNode, Edge, Node, Saved
 from genesis.autograd.modes import is_grad_enabled
 from genesis.backend.recording import mode
 from genesis.dtypes import DType
 from genesis.errors import GradientError
-from genesis.op import Op, execute, registry
+from genesis.op import BackwardStep, Op, execute, registry
 
 
 class TensorBase:
@@ -137,8 +137,7 @@ class TensorBase:
         if not self._requires_grad:
             return None
         if self._accumulate is None:
-            # The node refers to the leaf weakly: no cycle delays the release of a leaf that nobody can reach any more.
-            self._accumulate = Edge(AccumulateNode(Spec(self.array.shape, self.array.dtype), _Leaf(self)), 0)
+            self._accumulate = Edge(AccumulateNode(self), 0)
         return self._accumulate
 
     @property
@@ -184,35 +183,41 @@ class TensorBase:
             self._gradient_slot.arrived()
 
 
-class _Leaf:
-    """A leaf as the engine sees it, while it lives."""
+class AccumulateNode(BaseNode):
+    """The end of the tape at a leaf: hands the finished gradient over. It refers to the leaf weakly: no cycle delays
+    the release of a leaf that nobody can reach any more.
+    """
 
-    __slots__ = ("tensor",)
+    __slots__ = ("leaf",)
 
-    def __init__(self, tensor: TensorBase) -> None:
-        self.tensor = weakref.ref(tensor)
+    def __init__(self, leaf: TensorBase) -> None:
+        super().__init__("accumulate", (), (Spec(leaf.array.shape, leaf.array.dtype),))
+        self.leaf = weakref.ref(leaf)
 
-    def receive(self, grad: Array, is_total: bool) -> None:
-        tensor = self.tensor()
-        if tensor is None:
-            return
-        if not is_total or tensor.grad is None:
-            tensor.accumulate_grad(grad)
-            return
-        held = tensor.grad.array
+    def apply(self, grads: list[Array | None], step: BackwardStep) -> tuple[()]:
+        leaf, grad = self.leaf(), grads[0]
+        if leaf is None or grad is None:
+            return ()
+        if not step.is_total or leaf.grad is None:
+            leaf.accumulate_grad(grad)
+            return ()
+        held = leaf.grad.array
         if not is_same_window(held, grad):
             registry["copy"](grad, out=held)
-        tensor._gradient_arrived()
+        leaf._gradient_arrived()
+        return ()
 
     def accumulated(self) -> Array | None:
-        tensor = self.tensor()
-        return None if tensor is None or tensor.grad is None else tensor.grad.array
+        """The gradient of passes before."""
+        leaf = self.leaf()
+        return None if leaf is None or leaf.grad is None else leaf.grad.array
 
     def lease(self) -> Lease | None:
-        tensor = self.tensor()
-        if tensor is None or tensor._gradient_slot is None or tensor.grad is not None:
+        """The use of the gradient slot, where it is free and no gradient was accumulated."""
+        leaf = self.leaf()
+        if leaf is None or leaf._gradient_slot is None or leaf.grad is not None:
             return None
-        return tensor._gradient_slot.lease(is_movable=False)
+        return leaf._gradient_slot.lease(is_movable=False)
 
 
 class SavedCalls(threading.local):

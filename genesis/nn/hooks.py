@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any
 
 from genesis.autograd import Function, FunctionContext
+from genesis.autograd.graph import HookHandle
 from genesis.autograd.modes import is_grad_enabled
 from genesis.tensor import Tensor
 
@@ -32,24 +32,11 @@ def watching_calls(watch: CallWatch) -> Iterator[None]:
         call_watches.remove(watch)
 
 
-class RemovableHandle:
-    """Takes a hook out of the table it stands in, by `remove()` or at the end of a `with` block."""
-
-    def __init__(self, table: dict[int, Any], hook: Any) -> None:
-        self.table, self.id = table, next(_ids)
-        table[self.id] = hook
-
-    def remove(self) -> None:
-        """Remove the hook; a second call does nothing."""
-        self.table.pop(self.id, None)
-
-    def __enter__(self) -> RemovableHandle:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
+def hook_in(table: dict[int, Any], hook: Callable[..., Any]) -> HookHandle:
+    """Put a hook of a module into the table of its kind."""
+    number = next(_ids)
+    table[number] = hook
+    return HookHandle(lambda: table.pop(number, None))
 
 
 class _Gate(Function):

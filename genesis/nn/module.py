@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
+from genesis.autograd.graph import HookHandle
 from genesis.errors import DTypeError, UsageError
 from genesis.keywords import refuse_unknown
-from genesis.nn.hooks import BackwardWatch, RemovableHandle, call_watches
+from genesis.nn.hooks import BackwardWatch, call_watches, hook_in
 from genesis.nn.moving import cuda_device, move, targets
 from genesis.nn.parameter import Parameter
 from genesis.nn.state import LoadResult, load_state
@@ -337,20 +338,20 @@ class Module:
 
     # --- Hooks --------------------------------------------------------------------------------------------------------
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
         """Call `hook(module, args)` before forward; what it returns (unless None) replaces the positional arguments."""
-        return RemovableHandle(self._pre_hooks, hook)
+        return hook_in(self._pre_hooks, hook)
 
-    def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_forward_hook(self, hook: Callable[..., Any]) -> HookHandle:
         """Call `hook(module, args, result)` after forward; what it returns (unless None) replaces the result."""
-        return RemovableHandle(self._forward_hooks, hook)
+        return hook_in(self._forward_hooks, hook)
 
-    def register_full_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_full_backward_hook(self, hook: Callable[..., Any]) -> HookHandle:
         """Call `hook(module, grad_input, grad_output)` in backward; what it returns (unless None) replaces grad_input.
 
         Both are tuples over the positional arguments and over the results, None where there is no gradient.
         """
-        return RemovableHandle(self._backward_hooks, hook)
+        return hook_in(self._backward_hooks, hook)
 
     # --- Text ---------------------------------------------------------------------------------------------------------
 
