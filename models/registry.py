@@ -10,7 +10,7 @@ import genesis
 from genesis import nn
 from genesis.backend import CPU, as_device
 from genesis.errors import ConfigError
-from genesis.nn.neighbours import take_memory
+from genesis.nn.parameter import take_memory
 from genesis.random import Generator
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig

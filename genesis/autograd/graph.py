@@ -20,7 +20,7 @@ GradHook = Callable[[Array], Array | None]
 
 
 class TapeWatch(Protocol):
-    """What follows the tape while a profile is made: told of nodes, entered around a backward pass and each vjp in it."""
+    """What follows the tape while a profile is made: `runs_backward` is entered around a pass, `runs` around a vjp."""
 
     def recorded(self, node: BaseNode) -> None: ...
     def runs_backward(self) -> AbstractContextManager[None]: ...

@@ -4,23 +4,26 @@
 """
 
 from genesis.keywords import check_calls
-from genesis.nn import activations, functional, init, utils
+from genesis.nn import functional, init, utils
 from genesis.nn.attention import Attention, KVCache, RoPE
 from genesis.nn.containers import ModuleDict, ModuleList, Sequential
-from genesis.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
+from genesis.nn.layers import GELU, Dropout, Embedding, Identity, LayerNorm, Linear, RMSNorm, SwiGLU, activations
 from genesis.nn.lora import LoRALinear
 from genesis.nn.losses import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from genesis.nn.module import Module
 from genesis.nn.parameter import Parameter
 
-globals().update({name: getattr(activations, name) for name in activations.__all__})
+globals().update(activations)
 
 __all__ = [  # noqa: PLE0604  the activations are made of records
     "Attention",
     "BCELoss",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
+    "Dropout",
     "Embedding",
+    "GELU",
+    "Identity",
     "KVCache",
     "LayerNorm",
     "Linear",
@@ -33,10 +36,11 @@ __all__ = [  # noqa: PLE0604  the activations are made of records
     "RMSNorm",
     "RoPE",
     "Sequential",
+    "SwiGLU",
     "functional",
     "init",
     "utils",
-    *activations.__all__,
+    *activations,
 ]
 __all__.sort(key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 

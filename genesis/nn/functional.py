@@ -5,7 +5,7 @@ signatures.
 """
 
 from genesis.functions.surface import functional as _functional
-from genesis.nn import layer_functions, loss_functions, scaled_attention  # noqa: F401  they enter the table
+from genesis.nn import layer_functions, losses, scaled_attention  # noqa: F401  they enter the table
 
 globals().update(_functional)
 __all__ = [*_functional]  # noqa: PLE0604  the table holds names

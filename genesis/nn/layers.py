@@ -1,4 +1,4 @@
-"""Layers with parameters of their own: Linear, Embedding, RMSNorm, LayerNorm."""
+"""Layers: linear, embedding, norms; and those without parameters: activations and dropout."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 from genesis.array import Array
 from genesis.autograd import is_grad_enabled, no_grad
-from genesis.errors import ShapeError
+from genesis.errors import ShapeError, UsageError
+from genesis.functions.surface import functional
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.module import Module
 from genesis.nn.parameter import Parameter
+from genesis.op import Op, registry
+from genesis.random import Generator
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -186,3 +189,73 @@ class LayerNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+# --- Without parameters -----------------------------------------------------------------------------------------------
+
+
+class Identity(Module):
+    """Its argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class GELU(Module):
+    """x·Φ(x), or its approximation by tanh.
+
+    Args:
+        approximate: "none" or "tanh".
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+class SwiGLU(Module):
+    """silu(gate)·up, of two arguments (Shazeer, 2020)."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.swiglu(gate, up)
+
+
+class Dropout(Module):
+    """In training, elements become 0 with probability p and the others are divided by 1 - p.
+
+    Args:
+        p: the probability.
+        generator: of the draws; None means the default one.
+    """
+
+    def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise UsageError(f"dropout: {p} is no probability", next="give p in [0, 1]")
+        self.p, self.generator = p, generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training, generator=self.generator)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def _module_of(op: Op) -> type[Module]:
+    """The activation module that an op's record names."""
+    function = functional[op.public]
+
+    def forward(self: Module, x: Tensor) -> Tensor:
+        return function(x)  # type: ignore[no-any-return]
+
+    return type(op.module, (Module,), {"__doc__": op.reference.__doc__, "__module__": __name__, "forward": forward})
+
+
+# Activations that take one tensor and no settings are made of their ops' records, as `ReLU` is.
+activations = {op.module: _module_of(op) for op in registry.values() if op.module}

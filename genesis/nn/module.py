@@ -10,8 +10,7 @@ from genesis.autograd.graph import HookHandle
 from genesis.errors import DTypeError, UsageError
 from genesis.keywords import refuse_unknown
 from genesis.nn.hooks import BackwardWatch, call_watches, hook_in
-from genesis.nn.moving import cuda_device, move, targets
-from genesis.nn.parameter import Parameter
+from genesis.nn.parameter import Parameter, cuda_device, move, targets
 from genesis.nn.state import LoadResult, load_state
 from genesis.tensor import Tensor
 

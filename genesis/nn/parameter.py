@@ -1,13 +1,30 @@
-"""Parameter: a tensor that a module registers as its own when it is assigned to an attribute."""
+"""Parameter: a tensor that a module registers as its own, and the memory of parameters: taken, moved, cast.
+
+Parameters of layers side by side are in one run of memory, as ops want their operands: the linear layers of a block
+(queries, keys and values, say) are one operand where their weights are neighbours, and their biases, too. An optimizer
+sees to that for what it trains (`genesis.optim.flat`); `take_memory` does it for a whole model, of which a part may
+stay frozen. A run is no larger than a block, so that what leaves it for an optimizer's buffers leaves little unused
+memory behind. What moves a module keeps runs.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from genesis.array import Array, label
-from genesis.errors import DTypeError
+from genesis.array import Array, empty, label
+from genesis.backend import Device, as_device
+from genesis.dtypes import DType, as_dtype
+from genesis.errors import DeviceError, DTypeError, UsageError
 from genesis.op import registry
+from genesis.shapes import Shape, contiguous_strides, numel
 from genesis.tensor import Tensor
+
+if TYPE_CHECKING:
+    from genesis.nn.module import Module
+
+PLACE = 64  # bytes to which a tensor in a run is aligned; weights of layers are multiples of it and leave no gaps
 
 
 class Parameter(Tensor):
@@ -41,3 +58,130 @@ def replace_array(tensor: Tensor, array: Array) -> None:
     tensor.array = label(array, "parameter") if isinstance(tensor, Parameter) else array
     tensor._accumulate = None  # it knows the old dtype
     tensor._gradient_buffer = None
+
+
+# --- Where to, and of which type --------------------------------------------------------------------------------------
+
+
+def cuda_device(device: Any = None) -> Device:
+    """The CUDA device meant by an index, "cuda:1" or a `Device`; None means the current one.
+
+    Raises:
+        DeviceError: for a device of another kind.
+    """
+    if device is None:
+        return as_device("cuda")
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return Device("cuda", device)
+    found = as_device(device)
+    if found.type != "cuda":
+        raise DeviceError(f"cuda() got the device {device!r}", next="use .cpu(), or .to(device)")
+    return found
+
+
+def _as_device(value: Any) -> Device | None:
+    """The device meant by a positional argument; None where it is none."""
+    if isinstance(value, Device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
+        return as_device(value)
+    return cuda_device(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | None, DType | None]:
+    """Device and float type that `to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)` means.
+
+    Raises:
+        UsageError: for a device or a dtype that is given twice.
+        DTypeError: for what is neither, and for a dtype that is no float type.
+    """
+    devices, dtypes = [x for x in (device,) if x is not None], [x for x in (dtype,) if x is not None]
+    for value in args:
+        if isinstance(value, Tensor):
+            devices.append(value.device)
+            dtypes.append(value.dtype)
+        elif value is not None:
+            found = _as_device(value)
+            (dtypes if found is None else devices).append(value if found is None else found)
+    for name, given in (("device", devices), ("dtype", dtypes)):
+        if len(given) > 1:
+            raise UsageError(f"to() got more than one {name}: {', '.join(map(str, given))}", next="give it once")
+    place = None
+    if devices:
+        place = devices[0] if isinstance(devices[0], Device) else _as_device(devices[0]) or as_device(devices[0])
+    kind = as_dtype(dtypes[0]) if dtypes else None
+    if kind is not None and not kind.is_floating_point:
+        raise DTypeError(f"a module is cast to a float type, not to {kind.name}")
+    return place, kind
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def run_of(shapes: Sequence[Shape], dtype: DType, device: Device) -> list[Array]:
+    """Arrays of these shapes one behind the other in new memory, which is not initialised."""
+    place, starts, end = max(PLACE // dtype.itemsize, 1), [], 0
+    for shape in shapes:
+        starts.append(end)
+        end += -(-numel(shape) // place) * place
+    whole = empty((end + place,), dtype, device)
+    first = whole.offset + -whole.data_ptr() % PLACE // dtype.itemsize
+    return [
+        whole.view(shape, contiguous_strides(shape), first + start) for shape, start in zip(shapes, starts, strict=True)
+    ]
+
+
+def move(tensors: Iterable[Tensor], device: Device | None, dtype: DType | None, non_blocking: bool = False) -> None:
+    """Give leaves memory of another kind, their gradients too. Each stays the same object; neighbours stay that."""
+    runs: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        runs.setdefault(id(tensor.array.storage), []).append(tensor)
+    for members in runs.values():
+        kind = dtype if members[0].is_floating_point() else None
+        if _is_run(members):
+            _move_run(members, device, kind, non_blocking)
+            continue
+        for tensor in members:
+            moved = tensor.detach().to(device=device, dtype=kind, non_blocking=non_blocking)
+            if moved.array is not tensor.array:
+                _replace(tensor, moved.array, device, kind, non_blocking)
+
+
+def _is_run(members: Sequence[Tensor]) -> bool:
+    """Whether several tensors of one type are in one memory, none over another, with small gaps."""
+    if len(members) < 2 or any(m.dtype is not members[0].dtype or not m.array.is_contiguous for m in members):
+        return False
+    ends = sorted((m.array.offset, m.array.offset + m.array.size) for m in members)
+    place = PLACE // members[0].dtype.itemsize
+    return all(end <= start < end + place for (_, end), (start, _) in pairwise(ends))
+
+
+def _move_run(members: Sequence[Tensor], device: Device | None, dtype: DType | None, non_blocking: bool) -> None:
+    old = members[0]
+    place, kind = old.device if device is None else device, old.dtype if dtype is None else dtype
+    if place == old.device and kind is old.dtype:
+        return
+    ordered = sorted(members, key=lambda m: m.array.offset)
+    for tensor, array in zip(ordered, run_of([m.shape for m in ordered], kind, place), strict=True):
+        Tensor(array).copy_(tensor.detach(), non_blocking=non_blocking)
+        _replace(tensor, array, device, dtype, non_blocking)
+
+
+def _replace(tensor: Tensor, array: Array, device: Device | None, dtype: DType | None, non_blocking: bool) -> None:
+    grad = tensor.grad
+    replace_array(tensor, array)
+    if grad is not None:
+        tensor.grad = grad.detach().to(device=device, dtype=dtype, non_blocking=non_blocking)
+
+
+def take_memory(module: Module, device: Any, dtype: Any) -> None:
+    """Give all parameters memory, which is not initialised; those of one block of layers are in one run.
+
+    In a run first come the matrices, then the vectors, each in the module's order.
+    """
+    blocks: dict[str, list[Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        blocks.setdefault(".".join(name.split(".")[:-2]), []).append(parameter)
+    for members in blocks.values():
+        ordered = sorted(members, key=lambda p: p.ndim < 2)
+        arrays = run_of([p.shape for p in ordered], as_dtype(dtype), as_device(device))
+        for parameter, array in zip(ordered, arrays, strict=True):
+            replace_array(parameter, array)

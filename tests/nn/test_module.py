@@ -14,8 +14,7 @@ from genesis.dtypes import bfloat16, float32, float64
 from genesis.errors import DeviceError, DTypeError, IndexRangeError, KeywordError, ModelError, UsageError
 from genesis.functions.create import ones, tensor, zeros
 from genesis.functions.random import randn
-from genesis.nn.neighbours import take_memory
-from genesis.nn.parameter import Parameter
+from genesis.nn.parameter import Parameter, take_memory
 from genesis.ops.shape import joined
 from genesis.random import manual_seed
 from genesis.tensor import Tensor

@@ -48,7 +48,7 @@ def crowded_kernels(source: str) -> dict[str, int]:
 
 
 IMPORTED_BY_USERS = {
-    "genesis.errors", "genesis.nn.activations", "genesis.nn.functional", "genesis.nn.init", "genesis.nn.utils",
+    "genesis.errors", "genesis.nn.functional", "genesis.nn.init", "genesis.nn.utils",
     "genesis.optim.lr_scheduler", "genesis.random", "genesis.saving",
 }  # fmt: skip
 
