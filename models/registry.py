@@ -50,7 +50,7 @@ def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float
         with nn.init.skip_init(device, dtype):
             return fuse(ARCHITECTURES[config.model_type](config))
     model = without_memory(config)
-    take_memory(model, device, dtype)
+    take_memory(model.named_parameters(), device, dtype)
     return model
 
 

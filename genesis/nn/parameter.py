@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genesis.array import Array, empty, label
 from genesis.backend import Device, as_device
@@ -20,9 +20,6 @@ from genesis.errors import DeviceError, DTypeError, UsageError
 from genesis.op import registry
 from genesis.shapes import Shape, contiguous_strides, numel
 from genesis.tensor import Tensor
-
-if TYPE_CHECKING:
-    from genesis.nn.module import Module
 
 PLACE = 64  # bytes to which a tensor in a run is aligned; weights of layers are multiples of it and leave no gaps
 
@@ -172,13 +169,13 @@ def _replace(tensor: Tensor, array: Array, device: Device | None, dtype: DType |
         tensor.grad = grad.detach().to(device=device, dtype=dtype, non_blocking=non_blocking)
 
 
-def take_memory(module: Module, device: Any, dtype: Any) -> None:
-    """Give all parameters memory, which is not initialised; those of one block of layers are in one run.
+def take_memory(named: Iterable[tuple[str, Parameter]], device: Any, dtype: Any) -> None:
+    """Give parameters by name memory, which is not initialised; those of one block of layers are in one run.
 
-    In a run first come the matrices, then the vectors, each in the module's order.
+    In a run first come the matrices, then the vectors, each in their order.
     """
     blocks: dict[str, list[Parameter]] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in named:
         blocks.setdefault(".".join(name.split(".")[:-2]), []).append(parameter)
     for members in blocks.values():
         ordered = sorted(members, key=lambda p: p.ndim < 2)

@@ -493,7 +493,7 @@ def operands(block: Block) -> tuple[bool, bool]:
 def test_parameters_of_a_block_are_neighbours_and_stay_so_when_they_move() -> None:
     model = nn.Sequential(Block(), Block())
     before = dict(model.named_parameters())
-    take_memory(model, "cpu", "float32")
+    take_memory(model.named_parameters(), "cpu", "float32")
     assert before == dict(model.named_parameters())  # the objects are the same
     for number, parameter in enumerate(model.parameters()):
         parameter.detach().fill_(number)
