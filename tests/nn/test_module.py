@@ -512,6 +512,6 @@ def test_parameters_of_a_block_are_neighbours_and_stay_so_when_they_move() -> No
 
 def test_a_part_of_a_run_moves_alone() -> None:
     block = Block()
-    take_memory(block, "cpu", "float32")
+    take_memory(block.named_parameters(), "cpu", "float32")
     block.q.to("float64")
     assert (block.q.weight.dtype, block.k.weight.dtype) == (float64, float32)
