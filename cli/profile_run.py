@@ -66,7 +66,7 @@ def profile_run(
     Raises:
         GenesisError: of the class that says what is wrong, as `genesis train` does.
     """
-    from genesis.profile.run.nvtx import Nvtx
+    from genesis.measure.nvtx import Nvtx
     from genesis.profile.run.report import render_lines
     from genesis.train.output import Output
     from genesis_cli import recipes
@@ -141,9 +141,9 @@ def _write(folder: Path, report: RunReport, found: Profile) -> Iterator[str]:
     """Write all files; a line for each."""
     from genesis.backend import CPU
     from genesis.files.atomic import write_file
+    from genesis.measure.trace import chrome_trace
     from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
     from genesis.profile.run.memory_picture import memory_json, memory_picture
-    from genesis.profile.run.trace import chrome_trace
 
     main = found.recorded[0]
     stacks = stacks_of(main, found.device != CPU)

@@ -129,7 +129,7 @@ class Opened:
         """Microseconds of each kernel in a captured step in the middle of a text, longest first; events after every
         launch cost about a microsecond and keep kernels from overlapping.
         """
-        from genesis.profile.run.measure import Subject, recorded_steps
+        from genesis.measure.run import Subject, recorded_steps
 
         size, half = case["prompt"] + case["new"], case["prompt"] + case["new"] // 2
         rows = device_rows.DeviceRows(self.model, case["batch"], size, False, self.job["cache"])

@@ -39,10 +39,10 @@ from genesis.distributed.group import Alone
 from genesis.distributed.nccl import STAGING, NcclGroup
 from genesis.distributed.watch import Watch
 from genesis.errors import DistributedError
+from genesis.measure.collectives import bus_factor
 from genesis.measure.limits import wait_for
 from genesis.measure.timing import Plan, of_wall
 from genesis.op import registry
-from genesis.profile.run.collectives import bus_factor
 from genesis.train.ranks import PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis_cli.session.bench.measuring import forget

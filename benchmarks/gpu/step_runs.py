@@ -17,7 +17,7 @@ from benchmarks.gpu.timing import environment
 from genesis import cuda
 from genesis.backend import Device
 from genesis.data.loader import Batch
-from genesis.profile.run.measure import recorded_steps
+from genesis.measure.run import recorded_steps
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer

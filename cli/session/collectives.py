@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.measure.collectives import CollectiveWatch, StepTimes, medians
 from genesis.measure.limits import wait_for
-from genesis.profile.run.collectives import CollectiveWatch, StepTimes, medians
 from genesis.train.ranks import Ranks
 from genesis.train.state import TrainState
 

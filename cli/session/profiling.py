@@ -18,11 +18,11 @@ from genesis.backend.cuda.compilations import given_up_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
 from genesis.measure.limits import limits_of
+from genesis.measure.memory import Timeline
+from genesis.measure.nvtx import Ranges
+from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.profile.generation import GenerationRow
 from genesis.profile.run.collective_table import collective_rows
-from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps
-from genesis.profile.run.memory_timeline import Timeline
-from genesis.profile.run.nvtx import Ranges
 from genesis.profile.run.schema import CollectiveRow
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from genesis.measure.collectives import Collective, StepTimes
 from genesis.profile.run.collective_table import collective_rows
-from genesis.profile.run.collectives import Collective, StepTimes
 from genesis.profile.run.report import render_lines
 from genesis.profile.run.schema import RunReport
 from genesis_models.registry import build

@@ -13,10 +13,10 @@ import pytest
 from genesis.array import from_numpy
 from genesis.backend import CPU, Device
 from genesis.errors import DeviceError, GenesisError, UsageError
+from genesis.measure.marks import Kernel
 from genesis.measure.timing import Plan
 from genesis.op import observe, registry
 from genesis.profile.peer import PeerError, PeerLacks
-from genesis.profile.run.marks import Kernel
 from genesis.profile.schema import Ratio
 from genesis_cli.session.bench import versus
 from genesis_cli.session.bench.breakdown import OpWatch, _Run, add_kernels, breakdown_of, summed

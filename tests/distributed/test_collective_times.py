@@ -17,9 +17,7 @@ from genesis.backend import Device
 from genesis.backend.cuda import driver_for
 from genesis.backend.cuda.simulated import drivers
 from genesis.distributed import Peers
-from genesis.optim import AdamW
-from genesis.optim.optimizer import Optimizer
-from genesis.profile.run.collectives import (
+from genesis.measure.collectives import (
     Call,
     Collective,
     CollectiveWatch,
@@ -28,6 +26,8 @@ from genesis.profile.run.collectives import (
     collectives_of,
     medians,
 )
+from genesis.optim import AdamW
+from genesis.optim.optimizer import Optimizer
 from genesis.train.captured import Captured
 from genesis.train.ranks import Ranks
 from genesis_cli.session.bench.shared import collective_times

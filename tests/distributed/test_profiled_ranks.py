@@ -17,7 +17,7 @@ import genesis
 from genesis import Tensor, nn
 from genesis.data.loader import Batch
 from genesis.distributed import Peers
-from genesis.profile.run.measure import StepRecord
+from genesis.measure.run import StepRecord
 from genesis_cli.session.bench.cases import RandomTokens
 from genesis_cli.session.bench.steps import new_state
 from genesis_cli.session.profiling import profiled

@@ -11,8 +11,8 @@ import numpy as np
 import genesis
 from genesis import Tensor, nn
 from genesis.backend import CPU, Device
+from genesis.measure.run import Subject
 from genesis.optim import AdamW
-from genesis.profile.run.measure import Subject
 from genesis.train.captured import Captured
 
 __all__ = ["Tiny", "captured_subject", "subject"]

@@ -17,14 +17,14 @@ from genesis.autograd.graph import tape_watches
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
 from genesis.errors import DeviceError, ShapeError
+from genesis.measure import nvtx
+from genesis.measure.recorder import Recorder
+from genesis.measure.run import Recorded, memory_of, plain_steps, recorded_steps
 from genesis.nn.fused import linear_sum
 from genesis.nn.hooks import call_watches
 from genesis.op import _beginnings, _observers, observe, registry
-from genesis.profile.run import nvtx
 from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
-from genesis.profile.run.measure import Recorded, memory_of, plain_steps, recorded_steps
 from genesis.profile.run.memory_picture import memory_json, memory_picture
-from genesis.profile.run.recorder import Recorder
 from genesis.profile.run.schema import ModeRow
 from genesis.profile.run.tables import memory_row, mode_row
 from tests.profile.runs import captured_subject, subject

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 
 from genesis.backend import CPU, Device
-from genesis.profile.run.marks import Kernel
-from genesis.profile.run.measure import Recorded, StepRecord, plain_steps, recorded_steps
-from genesis.profile.run.spans import Frame
-from genesis.profile.run.trace import chrome_trace
-from genesis.profile.run.waits import Wait
+from genesis.measure.marks import Kernel
+from genesis.measure.run import Recorded, StepRecord, plain_steps, recorded_steps
+from genesis.measure.spans import Frame
+from genesis.measure.trace import chrome_trace
+from genesis.measure.waits import Wait
 from tests.profile.runs import captured_subject, subject
 
 CUDA = Device("cuda", 0)

@@ -20,9 +20,9 @@ from genesis.array import Array
 from genesis.backend import CPU, backend_for
 from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.measure.limits import Limits
+from genesis.measure.marks import Kernel
+from genesis.measure.run import Subject, recorded_steps
 from genesis.op import Op, observe
-from genesis.profile.run.marks import Kernel
-from genesis.profile.run.measure import Subject, recorded_steps
 from genesis.train.state import TrainState
 from genesis_cli.session.bench.schema import Breakdown, OpShare
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED, GraphSteps, taking

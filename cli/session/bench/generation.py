@@ -14,10 +14,10 @@ from genesis import Tensor
 from genesis.backend import CPU, backend_for
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
 from genesis.measure.limits import Limits, wait_for
+from genesis.measure.run import Subject, recorded_steps
 from genesis.measure.timing import Plan, measure, summarize
 from genesis.op import observe
 from genesis.profile.generation import GenerationRow
-from genesis.profile.run.measure import Subject, recorded_steps
 from genesis.profile.schema import Failure, Time
 from genesis_cli.session.bench.breakdown import OpWatch, add_kernels, summed
 from genesis_cli.session.bench.measuring import failure_of, forget

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from genesis.backend import CPU, Device, backend_for
 from genesis.measure.limits import wait_for
+from genesis.measure.recorder import shadowed
 from genesis.measure.timing import Plan, measure, summarize
-from genesis.profile.run.recorder import shadowed
 from genesis.profile.schema import Time
 from genesis.train.state import TrainState
 from genesis.train.step import take_step

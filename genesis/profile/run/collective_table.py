@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from genesis.measure.collectives import StepTimes, bus_factor
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds
-from genesis.profile.run.collectives import StepTimes, bus_factor
 from genesis.profile.run.schema import CollectiveRow
 
 

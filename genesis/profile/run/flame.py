@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
+from genesis.measure.memory import aggregated
+from genesis.measure.run import Recorded
+from genesis.measure.spans import IDLE, divided
 from genesis.profile.format import format_seconds
-from genesis.profile.run.measure import Recorded
-from genesis.profile.run.memory_timeline import aggregated
-from genesis.profile.run.spans import IDLE, divided
 from genesis.profile.run.svg import document, element, fitted, titled
 from genesis.profile.run.tables import kernel_shares
 

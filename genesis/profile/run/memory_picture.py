@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
+from genesis.measure.memory import CATEGORIES, Timeline
 from genesis.profile.format import format_bytes, format_seconds
-from genesis.profile.run.memory_timeline import CATEGORIES, Timeline
 from genesis.profile.run.svg import document, element, short, titled
 
 WIDTH, HEIGHT = 1280.0, 520.0

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
+from genesis.measure.spans import OUTSIDE
 from genesis.profile.cases import kind_of
 from genesis.profile.format import format_bytes, format_seconds, format_share
 from genesis.profile.generation import render_generation
 from genesis.profile.run.collective_table import render_collectives
 from genesis.profile.run.schema import Memory, ModeRow, RunReport, TimeRow
-from genesis.profile.run.spans import OUTSIDE
 
 WIDTH = 100
 INDENT = 10

@@ -6,11 +6,11 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from genesis.profile.run.marks import Kernel
-from genesis.profile.run.measure import Recorded, StepRecord
-from genesis.profile.run.memory_timeline import Timeline, aggregated
+from genesis.measure.marks import Kernel
+from genesis.measure.memory import Timeline, aggregated
+from genesis.measure.run import Recorded, StepRecord
+from genesis.measure.spans import IDLE, Key, divided, leaves
 from genesis.profile.run.schema import Held, KernelRow, Memory, ModeRow, Sync, TimeRow
-from genesis.profile.run.spans import IDLE, Key, divided, leaves
 
 HELD = 12
 Shares = Mapping[Key, float]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genesis.profile.run.marks import Kernel
-from genesis.profile.run.measure import Recorded, StepRecord
-from genesis.profile.run.spans import Frame
+from genesis.measure.marks import Kernel
+from genesis.measure.run import Recorded, StepRecord
+from genesis.measure.spans import Frame
 
 HOST, GPU = 1, 2  # processes
 STEPS, COMPUTE = HOST, GPU  # rows; readers show the one with its process's number first

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
+from genesis.measure.spans import OUTSIDE, Frame
 from genesis.op import Op
-from genesis.profile.run.spans import OUTSIDE, Frame
 
 Category = Literal["weights", "gradients", "optimizer", "activations", "workspace", "other"]
 CATEGORIES: tuple[Category, ...] = ("weights", "optimizer", "gradients", "other", "activations", "workspace")

@@ -21,8 +21,8 @@ from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.distributed.group import Group
 from genesis.measure.limits import wait_for
+from genesis.measure.recorder import shadowed
 from genesis.optim.optimizer import Optimizer
-from genesis.profile.run.recorder import shadowed
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend

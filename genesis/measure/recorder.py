@@ -11,11 +11,11 @@ from typing import Any
 
 from genesis.array import Array
 from genesis.autograd.graph import BaseNode, watching_tape
+from genesis.measure.nvtx import Ranges
+from genesis.measure.spans import COLLECTIVE, Frame
 from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
-from genesis.profile.run.nvtx import Ranges
-from genesis.profile.run.spans import COLLECTIVE, Frame
 
 OpWatch = Callable[[Op, Sequence[Any], float, float], None]
 

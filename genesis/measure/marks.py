@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.array import Array
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
+from genesis.measure.recorder import shadowed
+from genesis.measure.spans import COLLECTIVE, OUTSIDE
 from genesis.op import Op
-from genesis.profile.run.recorder import shadowed
-from genesis.profile.run.spans import COLLECTIVE, OUTSIDE
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:

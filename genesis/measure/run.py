@@ -13,13 +13,13 @@ from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.distributed.group import Alone, Group
 from genesis.measure.limits import wait_for
+from genesis.measure.marks import Kernel, Marks
+from genesis.measure.memory import Category, MemoryWatch, Timeline
+from genesis.measure.nvtx import Ranges
+from genesis.measure.recorder import Recorder, shadowed
+from genesis.measure.spans import Frame
+from genesis.measure.waits import Wait, Waits
 from genesis.nn import Module
-from genesis.profile.run.marks import Kernel, Marks
-from genesis.profile.run.memory_timeline import Category, MemoryWatch, Timeline
-from genesis.profile.run.nvtx import Ranges
-from genesis.profile.run.recorder import Recorder, shadowed
-from genesis.profile.run.spans import Frame
-from genesis.profile.run.waits import Wait, Waits
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend

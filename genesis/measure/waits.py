@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.backend import CPU, Device, backend_for
-from genesis.profile.run.recorder import shadowed
+from genesis.measure.recorder import shadowed
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-_PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
 # What the lines of a model and of the training loop call.
 _PLUMBING = tuple(str(path) for path in _PACKAGE.iterdir() if path.name not in ("train", "__pycache__"))
 
