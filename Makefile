@@ -8,6 +8,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 PIP_FLAGS ?=
 MUTANTS ?=
+RESULTS := benchmarks/results
 
 # The first interpreter on the path that is new enough; `make test PYTHON=python3.12` chooses another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -114,13 +115,13 @@ gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitiz
 	$(SANITIZE) racecheck $(BIN)/python -m pytest --gpu -n 0 -m 'not mbarrier' \
 		$(filter-out tests/kernels/test_gemm_warp_specialized.py tests/kernels/test_attention_warp_specialized.py,$(APART))
 
-gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, against torch; writes benchmarks/results
-	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost --out benchmarks/results/$(shell date +%F)-gpu-launch-cost.json
-	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
-	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
-	$(PEERS_VENV)/bin/python -m benchmarks.gpu.lora_step --kinds lora,dora --recipes lean-graphs,lean-chunk-compile,peft --out benchmarks/results/$(shell date +%F)-gpu-lora-step.json
+gpu-bench: peers ## on a machine with an NVIDIA GPU: ops, training steps and generation beside torch; writes benchmarks/results
+	$(PEERS_VENV)/bin/genesis bench-ops --vs torch --out $(RESULTS)
+	$(PEERS_VENV)/bin/genesis bench-model --size 0.5B --batch-size 1,8 --seq-len 1024 --vs torch --json $(RESULTS)/$(shell date +%F)-gpu-training-step.json
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.lora_step --kinds lora,dora --recipes lean-graphs,peft --out $(RESULTS)/$(shell date +%F)-gpu-lora-step.json
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.generation --recipes lean-graph --out $(RESULTS)/$(shell date +%F)-gpu-generation.json
 
-performance: install-dev ## make docs/performance.md again from the results that git knows; measures nothing
+performance: install-dev ## write docs/performance.md from the results that git knows; measures nothing
 	$(BIN)/python -m benchmarks.performance
 
 docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings

@@ -15,7 +15,6 @@ import functools
 import itertools
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,22 +112,39 @@ def run(python: str, side: str, job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    def median(key: str) -> float:
-        return statistics.median(ms for each in rounds for ms in each[key])
+DESCRIBED = {  # given to `columns` where Genesis is: the other side's Python need not have it
+    "side": ("side", "text", "Library."),
+    "token": ("token", "s", "Median time from a token to the next."),
+    "fastest": ("fastest tenth", "s", "Time of the fastest tenth of the tokens."),
+    "processor": ("processor", "s", "Processor time of a token."),
+    "first": ("first token", "s", "Median time to the first token."),
+    "tokens_per_second": ("tokens/s", "token/s", "Tokens a second at the median."),
+    "peak": ("peak memory", "bytes", "Largest resident memory of the process."),
+    "version": ("version", "text", "Versions of the library."),
+    "ratio": ("ratio", "ratio", "Time of a token over that of Genesis."),
+    "first_ratio": ("first ratio", "ratio", "Time to the first token over that of Genesis."),
+    "memory_ratio": ("memory ratio", "ratio", "Memory over that of Genesis."),
+}
 
+
+def summary(side: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    def all_of(key: str) -> list[float]:
+        return [ms / 1e3 for each in rounds for ms in each[key]]
+
+    token = statistics.median(all_of("token_ms"))
     return {
+        "side": side,
+        "token": token,
+        "fastest": statistics.quantiles(all_of("token_ms"), n=10)[0],
+        "processor": statistics.median(all_of("processor_ms")),
+        "first": statistics.median(all_of("first_ms")),
+        "tokens_per_second": 1 / token,
+        "peak": max(each["peak_mib"] for each in rounds) * 2**20,
         "version": rounds[0]["version"],
-        "token_ms": median("token_ms"),
-        "fastest_token_ms": statistics.quantiles([ms for each in rounds for ms in each["token_ms"]], n=10)[0],
-        "processor_ms": median("processor_ms"),
-        "first_ms": median("first_ms"),
-        "tokens_per_second": 1000 / median("token_ms"),
-        "peak_mib": max(each["peak_mib"] for each in rounds),
     }
 
 
-def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     job = {
         "size": arguments.size,
         "threads": arguments.threads,
@@ -148,20 +163,10 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     tokens = [each.pop("tokens") for found in rounds.values() for each in found]
     if any(each != tokens[0] for each in tokens):
         raise SystemExit(f"the two generate different tokens: {tokens}")
-    sides = {name: summary(found) for name, found in rounds.items()}
-    theirs, ours = sides["transformers"], sides["genesis"]
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": arguments.threads},
-        "command": f"python -m benchmarks.cpu_generation --size {arguments.size} --torch-python <python with torch>",
-        "shape": {"prompt": arguments.prompt, "new": arguments.new},
-        **sides,
-        "speed_ratio": theirs["token_ms"] / ours["token_ms"],
-        "fastest_ratio": theirs["fastest_token_ms"] / ours["fastest_token_ms"],
-        "processor_ratio": theirs["processor_ms"] / ours["processor_ms"],
-        "first_ratio": theirs["first_ms"] / ours["first_ms"],
-        "memory_ratio": theirs["peak_mib"] / ours["peak_mib"],
-    }
+    ours, theirs = (summary(name, found) for name, found in rounds.items())
+    for key, of in (("ratio", "token"), ("first_ratio", "first"), ("memory_ratio", "peak")):
+        theirs[key] = theirs[of] / ours[of]
+    return [ours, theirs]
 
 
 def main() -> None:
@@ -179,23 +184,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="where the JSON result goes")
     arguments = parser.parse_args()
-    found = compare(arguments)
-    for name in SIDES:
-        side = found[name]
-        print(
-            f"{name:13} {side['token_ms']:7.1f} ms a token (fastest tenth {side['fastest_token_ms']:.1f}, processor"
-            f" {side['processor_ms']:.1f})  first {side['first_ms']:7.1f} ms  peak {side['peak_mib']:6.0f} MiB "
-            f" ({side['version']})"
-        )
-    print(
-        f"transformers / genesis: token {found['speed_ratio']:.2f}, fastest tenth {found['fastest_ratio']:.2f},"
-        f" processor {found['processor_ratio']:.2f},"
-        f" first {found['first_ratio']:.2f}, memory {found['memory_ratio']:.2f}"
-    )
-    if arguments.out is not None:
-        from benchmarks.result_files import write_result
+    from benchmarks.results import columns, rows_table, write_report
+    from genesis.backend import CPU
 
-        write_result(arguments.out, found)
+    made = rows_table("sides", f"Generation with {arguments.size}", columns(**DESCRIBED), compare(arguments))
+    settings = {key: getattr(arguments, key) for key in ("size", "threads", "prompt", "new")}
+    write_report(arguments.out, "cpu-generation", CPU, [made], settings)
 
 
 if __name__ == "__main__":

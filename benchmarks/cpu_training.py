@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result_files import write_result
+from benchmarks.results import columns, rows_table, write_report
+from genesis.backend import CPU
 
 HERE = Path(__file__).parent
 # The peer's optimizer; the quickstart itself uses Muon.
@@ -40,7 +39,6 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
 
     import genesis
     import genesis_models
-    from genesis.backend import CPU
     from genesis.backend.cpu import set_threads
     from genesis.data.loader import PackedLoader
     from genesis.data.pipeline import prepare
@@ -98,20 +96,34 @@ def run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def summary(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
-    steps = [ms for r in rounds for ms in r["step_ms"]]
+COLUMNS = columns(
+    side=("side", "text", "Library."),
+    step=("step", "s", "Median step."),
+    fastest=("fastest", "s", "Fastest step."),
+    tokens_per_second=("tokens/s", "token/s", "Trained tokens a second at the median step."),
+    peak=("peak memory", "bytes", "Largest resident memory of the process."),
+    last_loss=("last loss", "count", "Loss of the last step."),
+    version=("version", "text", "Versions of the library and its BLAS."),
+    ratio=("ratio", "ratio", "Time of this side over that of Genesis."),
+    memory_ratio=("memory ratio", "ratio", "Memory of this side over that of Genesis."),
+)
+
+
+def summary(side: str, rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
+    steps = [ms / 1e3 for r in rounds for ms in r["step_ms"]]
     median = statistics.median(steps)
     return {
-        "version": rounds[0]["version"],
-        "parameters": rounds[0]["parameters"],
-        "step_ms": {"median": median, "min": min(steps), "max": max(steps)},
-        "tokens_per_second": 1000 * tokens / median,
-        "peak_mib": max(r["peak_bytes"] for r in rounds) / 2**20,
+        "side": side,
+        "step": median,
+        "fastest": min(steps),
+        "tokens_per_second": tokens / median,
+        "peak": max(r["peak_bytes"] for r in rounds),
         "last_loss": rounds[-1]["last_loss"],
+        "version": ", ".join(filter(None, (rounds[0]["version"], rounds[0].get("blas")))),
     }
 
 
-def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from genesis_cli import recipes
 
     config = recipes.load("quickstart", [])
@@ -134,18 +146,10 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
             rounds["genesis"].append(run(ours, job))
             rounds["torch"].append(run(theirs, job))
     tokens = config.train.batch_size * config.data.seq_len
-    sides = {name: summary(found, tokens) for name, found in rounds.items()}
-    sides["genesis"]["blas"] = rounds["genesis"][0]["blas"]
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": arguments.threads},
-        "pinned": os.environ.get("OPENBLAS_CORETYPE"),
-        "command": "python benchmarks/cpu_training.py --torch-python <python with torch>",
-        "shape": {"batch_size": config.train.batch_size, "seq_len": config.data.seq_len},
-        **sides,
-        "speed_ratio": sides["torch"]["step_ms"]["median"] / sides["genesis"]["step_ms"]["median"],
-        "memory_ratio": sides["torch"]["peak_mib"] / sides["genesis"]["peak_mib"],
-    }
+    ours_row, theirs_row = (summary(name, found, tokens) for name, found in rounds.items())
+    theirs_row["ratio"] = theirs_row["step"] / ours_row["step"]
+    theirs_row["memory_ratio"] = theirs_row["peak"] / ours_row["peak"]
+    return [ours_row, theirs_row]
 
 
 def main() -> None:
@@ -159,19 +163,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="where the JSON result goes")
     arguments = parser.parse_args()
-    found = compare(arguments)
-    for name in ("genesis", "torch"):
-        side = found[name]
-        print(
-            f"{name:8} {side['step_ms']['median']:7.1f} ms a step  {side['tokens_per_second']:7,.0f} tokens/s "
-            f" peak {side['peak_mib']:6.0f} MiB  ({side['version']})"
-        )
-    print(f"torch / genesis: time {found['speed_ratio']:.2f}, memory {found['memory_ratio']:.2f}")
-    print(f"Genesis' matmuls: {found['genesis']['blas']}")
-    if found["pinned"]:
-        print(f"OPENBLAS_CORETYPE={found['pinned']} pins their kernels: unset it to measure what a user gets")
-    if arguments.out is not None:
-        write_result(arguments.out, found)
+    made = rows_table("sides", "Training steps of the quickstart", COLUMNS, compare(arguments))
+    if pinned := os.environ.get("OPENBLAS_CORETYPE"):
+        print(f"OPENBLAS_CORETYPE={pinned} pins the kernels of matmuls: unset it to measure what a user gets")
+    write_report(arguments.out, "cpu-training", CPU, [made], {"threads": arguments.threads, "pinned": pinned})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Generation on a GPU, Genesis and torch in turns: milliseconds a token, whole calls, time to the first token.
 
-    python -m benchmarks.gpu.generation --sizes 0.5B,qwen3-0.6B --batches 1,8,32 --recipes lean-graph --profile
+    python -m benchmarks.gpu.generation --sizes 0.5B,qwen3-0.6B --batches 1,8,32 --recipes lean-graph
 
 Each side has a process, which loads the same random weights and answers one case after the other, so that a case's
-rounds are interleaved. `ms/token` is the median of the times between the ends of decoding steps, by events. `first` is
+rounds are interleaved. `token` is the median of the times between the ends of decoding steps, by events. `first` is
 the wall time from the call to its first token, with everything captured before. `of copy` is the share of a copy's
 bandwidth, measured in the same process, at which a step's weights and half of its keys and values are read. Greedy
 tokens of torch's sides are compared with ours: `same` is the mean length of their equal beginning (16-bit ties may
@@ -20,17 +20,30 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.lora_step import Side, SideError, listed
-from benchmarks.result_files import write_result
-
-__all__ = ["cases", "line", "same_beginning"]
+from benchmarks.results import columns, rows_table, write_report
+from genesis.backend import as_device
 
 Job = dict[str, Any]
-LISTED = 24  # kernels of a step, the longest
+COLUMNS = columns(
+    size=("size", "text", "Model."),
+    side=("side", "text", "Genesis, with its types of weights and cache, or a recipe of torch."),
+    batch=("rows", "count", "Sequences that are generated at a time."),
+    prompt=("prompt", "count", "Tokens of a prompt."),
+    new=("new", "count", "Tokens that are generated."),
+    draw=("draw", "text", "Greedy, or sampled with temperature 0.8, top-p 0.95 and top-k 50."),
+    token=("token", "s", "Median time between the ends of decoding steps, by events."),
+    tokens_per_second=("tokens/s", "token/s", "Of all rows, at the median."),
+    ratio=("ratio", "ratio", "Time of a token over that of Genesis."),
+    share=("of a copy", "share", "Rate of the step's weights and half of its cache as a share of a copy's."),
+    whole=("whole call", "s", "Wall time of the call."),
+    first=("first token", "s", "Wall time to the first token, with everything captured before."),
+    same=("same", "count", "Mean length of the beginning that equals the first side's greedy tokens."),
+    error=("error", "text", "Why the side has no figures."),
+)
 
 
 class Answering(Side):
@@ -90,11 +103,6 @@ def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, A
                         _ask(row, side, case)
             rows += new
             _compare(new)
-        if chosen.profile:
-            ours = [side for name, side in sides if name == "genesis"]
-            batches = [case for case in cases(chosen) if case["draw"] == "greedy" and case["new"] == chosen.new]
-            for side, case in itertools.product(ours, batches):
-                rows += side.ask({**case, "profile": True})["profile"][:LISTED]
     return rows
 
 
@@ -104,16 +112,19 @@ def _ask(row: dict[str, Any], side: Answering, case: Job) -> None:
     except SideError as error:
         row["error"] = str(error)
         return
-    for key in ("ms", "whole_ms", "first_ms"):
+    for key in ("token", "whole", "first"):
         row.setdefault(f"{key}_rounds", []).append(answer.pop(key))
         row[key] = statistics.median(row[f"{key}_rounds"])
-    row.update(answer)
+    row.update(answer, tokens_per_second=row["batch"] / row["token"])
 
 
 def _compare(rows: list[dict[str, Any]]) -> None:
-    """Note how far each side's tokens are those of the first."""
+    """Note each side's time over the first's, and how far its tokens are those of the first."""
+    for row in rows[1:]:
+        if "token" in row and "token" in rows[0]:
+            row["ratio"] = row["token"] / rows[0]["token"]
     found = [row.pop("tokens") for row in rows if "tokens" in row]
-    for row, tokens in zip([row for row in rows if "ms" in row], found, strict=True):
+    for row, tokens in zip([row for row in rows if "token" in row], found, strict=True):
         if row["draw"] == "greedy":
             row["same"] = same_beginning(found[0], tokens)
 
@@ -122,23 +133,6 @@ def same_beginning(x: list[list[int]], y: list[list[int]]) -> float:
     """How many tokens two batches' rows begin with alike, on average."""
     lengths = [sum(itertools.takewhile(bool, map(int.__eq__, a, b))) for a, b in zip(x, y, strict=True)]
     return statistics.mean(lengths)
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    if "kernel" in row:
-        shape = f"{row['case']['batch']} x {row['case']['prompt']}"
-        return f"  {shape:9} {row['us']:8.2f} us {row['calls']:6.1f} calls  {row['kernel'][:110]}"
-    name = f"{row['size']:12} {row['side']:16}"
-    if "error" in row or "ms" not in row:
-        return f"{name} {row.get('error', 'not run')[:100]}"
-    shape = f"{row['batch']:3} x {row['prompt']:5}+{row['new']:<4} {row['draw']:8}"
-    share = f" {row['share']:5.1%} of copy" if "share" in row else " " * 14
-    same = f"  same {row['same']:.0f}" if "same" in row else ""
-    return (
-        f"{name} {shape} {row['ms']:7.4f} ms/token{share} {row['batch'] / row['ms'] * 1e3:9.0f} tok/s"
-        f"  whole {row['whole_ms']:8.1f} ms  first {row['first_ms']:7.2f} ms{same}"
-    )
 
 
 def arguments() -> argparse.Namespace:
@@ -160,7 +154,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--torch", default=sys.executable, help="the interpreter of an environment with torch")
     parser.add_argument("--limit", type=float, default=120, help="seconds that one answer may take")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further case is begun")
-    parser.add_argument("--profile", action="store_true", help="the time of each kernel of a step of Genesis")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -169,13 +162,9 @@ def main() -> None:
     chosen = arguments()
     until, rows = time.monotonic() + chosen.budget, []
     for size in listed(chosen.sizes):
-        found = run(size, chosen, until)
-        rows += found
-        print("\n".join(map(line, found)), flush=True)
-    if chosen.out:
-        date = datetime.now(UTC).strftime("%Y-%m-%d")
-        command = "python -m benchmarks.gpu.generation " + " ".join(sys.argv[1:])
-        write_result(chosen.out, {"date": date, "command": command, "rows": rows})
+        rows += run(size, chosen, until)
+    made = rows_table("cases", "Generation", COLUMNS, rows)
+    write_report(chosen.out, "generation", as_device(chosen.device), [made], {"dtype": chosen.dtype})
 
 
 if __name__ == "__main__":

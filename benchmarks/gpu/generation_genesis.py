@@ -7,8 +7,6 @@ import json
 import statistics
 import sys
 import time
-from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,13 @@ import genesis_models
 from benchmarks.gpu.lora_genesis import config_of
 from genesis import cuda
 from genesis.backend import as_device
+from genesis.bench.limits import copy_rate
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.quantize import quantize
 
-__all__ = ["Opened", "prepare", "prompts"]
-
 DRAWS = {"greedy": Sampling(0.0), "sampled": Sampling(0.8, top_k=50, top_p=0.95)}
 WARM_UPS = 3  # a pass of prompts is captured in its third
-COPIED = 1 << 30  # bytes of the copy that bandwidth is measured with
 
 
 def prepare(job: dict[str, Any]) -> None:
@@ -53,7 +49,7 @@ class Opened:
         self.model: Any = genesis_models.load(Path(job["folder"]) / "base", device=job["device"], dtype=job["dtype"])
         if job["weights"] != "auto":
             quantize(self.model, job["weights"])
-        self.bandwidth = self._copy() if self.on_gpu else 0.0
+        self.bandwidth = copy_rate(as_device(job["device"]))
         self.key: tuple[int, int, str] | None = None  # of the last case
         self.ends: list[cuda.Event] = []
         call = device_rows.Step.__call__
@@ -66,17 +62,8 @@ class Opened:
 
         device_rows.Step.__call__ = timed  # type: ignore[method-assign]
 
-    def _copy(self) -> float:
-        """Bytes a second of a copy, those read and those written."""
-        from benchmarks.gpu.timing import gpu_us
-
-        x, y = (genesis.ones(COPIED // 4, device=self.job["device"]) for _ in range(2))
-        return 2 * COPIED / gpu_us(lambda: y.copy_(x), n=5, replays=5) * 1e6
-
     def answer(self, case: dict[str, Any]) -> dict[str, Any]:
         """A case's times, after calls that capture what is new."""
-        if case.get("profile"):
-            return {"profile": self.profile(case)}
         key = case["batch"], case["prompt"] + case["new"], case["draw"]
         if key != self.key:
             self.key = key
@@ -84,8 +71,7 @@ class Opened:
                 self.run(case)
         found = self.run(case)
         if self.on_gpu:
-            found["share"] = self.bytes(case) / (found["ms"] / 1e3) / self.bandwidth
-            found["copy_tb_s"] = self.bandwidth / 1e12
+            found["share"] = self.bytes(case) / found["token"] / self.bandwidth
         return found
 
     def engine(self, case: dict[str, Any]) -> DeviceEngine:
@@ -105,15 +91,13 @@ class Opened:
         if self.on_gpu:
             cuda.synchronize()
         begun, first = time.perf_counter(), 0.0
-        for token in engine.run(requests):
+        for drawn in engine.run(requests):
             first = first or time.perf_counter() - begun
-            tokens[token.request].append(token.id if token.id is not None else -1)
+            tokens[drawn.request].append(drawn.id if drawn.id is not None else -1)
         whole = time.perf_counter() - begun
         times = [a.elapsed_time(b) for a, b in itertools.pairwise(self.ends)]
-        ms = statistics.median(times) if times else whole * 1e3 / case["new"]
-        steps = device_rows._kept[self.model].steps if self.model in device_rows._kept else {}
-        captured = [key for key, step in steps.items() if step.is_captured]
-        return {"ms": ms, "whole_ms": whole * 1e3, "first_ms": first * 1e3, "tokens": tokens, "captured": captured}
+        token = statistics.median(times) / 1e3 if times else whole / case["new"]
+        return {"token": token, "whole": whole, "first": first, "tokens": tokens}
 
     def bytes(self, case: dict[str, Any]) -> float:
         """Read by a step in the middle of the continuation: all weights, and the keys and values of all rows."""
@@ -124,30 +108,6 @@ class Opened:
         size = 1 if self.job["cache"] == "fp8" else embedding.dtype.itemsize
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
         return weights + case["batch"] * token * (case["prompt"] + case["new"] / 2)
-
-    def profile(self, case: dict[str, Any]) -> list[dict[str, Any]]:
-        """Microseconds of each kernel in a captured step in the middle of a text, longest first; events after every
-        launch cost about a microsecond and keep kernels from overlapping.
-        """
-        from genesis.measure.run import Subject, recorded_steps
-
-        size, half = case["prompt"] + case["new"], case["prompt"] + case["new"] // 2
-        rows = device_rows.DeviceRows(self.model, case["batch"], size, False, self.job["cache"])
-        self.model.eval()
-        rows.begin(self.model)
-        ids = [np.resize(request.ids, half).tolist() for request in self.requests(case)]
-        rows.state.start([(row, replace(self.requests(case)[row], ids=each), 64) for row, each in enumerate(ids)])
-        step = rows.step(self.model, case["batch"], size)
-        subject = Subject(
-            self.model, as_device(self.job["device"]), lambda: [], lambda _: step(), lambda: None, (), dict
-        )
-        found: dict[str, list[float]] = defaultdict(list)
-        for record in recorded_steps(subject, count=3, warm_up=3):
-            for kernel in record.kernels:
-                shapes = ",".join(str(shape).replace(" ", "") for shape in kernel.shapes[:4])
-                found[f"{kernel.op}/{kernel.name} {shapes}"].append((kernel.end - kernel.start) * 1e6)
-        rows = [{"kernel": k, "calls": len(v) / 3, "us": sum(v) / 3, "case": case} for k, v in found.items()]
-        return sorted(rows, key=lambda row: -row["us"])  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-__all__ = ["Decoder", "Opened"]
-
 Tensors = dict[str, torch.Tensor]
 TEMPERATURE, TOP_P, TOP_K = 0.8, 0.95, 50
 CHUNK = 1024  # tokens of a prompt in one pass: their scores stand whole where a cache is before them
@@ -203,8 +201,8 @@ class Opened:
         tokens = self.decoder.found[:, case["prompt"] : case["prompt"] + case["new"]].cpu().tolist()
         whole = time.perf_counter() - begun
         times = [a.elapsed_time(b) for a, b in itertools.pairwise(ends)]
-        ms = statistics.median(times) if times else (whole - first) * 1e3 / (case["new"] - 1)
-        return {"ms": ms, "whole_ms": whole * 1e3, "first_ms": first * 1e3, "tokens": tokens}
+        token = statistics.median(times) / 1e3 if times else (whole - first) / (case["new"] - 1)
+        return {"token": token, "whole": whole, "first": first, "tokens": tokens}
 
 
 if __name__ == "__main__":

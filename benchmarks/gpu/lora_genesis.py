@@ -90,7 +90,7 @@ class OpenedSteps:
         self.state, self.job = TrainState(model, optimizer, loader), job
         self.batches, self.count = [_batch(ids) for ids in tokens(job)], 0
         self.taken: list[float] = []
-        self.memory = {"peak_gib": 0.0, "reserved_gib": 0.0}
+        self.memory = {"peak": 0, "reserved": 0}
         self.steps = None
         if job["device"] != "cpu":
             self.steps = DeviceSteps(self.state, self.device, MAX_NORM, 1000, note=_note)
@@ -119,21 +119,11 @@ class OpenedSteps:
         """Note the peak of the first steps: replays take no memory, and a profile makes graphs of its own."""
         if self.steps is not None:
             allocated, reserved = cuda.max_memory_allocated(), cuda.max_memory_reserved()
-            self.memory = {"peak_gib": allocated / 2**30, "reserved_gib": reserved / 2**30}
+            self.memory = {"peak": allocated, "reserved": reserved}
 
     def facts(self) -> dict[str, Any]:
-        """Memory, and what the time depends on."""
-        trained = sum(p.numel() for p in self.state.model.parameters() if p.requires_grad)
-        if self.steps is None:
-            return {**self.memory, "trained": trained}
-        from benchmarks.gpu.step_runs import profile
-        from benchmarks.gpu.timing import environment
-
-        found = {**self.memory, "trained": trained, **environment()}
-        if self.job["profile"]:
-            found["profile"] = profile(self.steps, self.batches[:1])
-            self.job["profile"] = False  # in the first answer
-        return found
+        """Memory."""
+        return dict(self.memory)
 
 
 def _note(text: str) -> None:

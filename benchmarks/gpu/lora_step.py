@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.lora_step [--sizes 0.5B,qwen3-0.6B,llama-3.2-1B] [--shapes 8x1024,4x2048] [--ranks 16,64]
         [--kinds lora,dora] [--checkpointing none,selective,full] [--recipes lean-graphs,lean-chunk-compile,peft]
-        [--steps 10] [--rounds 3] [--torch PYTHON] [--profile] [--out JSON]
+        [--steps 10] [--rounds 3] [--torch PYTHON] [--out JSON]
 
 A step is forward, backward, clipping to norm 1 and AdamW of the adapters; base and adapters are bf16, on all seven
 linears. All sides start from the same files, an adapter whose B is not 0 among them, and see the same tokens: their
@@ -25,11 +25,11 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result_files import write_result
+from benchmarks.results import columns, rows_table, write_report
+from genesis.backend import as_device
 
 Job = dict[str, Any]
 
@@ -121,6 +121,24 @@ def tokens(job: Job) -> Any:
     return np.random.default_rng(0).integers(0, vocabulary, (8, job["batch"], job["length"]))
 
 
+COLUMNS = columns(
+    size=("size", "text", "Model."),
+    kind=("kind", "text", "LoRA or DoRA."),
+    r=("r", "count", "Rank of the adapters."),
+    shape=("tokens a step", "text", "Batch times length."),
+    checkpointing=("checkpointing", "text", "Of activations."),
+    side=("side", "text", "Genesis, or a recipe of torch."),
+    step=("step", "s", "Median step."),
+    fastest=("fastest", "s", "Fastest step."),
+    tokens_per_second=("tokens/s", "token/s", "Trained tokens a second."),
+    ratio=("ratio", "ratio", "Time over that of Genesis without checkpointing."),
+    peak=("memory", "bytes", "Most memory that was allocated at one time."),
+    reserved=("reserved", "bytes", "Most memory that was reserved from the driver."),
+    warm_s=("warm-up", "s", "From the start of the process until the first steps are done."),
+    loss=("first loss", "count", "Loss of the first step."),
+    error=("error", "text", "Why the side has no figures."),
+)
+
 # --- Cases ------------------------------------------------------------------------------------------------------------
 
 
@@ -164,34 +182,23 @@ def case(job: Job, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     for row in rows:
         seconds = row.pop("seconds", None)
         if seconds and "error" not in row:
-            row["ms"], row["min_ms"] = statistics.median(seconds) * 1e3, min(seconds) * 1e3
-            row["tokens_per_second"] = job["batch"] * job["length"] / row["ms"] * 1e3
+            row["step"], row["fastest"] = statistics.median(seconds), min(seconds)
+            row["tokens_per_second"] = job["batch"] * job["length"] / row["step"]
+    first = next((row["step"] for row in rows if row["side"] == "genesis" and "step" in row), None)
+    for row in rows:
+        if first is not None and "step" in row:
+            row["ratio"] = row["step"] / first
     return rows
 
 
 def disagreements(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each side whose first loss is not that of the case's first side."""
-    ran = [row for row in rows if "ms" in row]
+    ran = [row for row in rows if "step" in row]
     return [
         f"{row['side']}: first loss {row['loss']:.5f}, that of {ran[0]['side']} is {ran[0]['loss']:.5f}"
         for row in ran[1:]
         if abs(row["loss"] - ran[0]["loss"]) > TOLERANCE * abs(ran[0]["loss"])
     ]
-
-
-def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """A row of the table, with its time over that of Genesis without checkpointing."""
-    side = row["side"] if row["checkpointing"] == "none" else f"{row['side']}, {row['checkpointing']}"
-    name = f"{row['size']:12} {row['kind']} r{row['r']:<3} {row['shape']:7} {side:20}"
-    if "ms" not in row:
-        return f"{name} {row.get('error', 'no steps')[:90]}"
-    same = [r for r in rows if all(r[key] == row[key] for key in ("size", "kind", "r", "shape"))]
-    first = next((r for r in same if r["side"].startswith("genesis") and "ms" in r), row)
-    return (
-        f"{name} {row['ms']:8.2f} ms {row['ms'] / first['ms']:5.2f}x {row['tokens_per_second'] / 1e3:7.1f}k tok/s"
-        f" {row['peak_gib']:6.2f} GiB, reserved {row['reserved_gib']:6.2f}  warm-up {row['warm_s']:5.1f} s"
-        f"  loss {row['loss']:.4f}"
-    )
 
 
 def listed(text: str) -> list[str]:
@@ -215,7 +222,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--torch", default=sys.executable, help="the interpreter of an environment with torch")
     parser.add_argument("--limit", type=float, default=240, help="seconds that one answer may take")
-    parser.add_argument("--profile", action="store_true", help="the time of each kernel of Genesis, into the JSON")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -227,7 +233,7 @@ def main() -> None:
     options = map(listed, (chosen.sizes, chosen.kinds, chosen.ranks, chosen.shapes))
     for size, kind, r, shape in itertools.product(*options):
         batch, length = (int(x) for x in shape.split("x"))
-        kept = {key: getattr(chosen, key) for key in ("warm_up", "device", "dtype", "profile")}
+        kept = {key: getattr(chosen, key) for key in ("warm_up", "device", "dtype")}
         with tempfile.TemporaryDirectory() as folder:
             job = {**kept, "size": size, "kind": kind, "r": int(r), "batch": batch, "length": length, "folder": folder}
             with Side(sys.executable, "lora_genesis", {**job, "prepare": True}, chosen.limit) as side:
@@ -235,14 +241,11 @@ def main() -> None:
             found = case(job, chosen)
         wrong += [f"{size} {kind} r{r} {shape} {text}" for text in disagreements(found)]
         rows += found
-        print("\n".join(line(row, rows) for row in found), flush=True)
-    print("\n" + "\n".join([*(line(row, rows) for row in rows), *wrong]))
-    if chosen.out:
-        date = datetime.now(UTC).strftime("%Y-%m-%d")
-        command = "python -m benchmarks.gpu.lora_step " + " ".join(sys.argv[1:])
-        write_result(chosen.out, {"date": date, "command": command, "rows": rows, "disagreements": wrong})
+    made = rows_table("steps", "Training steps with adapters", COLUMNS, rows)
+    made.notes += wrong
+    write_report(chosen.out, "lora-step", as_device(chosen.device), [made])
     if wrong:
-        sys.exit(1)
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

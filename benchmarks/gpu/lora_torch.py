@@ -22,8 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.gpu.lora_step import serve, tokens
 
-__all__ = ["OpenedSteps"]
-
 LR, MAX_NORM = 2e-4, 1.0
 PIECE = 2048  # rows of a piece of the head's loss
 PREFIX = "base_model.model."
@@ -250,15 +248,10 @@ class OpenedSteps:
             torch.cuda.reset_peak_memory_stats()
 
     def facts(self) -> dict[str, Any]:
-        """Memory, and how much learns; what CUDA graphs hold is in what is reserved alone."""
-        trained = sum(p.numel() for p in self.parameters)
+        """Memory; what CUDA graphs hold is in what is reserved alone."""
         if not self.on_gpu:
-            return {"peak_gib": 0.0, "reserved_gib": 0.0, "trained": trained, "torch": torch.__version__}
-        return {
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-            "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-            "trained": trained, "torch": torch.__version__,
-        }  # fmt: skip
+            return {"peak": 0, "reserved": 0}
+        return {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
     python -m benchmarks.gpu.serving --size 0.5B --clients 64 --seconds 60 --out FILE
     python -m benchmarks.gpu.serving --size tiny --device cpu --seconds 10        # a check of this script
-    python -m benchmarks.gpu.serving --size tiny --device cpu --seconds 10 --step-ms 2 --processes 1
 
 Weights are random. First the engine runs alone, in a process of its own, with as many rows as the server has and with
 requests that always wait: the same prompts and lengths, so that prompts count in both; and a batch without prompts, for
 comparison. Then clients ask the server, each its next question as soon as it has an answer: first for whole answers,
 then for streams. Tokens are those of requests that end within the time, after a warm-up. `cpu` is the time that a token
 costs the engine's process and that of HTTP: where HTTP's share of a second comes near to one, it is the limit.
-`--step-ms` puts a stand-in in the engine's place, of 32 rows and so many milliseconds a step, and its rate is the full
-one.
 """
 
 from __future__ import annotations
@@ -31,7 +28,8 @@ from typing import Any
 import numpy as np
 
 import genesis_models
-from benchmarks.gpu.serving_stand_in import STEP_MS
+from benchmarks.results import columns, rows_table, write_report
+from genesis.backend import as_device
 from genesis.data.tokenizer import train_bpe
 from genesis_cli.session.inference import opened
 from genesis_cli.session.preparation import resolve_device
@@ -58,7 +56,6 @@ class Job:
 
     Attributes:
         processes: in which the clients run, so that they are not the limit.
-        step_ms: of the stand-in; None measures the engine.
     """
 
     folder: str
@@ -67,12 +64,11 @@ class Job:
     clients: int
     processes: int
     seconds: float
-    step_ms: float | None
 
     @property
     def rows(self) -> int:
         """As the server has."""
-        return ROWS if self.device == "cpu" and self.step_ms is None else GPU_ROWS
+        return ROWS if self.device == "cpu" else GPU_ROWS
 
 
 @dataclass(frozen=True)
@@ -213,59 +209,53 @@ def loaded(job: Job, server: Server, vocab_size: int, *, stream: bool) -> dict[s
         after = cpu_seconds(server)
         done = [one for part in work for one in part.result() if begun <= one.at < begun + job.seconds]
     tokens = sum(one.tokens for one in done)
-    firsts = np.array([one.first for one in done]) * 1e3
+    first = [float(np.percentile([one.first for one in done], share)) for share in (50, 95, 99)]
+    cpu = {name: after[name] - before[name] for name in after}
     return {
+        "asked": "streamed" if stream else "whole answers",
         "requests": len(done),
         "tokens_per_second": tokens / job.seconds,
-        "first_ms": {name: float(np.percentile(firsts, at)) for name, at in (("median", 50), ("95%", 95), ("99%", 99))},
+        **dict(zip(("first", "first_95", "first_99"), first, strict=True)),
         "tokens_per_chunk": tokens / max(sum(one.chunks for one in done), 1) if stream else None,
-        "cpu_us_per_token": {name: (after[name] - before[name]) / tokens * 1e6 for name in after},
-        "cpu_share": {name: (after[name] - before[name]) / job.seconds for name in after},
+        "engine_cpu": cpu["engine"] / tokens,
+        "http_cpu": cpu["http"] / tokens,
+        "http_share": cpu["http"] / job.seconds,
     }
 
 
 # --- All --------------------------------------------------------------------------------------------------------------
 
 
-def measured(job: Job, vocab_size: int) -> dict[str, Any]:
+COLUMNS = columns(
+    asked=("asked for", "text", "What clients ask the server for, or the engine alone."),
+    requests=("requests", "count", "Requests that ended within the time."),
+    tokens_per_second=("tokens/s", "token/s", "Of all rows."),
+    share=("of the engine", "share", "Of the engine's rate alone, with prompts."),
+    first=("first", "s", "Median time to the first text, or to the whole answer."),
+    first_95=("95 %", "s", "The same for 95 of 100 requests."),
+    first_99=("99 %", "s", "The same for 99 of 100 requests."),
+    tokens_per_chunk=("tokens a chunk", "count", "Mean number of tokens that a chunk of a stream holds."),
+    engine_cpu=("engine CPU", "s", "Processor time of the engine's process for a token."),
+    http_cpu=("HTTP CPU", "s", "Processor time of the HTTP process for a token."),
+    http_share=("HTTP of a core", "share", "Of one core that the HTTP process uses."),
+)
+
+
+def measured(job: Job, vocab_size: int) -> list[dict[str, Any]]:
     """The engine alone, and the server whole and streamed, with their shares of it."""
-    program = "genesis_cli.main"
-    if job.step_ms is None:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            alone = pool.submit(engine_alone, job).result()
-    else:
-        program = "benchmarks.gpu.serving_stand_in"
-        os.environ[STEP_MS] = str(job.step_ms)
-        alone = dict.fromkeys(("with_prompts", "batch"), job.rows / job.step_ms * 1e3)
-    print(
-        f"engine, {job.rows} rows: {alone['with_prompts']:,.0f} tokens/s, {alone['batch']:,.0f} without prompts",
-        flush=True,
-    )
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        alone = pool.submit(engine_alone, job).result()
+    rows: list[dict[str, Any]] = [
+        {"asked": "engine alone", "tokens_per_second": alone["with_prompts"], "share": 1.0},
+        {"asked": "engine alone, without prompts", "tokens_per_second": alone["batch"]},
+    ]
     words = ["--device", job.device, "--dtype", job.dtype, "--context", str(CONTEXT)]
-    report: dict[str, Any] = {"engine": alone, "engine_rows": job.rows}
-    with serving(Path(job.folder), *words, program=program) as server:
+    with serving(Path(job.folder), *words) as server:
         loaded(replace(job, seconds=WARM_UP_S), server, vocab_size, stream=False)
-        for name, stream in (("whole", False), ("streamed", True)):
-            found = loaded(job, server, vocab_size, stream=stream)
-            found["share"] = found["tokens_per_second"] / alone["with_prompts"]
-            report[name] = found
-            print(_line(name, found), flush=True)
-        begun = time.perf_counter()
-        server.stop()
-        report["stopped_after_s"] = time.perf_counter() - begun
-        print(f"stopped after {report['stopped_after_s']:.1f} s", flush=True)
-    return report
-
-
-def _line(name: str, found: dict[str, Any]) -> str:
-    first, cpu = found["first_ms"], found["cpu_us_per_token"]
-    told = "first text" if found["tokens_per_chunk"] else "answer"
-    chunks = f", {found['tokens_per_chunk']:.1f} tokens a chunk" if found["tokens_per_chunk"] else ""
-    return (
-        f"{name}: {found['tokens_per_second']:,.0f} tokens/s, {found['share']:.2f} of the engine's; {told} after"
-        f" {first['median']:.0f} ms (95%: {first['95%']:.0f}, 99%: {first['99%']:.0f}){chunks}; cpu a token:"
-        f" engine {cpu['engine']:.0f} us, http {cpu['http']:.0f} us, {found['cpu_share']['http']:.0%} of a core"
-    )
+        for stream in (False, True):
+            rows.append(loaded(job, server, vocab_size, stream=stream))
+            rows[-1]["share"] = rows[-1]["tokens_per_second"] / alone["with_prompts"]
+    return rows
 
 
 def main() -> None:
@@ -277,20 +267,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--processes", type=int, default=4, help="in which the clients run")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--step-ms", type=float, help="of a stand-in for the engine")
-    parser.add_argument("--out", help="a JSON file")
+    parser.add_argument("--out", type=Path, help="a JSON file")
     chosen = parser.parse_args()
     if chosen.clients % chosen.processes:
         parser.error("--processes must divide --clients")
     with tempfile.TemporaryDirectory() as place:
         folder = write_model(chosen.size, Path(place) / "model")
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        job = Job(
-            str(folder), chosen.device, chosen.dtype, chosen.clients, chosen.processes, chosen.seconds, chosen.step_ms
-        )
-        report = {"settings": vars(chosen), **measured(job, vocab_size)}
-    if chosen.out:
-        Path(chosen.out).write_text(json.dumps(report, indent=1) + "\n")
+        job = Job(str(folder), chosen.device, chosen.dtype, chosen.clients, chosen.processes, chosen.seconds)
+        made = rows_table("load", f"{chosen.clients} clients", COLUMNS, measured(job, vocab_size))
+    settings = {"size": chosen.size, "clients": chosen.clients, "rows": job.rows}
+    write_report(chosen.out, "serving", as_device(chosen.device), [made], settings)
 
 
 if __name__ == "__main__":

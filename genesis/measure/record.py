@@ -156,16 +156,21 @@ def to_markdown(report: Report) -> Iterator[str]:
         yield ", ".join(f"{key} {value}" for key, value in report.settings.items() if value is not None)
     for one in report.tables:
         yield from ("", f"## {_plain(one.title or one.name)}", "")
-        shown = _shown(one)
-        yield "| " + " | ".join(c.title for c in shown) + " |"
-        yield "|" + "|".join("---" if c.unit == "text" else "---:" for c in shown) + "|"
-        for row in one.rows:
-            yield "| " + " | ".join(_plain(cell_text(c, row.get(c.key))) for c in shown) + " |"
+        yield from markdown_table(one)
         yield from ("", *map(_plain, one.notes)) if one.notes else ()
     if report.failures:
         yield from ("", "## Failed", "")
         yield from (f"- {_plain(f.name)} {_plain(f.label)}: {_plain(f.error)}" for f in report.failures)
     yield from ("", *map(_plain, report.notes)) if report.notes else ()
+
+
+def markdown_table(one: Table) -> Iterator[str]:
+    """A table as lines of Markdown."""
+    shown = _shown(one)
+    yield "| " + " | ".join(c.title for c in shown) + " |"
+    yield "|" + "|".join("---" if c.unit == "text" else "---:" for c in shown) + "|"
+    for row in one.rows:
+        yield "| " + " | ".join(_plain(cell_text(c, row.get(c.key))) for c in shown) + " |"
 
 
 def _plain(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.performance import training_steps
-from benchmarks.result_files import read_results, result_files
+from benchmarks.performance import PAGE, page_of
+from benchmarks.results import newest, result_files
 from docs.generate import PAGES, api_page, is_current
 from genesis import errors
 from genesis_models import ARCHITECTURES
@@ -75,22 +77,54 @@ def speed_rows(text: str) -> list[tuple[str, ...]]:
     return re.findall(row, text, re.MULTILINE)
 
 
-def measured(results: Any) -> set[tuple[str, ...]]:
-    """The same of all steps beside torch.compile in docs/performance.md."""
+def measured(rows: Any) -> set[tuple[str, ...]]:
+    """The same of the newest report of steps beside torch.compile."""
     return {
         (
-            step.row["size"],
-            str(step.row["shape"]).replace("x", " x "),
-            f"{step.row['ms']:.1f}",
-            f"{step.peer['ms']:.1f}",
-            f"{step.peer['ms'] / step.row['ms']:.2f}",
+            row["size"],
+            row["shape"],
+            f"{row['step'] * 1e3:.1f}",
+            f"{row['peer_step'] * 1e3:.1f}",
+            f"{row['ratio']:.2f}",
         )
-        for step in training_steps(results)
-        if str(step.peer.get("side", "")).startswith("lean")
+        for row in rows
+        if row["recipe"].startswith("torch.compile")
     }
 
 
 def test_the_readme_s_figures_are_measured() -> None:
+    found = newest("training-step", result_files())
+    assert found is not None
     rows = speed_rows(README)
     assert len(rows) == 5
-    assert set(rows) <= measured(read_results(result_files()))
+    assert set(rows) <= measured(found[1]["tables"][0]["rows"])
+
+
+def test_the_page_of_figures_is_that_of_the_newest_reports_and_short() -> None:
+    assert page_of(result_files()) == PAGE.read_text(), "run `make performance`"
+    assert len(PAGE.read_text().splitlines()) <= 150
+
+
+def test_results_are_the_newest_of_their_kind_and_small() -> None:
+    files = result_files()
+    kinds = [json.loads(path.read_text())["kind"] for path in files]
+    assert len(set(kinds)) == len(kinds) >= 8
+    assert all(path.stat().st_size <= 200_000 for path in files)
+
+
+def test_a_row_below_one_is_named_with_its_reason(tmp_path: Path) -> None:
+    columns = [
+        {"key": key, "title": key, "unit": unit, "about": "."}
+        for key, unit in (
+            ("side", "text"), ("token", "s"), ("first", "s"), ("tokens_per_second", "token/s"), ("peak", "bytes"),
+            ("ratio", "ratio"), ("first_ratio", "ratio"), ("memory_ratio", "ratio"), ("version", "text"),
+        )
+    ]  # fmt: skip
+    report = {"kind": "cpu-generation", "date": "2026-01-01", "command": "c", "device_name": "cpu", "machine": {}}
+    for date, ratio in (("2026-01-01", 0.9), ("2026-01-02", 1.1)):
+        rows = [{"side": "theirs", "token": 0.1, "ratio": ratio}]
+        table = {"name": "sides", "columns": columns, "rows": rows}
+        (tmp_path / f"{date}.json").write_text(json.dumps({**report, "date": date, "tables": [table]}))
+    older, newer = (tmp_path / f"2026-01-0{day}.json" for day in (1, 2))
+    assert "0.90x" in page_of([older]) and "Below 1 (theirs" in page_of([older])
+    assert "1.10x" in page_of([older, newer]) and "Below 1" not in page_of([older, newer])
