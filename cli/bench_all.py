@@ -62,13 +62,14 @@ def bench_all(
     what was measured.
     """
     from genesis.backend import CPU
+    from genesis.measure.cases import default_sizes
     from genesis.report import suite
     from genesis_cli.session.preparation import resolve_device
 
     where, kind = resolve_device(device), dtype_of(dtype)
     size = model or (QUICKSTART if where == CPU else "0.5B")
     config = shape_named(size, "--model")
-    sizes = suite.default_sizes(where, is_fast=fast)
+    sizes = default_sizes(where, is_fast=fast)
     planned = suite.jobs(suite.names_of(), sizes, every_axis=not fast)
     given: Given = [("--model", model), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
     given += [("--fast", fast), ("--backward", backward)]

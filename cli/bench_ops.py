@@ -53,12 +53,13 @@ def bench_ops(
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured.
     """
+    from genesis.measure.cases import default_sizes
     from genesis.report import suite
     from genesis_cli.session.preparation import resolve_device
 
     names = suite.names_of(op or (), category)
     where, kind = resolve_device(device), dtype_of(dtype)
-    sizes = tuple(dict.fromkeys(size or suite.default_sizes(where, is_fast=fast)))
+    sizes = tuple(dict.fromkeys(size or default_sizes(where, is_fast=fast)))
     planned = suite.jobs(names, sizes, every_axis=not fast)
     given: Given = [*(("--op", name) for name in op or ()), *(("--size", name) for name in size or ())]
     given += [("--category", category), ("--dtype", dtype), ("--device", device), ("--vs", vs)]

@@ -12,7 +12,7 @@ from genesis_cli.measured import device_name, dtype_of, integers, limits_row, pe
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.profile.factories import Axes
+    from genesis.measure.factories import Axes
     from genesis.profile.schema import Failure, OpReport, OpRow
     from genesis.shapes import Shape
 

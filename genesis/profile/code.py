@@ -16,11 +16,10 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
 from genesis.files.paths import quote
+from genesis.measure.cases import choices, make_case, op_named
+from genesis.measure.factories import Axes, passes_of
 from genesis.measure.limits import has_gpu_time
 from genesis.op import execute
-from genesis.profile.cases import choices, make_case, op_named
-from genesis.profile.factories import Axes
-from genesis.profile.op import passes_of
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def _launches(
     case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
     driver.launched.clear()  # of what made the inputs
     if backward:
-        passes_of(case).backward()
+        passes_of(case.op, case.inputs, case.attrs).backward()
     else:
         execute(case.op, case.inputs, dict(case.attrs))
     return list(driver.launched)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 from genesis.array import Array
 from genesis.autograd.record import TensorBase, apply
 from genesis.backend import backend_for
+from genesis.measure.cases import Case
 from genesis.measure.limits import has_gpu_time, wait_for
 from genesis.measure.timing import Plan, measure, of_host
-from genesis.profile.cases import Case
 from genesis.profile.resources import resources_of
 from genesis.profile.schema import Dispatch, Launch
 

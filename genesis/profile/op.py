@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from genesis.array import Array
-from genesis.autograd import TensorBase, apply, enable_grad, grad, no_grad
+from genesis.autograd import TensorBase, apply, enable_grad, no_grad
 from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
+from genesis.measure.cases import Case, choices, label_of, make_case, op_named
+from genesis.measure.factories import Axes, Passes, passes_of
 from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
 from genesis.measure.timing import Plan, Timing, cold_calls, measure, of_wall
 from genesis.op import execute
 from genesis.profile.call_memory import peak_bytes
-from genesis.profile.cases import Case, choices, label_of, make_case, op_named
 from genesis.profile.dispatch import launches_of, stages_of
-from genesis.profile.factories import Axes
 from genesis.profile.peer import Child, versus
 from genesis.profile.resources import hint_of
 from genesis.profile.roofline import Facts, Verdict, judge
 from genesis.profile.schema import Backward, Failure, Launch, OpRow, Time
 from genesis.shapes import Shape
-from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -106,7 +105,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> OpRow:
         on_cuda = case.device != CPU
         launches = launches_of(call, case.device) if on_cuda else None
         dispatch = stages_of(case, settings.plan) if on_cuda and settings.stages else None
-    passes = passes_of(case) if settings.backward else None
+    passes = passes_of(case.op, case.inputs, case.attrs) if settings.backward else None
     backward = None if passes is None else _backward(case, passes, wall, settings, notes)
     peer = None
     if settings.peer is not None:
@@ -184,36 +183,6 @@ def _gpu_time(
     except DeviceError as error:
         notes.append(f"no GPU time: {error.what}")
         return None
-
-
-class Passes(NamedTuple):
-    """The forward pass of a case, which records the call, and the backward pass through it."""
-
-    forward: Callable[[], object]
-    backward: Callable[[], object]
-
-
-def passes_of(case: Case) -> Passes:
-    """A case's call recorded once.
-
-    Raises:
-        UsageError: its result has no gradient.
-    """
-    tensors = [_wrapped(x) for x in case.inputs]
-    leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
-
-    def forward() -> Any:
-        return apply(case.op, *tensors, **case.attrs)
-
-    with enable_grad():
-        made = forward()
-    outputs = [t for t in (made if isinstance(made, tuple) else (made,)) if t.requires_grad]
-    if not outputs:
-        raise UsageError(
-            f"{case.op.name} of {case.dtype.name} has no gradient", where="--backward", next="choose a float dtype"
-        )
-    arriving = [TensorBase.wrap(t.array) for t in outputs]  # its values do not matter
-    return Passes(forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True))
 
 
 def _backward(case: Case, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:

@@ -27,9 +27,9 @@ from genesis.backend.cpu import threads
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError, escape
 from genesis.files.paths import quote
+from genesis.measure.cases import Case
 from genesis.measure.limits import has_gpu_time, wait_for
 from genesis.measure.timing import Plan, Sampler, Timing, graph_calls, measure, of_graph, of_wall, summarize
-from genesis.profile.cases import Case
 from genesis.profile.peers.torch_ops import CALLS
 from genesis.profile.schema import Peer, Ratio
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from genesis.measure.cases import CATEGORIES, SIZES
 from genesis.profile.format import format_rate, format_seconds, format_share
 from genesis.profile.roofline import BANDS
 from genesis.profile.schema import LimitsRow, OpRow
-from genesis.report.schema import CATEGORIES, Entry
-from genesis.report.suite import SIZES
+from genesis.report.schema import Entry
 from genesis.report.summary import is_call_bound, seconds_of
 
 

@@ -6,20 +6,17 @@ field goes or changes its meaning; new fields leave it as it is.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import JsonValue
 
 from genesis.profile.schema import Failure, LimitsRow, Measured, OpRow, StrictModel
 
-CategoryName = Literal["element", "activation", "reduction", "matmul", "memory"]
-CATEGORIES: tuple[CategoryName, ...] = get_args(CategoryName)
-
 
 class Entry(StrictModel):
     """A measured case, and where it belongs."""
 
-    category: CategoryName
+    category: str
     size: str
     """small, medium, batch, large or xlarge."""
     row: OpRow

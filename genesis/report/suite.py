@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from genesis.backend import CPU, Device
+from genesis.backend import Device
 from genesis.dtypes import DType
 from genesis.errors import GenesisError, UsageError
 from genesis.files.paths import quote
+from genesis.measure.cases import ALIASES, CATEGORIES, KINDS, SIZES, label_of, op_named, supported
+from genesis.measure.factories import Axes
 from genesis.measure.timing import Plan
 from genesis.profile import op as measuring
-from genesis.profile.cases import ALIASES, KINDS, label_of, op_named, supported
-from genesis.profile.factories import Axes
 from genesis.profile.schema import Failure
-from genesis.report.schema import CATEGORIES, CategoryName, Entry, Skipped
+from genesis.report.schema import Entry, Skipped
 from genesis.shapes import Shape
 
 THOROUGH = Plan(seconds=0.5)
@@ -24,80 +24,20 @@ EXIT_BUG = 70
 
 # --- What is measured -------------------------------------------------------------------------------------------------
 
-# The sizes of each kind, in the order of the work they are. "batch" is a batch of a language model's tokens.
-SIZES = ("small", "medium", "batch", "large", "xlarge")
-_SQUARES: tuple[Shape, ...] = ((256, 256), (1024, 1024), (32, 512, 896), (4096, 4096), (8192, 8192))
-_REDUCED: tuple[Shape, ...] = ((4, 64, 256), (4, 512, 896), (32, 512, 896), (8, 1024, 2048), (16, 2048, 4864))
-_HEADS: tuple[Shape, ...] = (
-    (1, 128, 14, 64),
-    (1, 512, 14, 64),
-    (32, 512, 14, 64),
-    (4, 1024, 14, 64),
-    (4, 4096, 14, 64),
-)
-_SHAPES: dict[str, tuple[Shape, ...]] = {
-    "elementwise": _SQUARES,
-    "fill": _SQUARES,
-    "transpose": (*_SQUARES[:2], (16384, 896), *_SQUARES[3:]),
-    "reduction": _REDUCED,
-    "along one axis": _REDUCED,
-    "sum to a shape": _REDUCED,
-    "softmax": (*_SQUARES[:4], (16384, 16384)),
-    "matmul": ((256,), (1024,), (2048, 896, 4864), (4096,), (8192,)),
-    "linear": ((256,), (2048, 896, 896), (8192, 4864, 896), (2048, 896, 4864), (8192, 896, 4864)),
-    "norm": ((1, 128, 896), (4, 512, 896), (32, 512, 896), (8, 2048, 896), (16, 4096, 896)),
-    "attention": _HEADS,
-    "rope": _HEADS,
-    "swiglu": ((128, 4864), (512, 4864), (32, 512, 4864), (2048, 4864), (8192, 4864)),
-    "embedding": ((1024, 896), (4096, 896), (16384, 896), (32768, 896), (151936, 896)),
-    "cross entropy": ((128, 4096), (256, 16384), (4096, 32768), (256, 151936), (2048, 151936)),
-    "linear cross entropy": (
-        (128, 256, 4096), (256, 896, 4096), (2048, 896, 151936), (512, 896, 32768), (8192, 896, 151936)
-    ),
-}  # fmt: skip
-
-_OF_KIND: dict[str, CategoryName] = {
-    "fill": "memory",
-    "transpose": "memory",
-    "embedding": "memory",
-    "reduction": "reduction",
-    "along one axis": "reduction",
-    "sum to a shape": "reduction",
-    "norm": "reduction",
-    "cross entropy": "reduction",
-    "softmax": "activation",
-    "swiglu": "activation",
-    "rope": "element",
-    "matmul": "matmul",
-    "linear": "matmul",
-    "attention": "matmul",
-    "linear cross entropy": "matmul",
-}
-_MOVING = frozenset(("copy", "cast", "overwrite"))  # elementwise ops that compute nothing
-
 
 class Job(NamedTuple):
     """One case to measure; `axes` are those of the op, None for all of them and where there are none."""
 
     name: str
-    category: CategoryName
+    category: str
     size: str
     shape: Shape
     axes: Axes
 
 
-def _key(name: str) -> str:
-    """The kind's name in `KINDS`. A user's op is in none, and takes shapes as elementwise ones do."""
-    kind = op_named(name)[1]
-    return next((key for key, each in KINDS.items() if each is kind), "elementwise")
-
-
-def category_of(name: str) -> CategoryName:
+def category_of(name: str) -> str:
     """One of `CATEGORIES`, for a name that `op_named` takes."""
-    op, known = op_named(name)[0], _OF_KIND.get(_key(name))
-    if known is not None:
-        return known
-    return "memory" if op.name in _MOVING else "activation" if op.family == "activation" else "element"
+    return op_named(name)[1].category
 
 
 def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
@@ -121,13 +61,6 @@ def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
     return sorted(chosen, key=lambda name: (CATEGORIES.index(category_of(name)), name))
 
 
-def default_sizes(device: Device, *, is_fast: bool) -> tuple[str, ...]:
-    """What is measured when no size is asked for: what shows the limit of a GPU takes a CPU too long."""
-    if is_fast:
-        return ("medium",) if device == CPU else ("large",)
-    return ("small", "medium", "large") if device == CPU else SIZES
-
-
 def jobs(names: Iterable[str], sizes: Sequence[str], *, every_axis: bool) -> list[Job]:
     """The cases of these ops: each size, over each of the kind's axes or over the first of them.
 
@@ -139,9 +72,9 @@ def jobs(names: Iterable[str], sizes: Sequence[str], *, every_axis: bool) -> lis
             raise UsageError(f"{quote(size)} is no size", where="--size", next=f"use one of {', '.join(SIZES)}")
     found = []
     for name in names:
-        kind, shapes = op_named(name)[1], dict(zip(SIZES, _SHAPES[_key(name)], strict=True))
+        kind = op_named(name)[1]
         axes = (kind.axes if every_axis else kind.axes[:1]) or (None,)
-        found += [Job(name, category_of(name), size, shapes[size], over) for size in sizes for over in axes]
+        found += [Job(name, category_of(name), size, kind.shape_of(size), over) for size in sizes for over in axes]
     return found
 
 

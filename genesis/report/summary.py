@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from genesis.measure.cases import CATEGORIES
 from genesis.profile.format import format_ratio, format_seconds, format_share
 from genesis.profile.roofline import BANDS, CACHED
 from genesis.profile.schema import Failure, OpRow, Peer
-from genesis.report.schema import CATEGORIES, Category, Change, Entry, PeerSummary, Ranked, Summary
+from genesis.report.schema import Category, Change, Entry, PeerSummary, Ranked, Summary
 
 RANKED = 5
 NAMED = 4  # cases that a sentence names

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from genesis.measure.cases import CATEGORIES
 from genesis.profile.format import format_rate, format_seconds
 from genesis.profile.roofline import BANDS
 from genesis.report.charts import sparkline
 from genesis.report.phrases import cells_of, changed, marked, percent
-from genesis.report.schema import CATEGORIES, BenchReport, Ranked
+from genesis.report.schema import BenchReport, Ranked
 
 Cells = dict[str, Any]
 

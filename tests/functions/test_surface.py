@@ -244,7 +244,7 @@ def test_a_format_of_a_tensor_with_dimensions_is_refused() -> None:
 
 
 def test_reductions_have_the_names_that_profile_lists() -> None:
-    from genesis.profile.cases import ALIASES, supported
+    from genesis.measure.cases import ALIASES, supported
 
     x = genesis.tensor([[1.0, 2.0, 0.5], [4.0, 3.0, 2.5]])
     names = [alias for alias in ALIASES if alias.startswith("reduce_")]

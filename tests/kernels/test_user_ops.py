@@ -15,8 +15,8 @@ from genesis.autograd import gradcheck
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.custom import Spec, UserOp, cdiv, check_op, user_ops
 from genesis.errors import DeviceError, DTypeError, GenesisError, GradientError, NumericError, ShapeError, UsageError
+from genesis.measure.cases import make_case
 from genesis.op import registry
-from genesis.profile.cases import make_case
 from tests.kernels.compiler import runs_cuda
 
 BLOCK = 64

@@ -9,9 +9,9 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.errors import DeviceError
 from genesis.measure import limits
+from genesis.measure.factories import Request, elementwise
 from genesis.measure.timing import cold_calls, graph_calls, of_graph
 from genesis.op import registry
-from genesis.profile.factories import Request, elementwise
 
 CUDA = Device("cuda", 0)
 

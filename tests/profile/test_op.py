@@ -12,11 +12,11 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.errors import DeviceError, UsageError
 from genesis.measure import limits
+from genesis.measure.cases import choices, make_case, supported
 from genesis.op import execute, registry
 from genesis.profile import dispatch
 from genesis.profile import op as measuring
 from genesis.profile.call_memory import peak_bytes
-from genesis.profile.cases import choices, make_case, supported
 from genesis.profile.op import Settings, profile_case, profile_op
 from genesis.profile.schema import Failure, OpRow
 from tests.measure.quick import PLAN, made_limits, small_limits
@@ -107,7 +107,7 @@ def test_settings_that_make_no_sense(name: str, dtype: DType | None, settings: d
 def test_integers_have_no_gradient() -> None:
     from genesis.dtypes import int32
 
-    with pytest.raises(UsageError, match="sum of int32 has no gradient"):
+    with pytest.raises(UsageError, match="has no gradient"):
         measured("sum", (4,), dtype=int32, backward=True)
 
 

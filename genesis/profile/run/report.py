@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
+from genesis.measure.cases import kind_of
 from genesis.measure.spans import OUTSIDE
-from genesis.profile.cases import kind_of
 from genesis.profile.format import format_bytes, format_seconds, format_share
 from genesis.profile.generation import render_generation
 from genesis.profile.run.collective_table import render_collectives
