@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from genesis.backend import Device
     from genesis.dtypes import DType
     from genesis.measure.limits import Limits
+    from genesis.measure.record import Report
     from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
 
@@ -39,7 +40,7 @@ def limits_row(found: Limits) -> LimitsRow:
     return LimitsRow(dtype=found.dtype.name, **figures)
 
 
-def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
+def show(report: BaseModel | Report, lines: Iterable[str], json: str | None) -> None:
     """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead."""
     from genesis.files.atomic import write_file
     from genesis.files.boundary import boundary
@@ -48,7 +49,9 @@ def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
     if json != STDOUT and (text := "\n".join(lines)):
         print(text)
     if json is not None:
-        text = report.model_dump_json(indent=2) + "\n"
+        from genesis.measure.record import Report
+
+        text = report.to_json().decode() if isinstance(report, Report) else report.model_dump_json(indent=2) + "\n"
         if json == STDOUT:
             print(text, end="")
         else:

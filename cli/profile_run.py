@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,7 +16,8 @@ from genesis_cli.measured import device_name, show
 from genesis_cli.nproc import is_main, launched, ranks_of_run
 
 if TYPE_CHECKING:
-    from genesis.profile.run.schema import RunReport
+    from genesis.measure.record import Cell, Report, Table
+    from genesis.profile.generation import GenerationRow
     from genesis.train.config import Config
     from genesis_cli.session.profiling import Profile
 
@@ -67,7 +68,7 @@ def profile_run(
         GenesisError: of the class that says what is wrong, as `genesis train` does.
     """
     from genesis.measure.nvtx import Nvtx
-    from genesis.profile.run.report import render_lines
+    from genesis.measure.record import to_text
     from genesis.train.output import Output
     from genesis_cli import recipes
 
@@ -92,7 +93,7 @@ def profile_run(
     options += ["--nproc", str(found.ranks)] if found.ranks > 1 else []
     report = _report(" ".join(["genesis profile", config, *overrides, *options]), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))
-    show(report, [*render_lines(report), *written], json)
+    show(report, [*to_text(report), *written], json)
 
 
 def _folder(out: str) -> Path:
@@ -109,57 +110,71 @@ def _folder(out: str) -> Path:
     return folder
 
 
-def _report(command: str, config: Config, found: Profile) -> RunReport:
+def _report(command: str, config: Config, found: Profile) -> Report:
     from genesis.backend import CPU
-    from genesis.profile.run.schema import RunReport
-    from genesis.profile.run.tables import memory_row, mode_row
+    from genesis.measure.collectives import collective_table
+    from genesis.measure.record import Report
+    from genesis.measure.run_tables import memory_tables, step_tables
     from genesis_cli.environment import facts
 
     machine, device = facts(), found.device
-    return RunReport(
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=escape(command),
-        device=str(device),
-        device_name=device_name(device, machine),
-        machine=machine,
-        model_type=found.model.config.model_type,
-        parameters=sum(p.numel() for p in found.model.parameters()),
-        dtype=found.model.head_weight.dtype.name,
-        batch=config.train.batch_size,
-        length=config.data.seq_len,
-        micro_batches=config.train.accumulation_steps,
-        ranks=found.ranks,
-        threads=found.threads,
-        modes=[mode_row(recorded, device != CPU) for recorded in found.recorded],
-        collectives=found.collectives,
-        memory=memory_row(found.memory),
-        generation=found.generation,
+    tables = list(step_tables(found.recorded, device != CPU))
+    if found.collectives is not None:
+        tables.append(collective_table(found.collectives, found.ranks, median(found.recorded[0].plain)))
+    tables += memory_tables(found.memory)
+    if found.generation is not None:
+        tables.append(_generation(found.generation))
+    settings: dict[str, Cell] = {
+        "model": found.model.config.model_type,
+        "parameters": sum(p.numel() for p in found.model.parameters()),
+        "dtype": found.model.head_weight.dtype.name,
+        "rows": config.train.batch_size,
+        "tokens": config.data.seq_len,
+        "micro-batches": config.train.accumulation_steps,
+        "ranks": found.ranks if found.ranks > 1 else None,
+        "threads": found.threads,
+    }
+    notes = ["The tables of steps and of memory are rank 0's."] if found.ranks > 1 else []
+    name = device_name(device, machine)
+    return Report("profile-run", command, str(device), name, machine, settings, tables, notes=notes)
+
+
+def _generation(row: GenerationRow) -> Table:
+    from genesis.measure.record import Column, table
+
+    columns = (
+        Column("case", "generation", "text", "Sequences x tokens of the prompt + tokens drawn.", lambda r: r.label),
+        Column("engine", "engine", "text", "What generated.", lambda r: r.engine),
+        Column("first", "first token", "s", "Until each sequence has its first token.", lambda r: r.first.seconds),
+        Column("token", "token", "s", "Between two tokens of a sequence.", lambda r: r.token.seconds),
+        Column("rate", "tokens/s", "token/s", "Of all sequences.", lambda r: r.tokens_per_second),
+        Column("share", "copy", "share", "What a token reads, as a share of the rate of a copy.", lambda r: r.share),
     )
+    return table("generation", "", columns, [row])
 
 
-def _write(folder: Path, report: RunReport, found: Profile) -> Iterator[str]:
+def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
     """Write all files; a line for each."""
     from genesis.backend import CPU
     from genesis.files.atomic import write_file
-    from genesis.measure.trace import chrome_trace
-    from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
-    from genesis.profile.run.memory_picture import memory_json, memory_picture
+    from genesis.measure.run_tables import stacks_of
+    from genesis.measure.svg import flame_graph
+    from genesis.measure.trace import chrome_trace, collapsed
 
     main = found.recorded[0]
     stacks = stacks_of(main, found.device != CPU)
-    what = f"{main.mode} step of {report.model_type} on {report.device_name}"
+    steps = [(f"{r.mode} step {i}", step) for r in found.recorded for i, step in enumerate(r.steps, 1)]
+    title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
     files = {
-        "trace.json": (chrome_trace(found.recorded), "every op and kernel, for ui.perfetto.dev"),
-        "stacks.txt": (collapsed(stacks), f"collapsed stacks of the {main.mode} step, in microseconds"),
-        "flamegraph.svg": (
-            flame_graph(stacks, f"Time of a{'n' if main.mode == 'eager' else ''} {what}"),
-            "the same, drawn",
+        "trace.json": (
+            chrome_trace([*steps, ("step with its memory", found.memory_step)]),
+            "every op and kernel, and memory, for ui.perfetto.dev",
         ),
-        "memory.json": (memory_json(found.memory), "memory by category after each change"),
-        "memory.svg": (memory_picture(found.memory, f"Memory of a step of {report.model_type}"), "the same, drawn"),
-        "report.json": ((report.model_dump_json(indent=2) + "\n").encode(), "all figures"),
+        "stacks.txt": (collapsed(stacks), f"collapsed stacks of the {main.mode} step, in microseconds"),
+        "flamegraph.svg": (flame_graph(stacks, title), "the same, drawn"),
+        "report.json": (report.to_json(), "all figures"),
     }
     yield ""
     for name, (content, meaning) in files.items():
         write_file(folder / name, content)
-        yield f"wrote     {escape(folder / name)}: {meaning}"
+        yield f"wrote   {escape(folder / name)}: {meaning}"

@@ -17,13 +17,13 @@ from genesis.backend.cpu import threads
 from genesis.backend.cuda.compilations import given_up_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
+from genesis.measure.collectives import StepTimes
 from genesis.measure.limits import limits_of
 from genesis.measure.memory import Timeline
-from genesis.measure.nvtx import Ranges
+from genesis.measure.recorder import Ranges
 from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recorded_steps
+from genesis.measure.session import Recording
 from genesis.profile.generation import GenerationRow
-from genesis.profile.run.collective_table import collective_rows
-from genesis.profile.run.schema import CollectiveRow
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.loop import Training
@@ -48,6 +48,7 @@ from genesis_models.blocks import CausalLM
 WARM_UP: Final = 2
 UNTIL_RECORDED: Final = 3
 LONGEST = 256  # tokens of the sequence that is generated
+Steps = tuple[list[Recorded], tuple[Timeline, Recording]]  # and the memory of one
 EVERY = 4  # steps between two readings of their figures, at most
 
 
@@ -59,7 +60,8 @@ class Profile:
         recorded: eager steps, and where there is a GPU captured ones before them.
         ranks: how many took the steps.
         threads: of this rank on the CPU; None on a GPU.
-        collectives: of a step of several ranks.
+        memory_step: the eager step whose memory that is.
+        collectives: of a step of several ranks; None of one.
         generation: of one sequence by the model; None unless asked for.
     """
 
@@ -67,9 +69,10 @@ class Profile:
     model: CausalLM
     recorded: list[Recorded]
     memory: Timeline
+    memory_step: Recording
     ranks: int
     threads: int | None
-    collectives: list[CollectiveRow]
+    collectives: StepTimes | None
     generation: GenerationRow | None = None
 
 
@@ -148,17 +151,17 @@ def profiled(training: Training, steps: int, ranges: Ranges | None = None) -> Pr
     model: Any = training.state.model
     is_on_cpu, ranks = training.device == CPU, training.state.ranks.size
     recorded, memory = (_recorded_on_cpu if is_on_cpu else _recorded_on_device)(training, steps, ranges)
-    collectives = _collectives(training, steps) if ranks > 1 else []
-    return Profile(training.device, model, recorded, memory, ranks, threads() if is_on_cpu else None, collectives)
+    collectives = _collectives(training, steps) if ranks > 1 else None
+    return Profile(training.device, model, recorded, *memory, ranks, threads() if is_on_cpu else None, collectives)
 
 
-def _recorded_on_cpu(training: Training, steps: int, ranges: Ranges | None) -> tuple[list[Recorded], Timeline]:
+def _recorded_on_cpu(training: Training, steps: int, ranges: Ranges | None) -> Steps:
     subject = _subject(training, None)
     found = Recorded("eager", plain_steps(subject, steps, WARM_UP), recorded_steps(subject, steps, 1, ranges))
     return [found], memory_of(subject)
 
 
-def _recorded_on_device(training: Training, steps: int, ranges: Ranges | None) -> tuple[list[Recorded], Timeline]:
+def _recorded_on_device(training: Training, steps: int, ranges: Ranges | None) -> Steps:
     """Captured steps, unless they cannot be, and eager ones."""
     notes: list[str] = []
     warm_up = UNTIL_CAPTURED + (training.state.ranks.size > 1)  # ranks exchange after the first step's backward
@@ -176,7 +179,7 @@ def _recorded_on_device(training: Training, steps: int, ranges: Ranges | None) -
     return found, memory
 
 
-def _collectives(training: Training, steps: int) -> list[CollectiveRow]:
+def _collectives(training: Training, steps: int) -> StepTimes:
     """Of `steps` further steps, whose figures nobody reads."""
     state, device = training.state, training.device
 
@@ -194,7 +197,7 @@ def _collectives(training: Training, steps: int) -> list[CollectiveRow]:
         return take
 
     times = timed_collectives(state, device, taking, steps)
-    return collective_rows(mean_of_ranks(times, state.ranks), state.ranks.size)
+    return mean_of_ranks(times, state.ranks)
 
 
 def _steps(training: Training, every: int, note: Callable[[str], None] = lambda line: None) -> DeviceSteps:

@@ -21,6 +21,7 @@ from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.distributed.group import Group
 from genesis.measure.limits import wait_for
+from genesis.measure.record import Column, Table, format_seconds, format_share, table
 from genesis.measure.recorder import shadowed
 from genesis.optim.optimizer import Optimizer
 
@@ -78,6 +79,30 @@ def bus_factor(name: str, ranks: int) -> float:
     (W - 1)/W, as NVIDIA's nccl-tests define it (doc/PERFORMANCE.md).
     """
     return (ranks - 1) / ranks * (2 if name.startswith(ALL_REDUCE) else 1)
+
+
+# Of a collective of a step, and the number of ranks.
+COLUMNS = (
+    Column("name", "collective", "text", "What is called, and for what.", lambda row: row[0].name),
+    Column("calls", "calls", "count", "In a step.", lambda row: row[0].calls),
+    Column("nbytes", "bytes", "bytes", "Of the whole buffers.", lambda row: row[0].nbytes),
+    Column("seconds", "time", "s", "From when a rank could begin until it was done, with the wait for others.",
+           lambda row: row[0].seconds),
+    Column("bus_rate", "bus", "byte/s", "Bytes a second that links need, as nccl-tests define it.",
+           lambda row: row[0].nbytes * bus_factor(row[0].name, row[1]) / row[0].seconds),
+    Column("hidden", "hidden", "s", "The part of the time behind the step's own work.", lambda row: row[0].hidden),
+    Column("exposed", "exposed", "s", "The part of the time in which the step waited.", lambda row: row[0].exposed),
+)  # fmt: skip
+
+
+def collective_table(times: StepTimes, ranks: int, plain: float) -> Table:
+    """The collectives of a step of so many ranks, which takes `plain` seconds unwatched."""
+    title = "collectives of a step: the median of steps, the mean of ranks"
+    found = table("collectives", title, COLUMNS, [(each, ranks) for each in times.collectives])
+    exposed = sum(each.exposed for each in times.collectives)
+    share = format_share(exposed / plain)
+    found.notes = [f"A step waits {format_seconds(exposed)} for them, {share} of an unwatched one."]
+    return found
 
 
 def collectives_of(calls: Iterable[Call], waits: Sequence[tuple[float, float]]) -> list[Collective]:

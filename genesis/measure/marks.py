@@ -9,22 +9,19 @@ does what ranks send each other. A collective counts as one kernel, with all tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from genesis.array import Array
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
-from genesis.measure.recorder import shadowed
-from genesis.measure.spans import COLLECTIVE, OUTSIDE
-from genesis.op import Op
+from genesis.measure.recorder import OUTSIDE, Frame, shadowed
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-COPY = "(copy)"  # the op of a copy that no op made
+COPY, GRAPH = "(copy)", "(CUDA graph)"  # ops of a copy that no op made, and of a graph that was captured unwatched
 
 
 class Kernel(NamedTuple):
@@ -35,6 +32,7 @@ class Kernel(NamedTuple):
         is_concurrent: it ran on another stream than the step, at the same time as other work.
         shapes: of the op's inputs and outputs.
         launched: when the host launched it by `time.perf_counter`; of a graph's, when it was captured.
+        frame: the host's frame that launched it, which for a graph's is one of the capture.
     """
 
     name: str
@@ -48,27 +46,20 @@ class Kernel(NamedTuple):
     in_graph: bool
     shapes: tuple[Shape, ...] = ()
     launched: float = 0.0
+    frame: Frame | None = None
 
 
-@dataclass
-class _Launch:
-    """A launch with the events around it.
-
-    Attributes:
-        at: when the host made it.
-        before: the event where it could begin.
-    """
+class _Launch(NamedTuple):
+    """A launch with the events before and after it; `other` is its op where no op made it."""
 
     name: str
     grid: tuple[int, ...]
-    phase: str
-    module: str
+    frame: Frame
+    other: str
     at: float
     stream: int
     before: int
     after: int
-    op: str = OUTSIDE
-    shapes: tuple[Shape, ...] = ()
 
 
 @dataclass
@@ -83,20 +74,16 @@ class Marks:
     """Puts events around launches while `watching` is entered. What was captured meanwhile keeps its events.
 
     Args:
-        location: the phase and the module of what is launched now.
+        current: the frame of the host in which something is launched now.
         launched: called before a wait for what is launched.
     """
 
     def __init__(
-        self,
-        backend: CudaBackend,
-        location: Callable[[], tuple[str, str]],
-        launched: Callable[[], None] = lambda: None,
+        self, backend: CudaBackend, current: Callable[[], Frame], launched: Callable[[], None] = lambda: None
     ) -> None:
-        self.backend, self.location, self._before_wait = backend, location, launched
+        self.backend, self._current, self._before_wait = backend, current, launched
         self._in_collective = False
         self._launches: list[_Launch] = []
-        self._unnamed: list[_Launch] = []  # of the op that runs, whose name follows
         self._kernels: list[Kernel] = []
         self._free: list[int] = []  # events to be used again
         self._graphs: dict[int, _Capture] = {}  # by executable
@@ -104,14 +91,14 @@ class Marks:
         self._replayed: list[int] = []
         self._main = 0
         self._base = backend.driver.create_event(True)
-        self._all = [self._base]
+        self._all, self._in_graphs = [self._base], list[int]()
 
     # --- A step -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """A step begins: forget the one before."""
         self._free += [e for launch in self._launches for e in (launch.before, launch.after)]
-        self._launches, self._unnamed, self._kernels, self._replayed = [], [], [], []
+        self._launches, self._kernels, self._replayed = [], [], []
         self._main = self.backend.stream
         self.backend.driver.record_time(self._base, self._main)
 
@@ -122,11 +109,13 @@ class Marks:
         return sorted(self._kernels, key=lambda k: k.start)
 
     def _kernel(self, one: _Launch, in_graph: bool) -> Kernel:
-        elapsed = self.backend.driver.elapsed
+        elapsed, frame = self.backend.driver.elapsed, one.frame
         start, end = elapsed(self._base, one.before), elapsed(self._base, one.after)
         is_concurrent = not in_graph and one.stream != self._main
-        about = one.name, one.op, one.phase, one.module, one.grid
-        return Kernel(*about, start, end, is_concurrent, in_graph, one.shapes, one.at)
+        op = frame.name if frame.level == "op" else one.other
+        shapes = frame.shapes[0] + frame.shapes[1] if frame.level == "op" else ()
+        about = one.name, op, frame.phase, frame.module, one.grid
+        return Kernel(*about, start, end, is_concurrent, in_graph, shapes, one.at, frame)
 
     def _read_graphs(self) -> None:
         """Read the events of graphs that were replayed: the next replay writes over them."""
@@ -156,11 +145,11 @@ class Marks:
             )
             yield
 
-    def close(self) -> None:
-        """Give the events back; graphs that were captured meanwhile are replayed no more."""
-        for event in self._all:
+    def close(self, keeps_graphs: bool = False) -> None:
+        """Give the events back, those of graphs only if these are replayed no more."""
+        for event in (*self._all, *(() if keeps_graphs else self._in_graphs)):
             self.backend.driver.destroy_event(event)
-        self._all = []
+        self._all, self._in_graphs = [], []
 
     def collective(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """`method`, all of whose launches count as one."""
@@ -173,25 +162,15 @@ class Marks:
                 self._in_collective = False
 
         def marked(*args: Any, **settings: Any) -> None:
-            self._mark(method.__name__, (), self.backend.stream, lambda: run(*args, **settings), COLLECTIVE)
+            self._mark(method.__name__, (), self.backend.stream, lambda: run(*args, **settings))
 
         return marked
-
-    def op_ended(self, op: Op, operands: Sequence[Any], start: float, end: float) -> None:
-        """Name the launches of an op that has run."""
-        if not self._unnamed:
-            return
-        shapes = tuple(x.shape for x in operands if isinstance(x, Array))
-        for launch in self._unnamed:
-            if launch.at >= start:
-                launch.op, launch.shapes = op.name, shapes
-        self._unnamed = [launch for launch in self._unnamed if launch.at < start]
 
     def _launched(self, launched: KernelLaunch, stream: int) -> None:
         self._mark(launched.name, tuple(launched.grid), stream, lambda: launched.run(stream))
 
     def _mark(
-        self, name: str, grid: tuple[int, ...], stream: int, run: Callable[[], object], op: str = OUTSIDE
+        self, name: str, grid: tuple[int, ...], stream: int, run: Callable[[], object], other: str = OUTSIDE
     ) -> None:
         if self._in_collective:
             run()
@@ -200,23 +179,20 @@ class Marks:
         if self._capture is not None and self.backend.pool.capturing:
             before = self._capture.launches[-1].after if self._capture.launches else self._capture.start
             run()
-            into, after = self._capture.launches, self._event()
+            into, after = self._capture.launches, self._event(self._in_graphs)
         else:
             before, after, into = self._reused(), self._reused(), self._launches
             record(before, stream)
             run()
         record(after, stream)
-        launch = _Launch(name, grid, *self.location(), at, stream, before, after, op)
-        into.append(launch)
-        self._unnamed.append(launch)
+        into.append(_Launch(name, grid, self._current(), other, at, stream, before, after))
 
     def _reused(self) -> int:
-        return self._free.pop() if self._free else self._event()
+        return self._free.pop() if self._free else self._event(self._all)
 
-    def _event(self) -> int:
-        event = self.backend.driver.create_event(True)
-        self._all.append(event)
-        return event
+    def _event(self, into: list[int]) -> int:
+        into.append(self.backend.driver.create_event(True))
+        return into[-1]
 
     # --- Stand-ins for calls of the driver ----------------------------------------------------------------------------
 
@@ -229,7 +205,7 @@ class Marks:
     def _begins_capture(self, begin_capture: Any) -> Any:
         def marked(stream: int) -> None:
             begin_capture(stream)
-            self._capture = _Capture(self._event())
+            self._capture = _Capture(self._event(self._in_graphs))
             self.backend.driver.record_time(self._capture.start, stream)
 
         return marked
@@ -249,8 +225,10 @@ class Marks:
                 self._before_wait()
                 self.backend.driver.synchronize()
                 self._read_graphs()
-            launch_graph(executable, stream)
             if executable in self._graphs:
+                launch_graph(executable, stream)
                 self._replayed.append(executable)
+            else:
+                self._mark("graph", (), stream, lambda: launch_graph(executable, stream), GRAPH)
 
         return marked

@@ -1,14 +1,13 @@
-"""Memory through a step, by what it is for: weights, gradients, optimizer, activations, workspace.
+"""Memory through a step: each block that a device's pool gives out and takes back, and what it is for.
 
-It follows the pool of the device: each block that is taken and given back. Activations are what forward takes and is
-still there when it ends; workspace is all else that a step takes and gives back, gradients between ops among it.
+Activations are what forward takes and is still there when it ends; workspace is all else that a step takes and gives
+back, gradients between ops among it.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,29 +15,42 @@ from typing import Any, Literal, NamedTuple, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
-from genesis.measure.spans import OUTSIDE, Frame
-from genesis.op import Op
+from genesis.measure.recorder import OUTSIDE, Frame, aggregated
 
 Category = Literal["weights", "gradients", "optimizer", "activations", "workspace", "other"]
 CATEGORIES: tuple[Category, ...] = ("weights", "optimizer", "gradients", "other", "activations", "workspace")
 
 
+class Change(NamedTuple):
+    """A block that was taken, or given back: then `nbytes` is below 0. `frame` is what the host was in."""
+
+    at: float
+    address: int
+    nbytes: int
+    frame: Frame
+
+
+class Track(NamedTuple):
+    """Numbers over time, by `time.perf_counter`: a counter of the trace."""
+
+    name: str
+    samples: Sequence[tuple[float, Mapping[str, int]]]
+
+
 @dataclass
 class _Block:
-    """Memory of a step from when it was taken until it was given back."""
+    """Memory from when it was taken until it was given back; `frame` is None where it was there before the step."""
 
     address: int
     size: int
     taken: float
-    phase: str
-    module: str
-    op: str = OUTSIDE
+    frame: Frame | None
     given: float | None = None
     category: Category = "workspace"
 
 
 class Held(NamedTuple):
-    """Who holds memory at the peak."""
+    """Who holds memory at the peak; module and op are empty for what was there before the step."""
 
     category: Category
     module: str
@@ -52,152 +64,138 @@ class Timeline:
     """Bytes by category after each change.
 
     Attributes:
-        seconds: since the beginning of the step, of each change; the first is the beginning itself.
-        nbytes: by category, at each of these moments.
+        began: by `time.perf_counter`.
+        samples: seconds since then, and bytes by category; the first are those before the step.
         peak: the index of the highest sum.
-        held: at the peak, by who holds it, the most first.
+        held: at the peak, the most first.
         pool_peak: the highest sum by the pool's own count.
-        persistent: bytes by category before the step.
-        phases: each with its beginning and end.
     """
 
-    seconds: list[float]
-    nbytes: dict[Category, list[int]]
+    began: float
+    samples: list[tuple[float, dict[Category, int]]]
     peak: int
     peak_phase: str
     held: list[Held]
     pool_peak: int
-    persistent: dict[Category, int]
-    phases: list[tuple[str, float, float]]
 
     @property
     def peak_bytes(self) -> int:
         """The highest sum."""
-        return sum(values[self.peak] for values in self.nbytes.values())
+        return sum(self.samples[self.peak][1].values())
 
 
 class MemoryWatch:
-    """Follows the pool of a device through one step.
+    """Notes what the pool of a device gives out and takes back while `watching` is entered.
 
     Args:
-        location: the phase and the module of what runs now.
+        current: the frame that the host is in.
+        resets_peak: whether the pool's peak begins anew, which users may be reading.
     """
 
-    def __init__(self, device: Device, location: Callable[[], tuple[str, str]]) -> None:
-        self.location = location
-        self._pool = _pool_of(device)
-        self._blocks: list[_Block] = []  # taken in the step
-        self._live: dict[int, _Block] = {}
-        self._changes: list[tuple[float, _Block, int]] = []  # when, of what, bytes more
-        self._unnamed: dict[int, list[_Block]] = defaultdict(list)  # by thread, of the op that runs
-        self._began, self._allocated = 0.0, 0
+    def __init__(self, device: Device, current: Callable[[], Frame], resets_peak: bool = False) -> None:
+        self._current, self._device, self._resets_peak = current, device, resets_peak
+        self._pool: Any = _pool_of(device)
+        self.changes: list[Change] = []
+        self.began, self.allocated, self.pool_peak = 0.0, 0, 0
+
+    def begin(self) -> None:
+        """Forget what was noted."""
+        self.changes, self.began, self.allocated = [], time.perf_counter(), self._pool.allocated
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The block is the step."""
-        pool = self._pool
-        _reset_peak(pool)
-        self._began, self._allocated = time.perf_counter(), pool.allocated
-        pool.watch = self._changed
+        """Note what happens inside the block, and the peak of the pool from here on."""
+        self.begin()
+        if self._resets_peak:
+            self._pool.max_allocated = self._pool.allocated
+        self._pool.watch = self._changed
         try:
             yield
         finally:
-            pool.watch = None
-            self._pool_peak = pool.max_allocated
-
-    def op_ended(self, op: Op, operands: Sequence[Any], start: float, end: float) -> None:
-        """Name the blocks that an op has taken."""
-        blocks = self._unnamed.pop(threading.get_ident(), ())
-        for block in blocks:
-            if block.taken >= start:
-                block.op = op.name
+            self._pool.watch = None
+            self.pool_peak = self._pool.max_allocated
 
     def _changed(self, address: int, nbytes: int) -> None:
-        now = time.perf_counter()
+        self.changes.append(Change(time.perf_counter(), address, nbytes, self._current()))
+
+    def track(self) -> Track:
+        """Allocated bytes after each change; also adds each change to its frame."""
+        total, name = self.allocated, self._device.type
+        samples = [(self.began, {"allocated": total})]
+        for at, _, nbytes, frame in self.changes:
+            total += nbytes
+            samples.append((at, {"allocated": total}))
+            frame.nbytes[name] = frame.nbytes.get(name, 0) + nbytes
+        return Track(f"memory of {self._device}", samples)
+
+
+def timeline(watch: MemoryWatch, persistent: Mapping[Category, Sequence[Array]], frames: Sequence[Frame]) -> Timeline:
+    """A watched step; `persistent` are the arrays that stay from step to step, `frames` those of the step."""
+    owned = {
+        address: (size, category)
+        for category, arrays in persistent.items()
+        for address, size in filter(None, map(_block_of, arrays))
+    }
+    changes, live = _with_blocks(watch, {address: category for address, (_, category) in owned.items()}, frames)
+    totals: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+    totals["other"] = watch.allocated
+    for address, (size, category) in owned.items():
+        if address not in live:
+            totals[category] += size
+            totals["other"] -= size
+    samples = [(0.0, dict(totals))]
+    for at, block, nbytes in changes:
+        totals[block.category] += nbytes
+        samples.append((at - watch.began, dict(totals)))
+    peak = max(range(len(samples)), key=lambda i: sum(samples[i][1].values()))
+    moment = watch.began + samples[peak][0]
+    held = _held([block for _, block, nbytes in changes if nbytes > 0], moment, samples[peak][1])
+    phase = next((f.phase for f in frames if f.level == "phase" and f.start <= moment <= f.end), "idle")
+    return Timeline(watch.began, samples, peak, phase, held, watch.pool_peak)
+
+
+def _with_blocks(
+    watch: MemoryWatch, owned: Mapping[int, Category], frames: Sequence[Frame]
+) -> tuple[list[tuple[float, _Block, int]], dict[int, _Block]]:
+    """Each change with its block, which knows what it is for; and the blocks that are still there, by address."""
+    found: list[tuple[float, _Block, int]] = []
+    live: dict[int, _Block] = {}
+    for at, address, nbytes, frame in watch.changes:
         if nbytes > 0:
-            block = self._live[address] = _Block(address, nbytes, now, *self.location())
-            self._blocks.append(block)
-            self._unnamed[threading.get_ident()].append(block)
+            block = live[address] = _Block(address, nbytes, at, frame)
         else:
-            known = self._live.pop(address, None)
-            block = known or _Block(address, -nbytes, self._began, "", "")  # that was there before
-            block.given = now
-        self._changes.append((now, block, nbytes))
-
-    def timeline(self, persistent: Mapping[Category, Sequence[Array]], frames: Sequence[Frame]) -> Timeline:
-        """What was seen; `persistent` are the arrays that stay from step to step, `frames` those of the step."""
-        owned = {
-            address: (size, category)
-            for category, arrays in persistent.items()
-            for address, size in filter(None, map(_block_of, arrays))
-        }
-        self._sort_out(owned, frames)
-        totals: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
-        totals["other"] = self._allocated
-        made = {block.address for block in self._live.values()}
-        for address, (size, category) in owned.items():
-            if address not in made:
-                totals[category] += size
-                totals["other"] -= size
-        kept = dict(totals)
-        seconds, nbytes = [0.0], {category: [totals[category]] for category in CATEGORIES}
-        for at, block, change in self._changes:
-            totals[block.category] += change
-            seconds.append(at - self._began)
-            for each in CATEGORIES:
-                nbytes[each].append(totals[each])
-        sums = [sum(column) for column in zip(*nbytes.values(), strict=True)]
-        peak = max(range(len(sums)), key=sums.__getitem__)
-        moment = self._began + seconds[peak]
-        held = self._held(moment, {category: values[peak] for category, values in nbytes.items()})
-        phase = next((f.phase for f in frames if f.level == "phase" and f.start <= moment <= f.end), "idle")
-        return Timeline(seconds, nbytes, peak, phase, held, self._pool_peak, kept, self._phases(frames))
-
-    def _phases(self, frames: Sequence[Frame]) -> list[tuple[str, float, float]]:
-        """The phases in order, those of several threads as one."""
-        found: list[tuple[str, float, float]] = []
-        for frame in sorted((f for f in frames if f.level == "phase"), key=lambda f: f.start):
-            start, end = frame.start - self._began, frame.end - self._began
-            if found and found[-1][0] == frame.phase and start <= found[-1][2]:
-                start, end = found[-1][1], max(end, found.pop()[2])
-            found.append((frame.phase, start, end))
-        return found
-
-    def _sort_out(self, owned: Mapping[int, tuple[int, Category]], frames: Sequence[Frame]) -> None:
-        """Give each block its category."""
-        for _, block, _ in self._changes:
-            if not block.phase:
-                block.category = owned[block.address][1] if block.address in owned else "other"
-        forwards = [f for f in frames if f.level == "phase" and f.phase == "forward"]
-        for block in self._blocks:
-            stays = block.given is None and block.address in owned
-            if stays:
-                block.category = owned[block.address][1]
-            elif block.phase == "data":
+            before = _Block(address, -nbytes, watch.began, None, category=owned.get(address, "other"))
+            block = live.pop(address, before)
+            block.given = at
+        found.append((at, block, nbytes))
+    forwards = [f for f in frames if f.level == "phase" and f.phase == "forward"]
+    for _, block, nbytes in found:
+        if nbytes > 0 and block.frame is not None:
+            if block.given is None and block.address in owned:
+                block.category = owned[block.address]
+            elif block.frame.phase == "data":
                 block.category = "other"
-            elif block.phase == "forward":
+            elif block.frame.phase == "forward":
                 end = max((f.end for f in forwards if f.start <= block.taken <= f.end), default=block.taken)
                 block.category = "activations" if block.given is None or block.given >= end else "workspace"
+    return found, live
 
-    def _held(self, moment: float, totals: Mapping[Category, int]) -> list[Held]:
-        """Who holds memory at a moment: by module and op what the step took, by category what was there before."""
-        live = [b for b in self._blocks if b.taken <= moment and (b.given is None or b.given > moment)]
-        sizes: Counter[tuple[Category, str, str]] = Counter()
-        counts: Counter[tuple[Category, str, str]] = Counter()
-        rest = Counter(dict(totals))
-        for block in live:
-            key = (block.category, aggregated(block.module), block.op)
+
+def _held(taken: Sequence[_Block], moment: float, totals: Mapping[Category, int]) -> list[Held]:
+    """Who holds memory at a moment: by module and op what the step took, by category what was there before."""
+    sizes: Counter[tuple[Category, str, str]] = Counter()
+    counts: Counter[tuple[Category, str, str]] = Counter()
+    rest = Counter(dict(totals))
+    for block in taken:
+        frame = block.frame
+        if frame is not None and block.taken <= moment and (block.given is None or block.given > moment):
+            key = (block.category, aggregated(frame.module), frame.name if frame.level == "op" else OUTSIDE)
             sizes[key] += block.size
             counts[key] += 1
             rest[block.category] -= block.size
-        held = [Held(*key, nbytes, counts[key]) for key, nbytes in sizes.items()]
-        held += [Held(category, "", "", size, 0) for category, size in rest.items() if size]
-        return sorted(held, key=lambda h: -h.nbytes)
-
-
-def aggregated(module: str) -> str:
-    """A module's name with a star for the numbers of layers."""
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+    held = [Held(*key, nbytes, counts[key]) for key, nbytes in sizes.items()]
+    held += [Held(category, "", "", size, 0) for category, size in rest.items() if size]
+    return sorted(held, key=lambda h: -h.nbytes)
 
 
 def _pool_of(device: Device) -> Any:
@@ -206,10 +204,6 @@ def _pool_of(device: Device) -> Any:
 
         return pool
     return cast(Any, backend_for(device)).pool
-
-
-def _reset_peak(pool: Any) -> None:
-    pool.max_allocated = pool.allocated
 
 
 def _block_of(array: Array) -> tuple[int, int] | None:

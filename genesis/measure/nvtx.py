@@ -7,21 +7,11 @@ import ctypes.util
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from genesis.errors import DeviceError
 
 NAMES = ("nvToolsExt", "nvtx3interop")
-
-
-class Ranges(Protocol):
-    """Ranges of a thread that nest."""
-
-    def push(self, name: str) -> None:
-        """A range begins."""
-
-    def pop(self) -> None:
-        """The innermost range ends."""
 
 
 class Nvtx:

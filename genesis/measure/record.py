@@ -51,6 +51,7 @@ class Table:
         title: heading for people; may be empty.
         rows: one mapping of column keys to values per measured object.
         listed: shows each row as lines "title value", for tables of few rows and many columns.
+        most: rows that people are shown; 0 for all. JSON has all.
         notes: sentences below the table.
     """
 
@@ -59,14 +60,22 @@ class Table:
     columns: Sequence[Column]
     rows: list[dict[str, Cell]]
     listed: bool = False
+    most: int = 0
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> list[dict[str, Cell]]:
+        """The rows that people are shown."""
+        return self.rows[: self.most or None]
 
 
 def table(
-    name: str, title: str, columns: Sequence[Column], measured: Iterable[object], *, listed: bool = False
+    name: str, title: str, columns: Sequence[Column], measured: Iterable[object], *, listed: bool = False, most: int = 0
 ) -> Table:
     """The table of measured objects: each column computes its cell from each object."""
-    return Table(name, title, columns, [{c.key: _finite(c.of(each)) for c in columns} for each in measured], listed)
+    return Table(
+        name, title, columns, [{c.key: _finite(c.of(each)) for c in columns} for each in measured], listed, most
+    )
 
 
 def _finite(cell: Cell) -> Cell:
@@ -141,6 +150,8 @@ def to_text(report: Report) -> Iterator[str]:
         if one.title:
             yield escape(one.title)
         yield from listed(one) if one.listed else aligned(one)
+        if len(one.rows) > len(one.first):
+            yield f"  and {len(one.rows) - len(one.first)} others"
         yield from (f"  {escape(note)}" for note in one.notes)
     yield from ("", *map(escape, report.notes)) if report.notes else ()
     for failure in report.failures:
@@ -169,7 +180,7 @@ def markdown_table(one: Table) -> Iterator[str]:
     shown = _shown(one)
     yield "| " + " | ".join(c.title for c in shown) + " |"
     yield "|" + "|".join("---" if c.unit == "text" else "---:" for c in shown) + "|"
-    for row in one.rows:
+    for row in one.first:
         yield "| " + " | ".join(_plain(cell_text(c, row.get(c.key))) for c in shown) + " |"
 
 
@@ -180,15 +191,15 @@ def _plain(text: str) -> str:
 
 def _shown(one: Table) -> list[Column]:
     """The columns for people that some row fills."""
-    return [c for c in one.columns if not c.hidden and any(row.get(c.key) not in (None, "") for row in one.rows)]
+    return [c for c in one.columns if not c.hidden and any(row.get(c.key) not in (None, "") for row in one.first)]
 
 
 def aligned(one: Table) -> Iterator[str]:
     """A table as lines: text to the left, numbers to the right."""
     shown = _shown(one)
-    cells = [[c.title for c in shown], *([escape(cell_text(c, row.get(c.key))) for c in shown] for row in one.rows)]
+    cells = [[c.title for c in shown], *([escape(cell_text(c, row.get(c.key))) for c in shown] for row in one.first)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
-    for line in cells:
+    for line in cells if shown else ():
         pairs = zip(line, widths, shown, strict=True)
         yield "  ".join(t.ljust(w) if c.unit == "text" else t.rjust(w) for t, w, c in pairs).rstrip()
 

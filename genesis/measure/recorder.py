@@ -1,72 +1,167 @@
-"""What happens on the host in a step, noted as frames: phases, modules and ops, also those of backward."""
+"""What happens on the host, as frames that nest: phases, modules, ranges and ops, those of backward too.
+
+Time is divided among frames so that shares add up to the whole: at a moment in which several threads work, each of them
+has an equal part, and ops go before the Python around them.
+"""
 
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NamedTuple, Protocol
 
 from genesis.array import Array
 from genesis.autograd.graph import BaseNode, watching_tape
-from genesis.measure.nvtx import Ranges
-from genesis.measure.spans import COLLECTIVE, Frame
 from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
+from genesis.shapes import Shape
 
-OpWatch = Callable[[Op, Sequence[Any], float, float], None]
+OUTSIDE = "(outside ops)"
+IDLE = "(idle)"
+COLLECTIVE = "(collective)"  # the op of what ranks send each other
+Level = Literal["phase", "module", "range", "op"]
+
+_PACKAGE = Path(__file__).parents[1]
+# What the lines of a model and of the training loop call.
+PLUMBING = tuple(str(path) for path in _PACKAGE.iterdir() if path.name not in ("train", "__pycache__"))
 
 
-class _Thread(threading.local):
-    """Where one thread is: its phases, modules and ops with their starts, the innermost last."""
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A stretch of one thread's time.
 
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.modules: list[str] = []
-        self.ops: list[tuple[Op, float]] = []
+    Attributes:
+        phase, module: that contain it, or that it is.
+        start, end: seconds of `time.perf_counter`.
+        parent: the frame around it.
+        shapes: of an op's inputs and outputs.
+        lines: of an op, the Python calls that led to it, innermost first; empty unless they were asked for.
+        nbytes: memory taken less memory given back in it, outside of inner frames.
+        flops: of an op, as its cost says.
+    """
+
+    level: Level
+    name: str
+    phase: str
+    module: str
+    start: float
+    end: float
+    thread: int
+    parent: Frame | None = None
+    shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
+    lines: tuple[str, ...] = ()
+    nbytes: dict[str, int] = field(default_factory=dict)
+    flops: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        """What its own time counts for."""
+        return Key(self.phase, self.module, self.name if self.level == "op" else OUTSIDE)
+
+
+class Key(NamedTuple):
+    """What time counts for."""
+
+    phase: str
+    module: str
+    op: str
+
+
+class Ranges(Protocol):
+    """Where frames are shown to another profiler: ranges of a thread that nest."""
+
+    def push(self, name: str) -> None:
+        """A range begins."""
+
+    def pop(self) -> None:
+        """The innermost range ends."""
 
 
 class Recorder:
     """Notes frames while `watching` is entered.
 
     Args:
-        model: whose modules are distinguished by their dotted names.
+        model: whose modules are told apart by their dotted names; others go by the class of the outermost one.
         ranges: where the frames are shown to another profiler, too.
+        ambient: the phase of what happens outside of all marked ones, at the beginning.
+        has_lines: whether ops note the Python calls that led to them.
+        has_flops: whether ops note their FLOPs.
 
     Attributes:
-        frames: of the step so far.
-        ambient: the phase of what happens outside of all marked ones.
-        after_op: called after each op with its operands, its start and its end.
+        frames: that have ended, since `begin`.
     """
 
-    def __init__(self, model: Module, ranges: Ranges | None = None) -> None:
-        self.root = type(model).__name__
+    def __init__(
+        self,
+        model: Module | None = None,
+        ranges: Ranges | None = None,
+        *,
+        ambient: str = "data",
+        has_lines: bool = False,
+        has_flops: bool = False,
+    ) -> None:
+        self.root = "" if model is None else type(model).__name__
         self.frames: list[Frame] = []
-        self.ambient = "data"
-        self.after_op: list[OpWatch] = []
-        self._ranges = ranges
-        self._paths = {id(module): path for path, module in model.named_modules()}
-        self._thread = _Thread()
+        self.ambient = self._first = ambient
+        self._ranges, self._has_lines, self._has_flops = ranges, has_lines, has_flops
+        self._open: dict[int, list[Frame]] = defaultdict(list)  # by thread, the innermost last
+        self._paths: dict[int, str] = {}
+        self._known: list[Module] = []  # or others would get their ids
         self._of_node: dict[int, str] = {}  # modules of nodes, by their position in the order of recording
-        edges = ((name, parameter.edge()) for name, parameter in model.named_parameters())
-        self._of_leaf = {edge.node.sequence: name for name, edge in edges if edge is not None}
+        self._of_leaf: dict[int, str] = {}
         self._called: set[str] = set()  # modules; parameters of others are used by one around them
+        self.outermost: FrameType | None = None  # Python's frame at which lines end
+        if model is not None:
+            self._learn(model, "")
+
+    def _learn(self, model: Module, name: str) -> None:
+        """Know the modules and parameters of `model`, whose own name is `name`."""
+        self._known.append(model)
+        prefix = f"{name}." if name else ""
+        for path, module in model.named_modules():
+            self._paths.setdefault(id(module), f"{prefix}{path}" if path else name)
+        for path, parameter in model.named_parameters():
+            if (edge := parameter.edge()) is not None:
+                self._of_leaf.setdefault(edge.node.sequence, prefix + path)
 
     def begin(self) -> None:
-        """Forget what was noted: a step begins."""
-        self.frames, self.ambient = [], "data"
+        """Forget what was noted."""
+        self.frames, self.ambient = [], self._first
         self._of_node.clear()
 
-    def location(self) -> tuple[str, str]:
-        """The phase and the module in which this thread is."""
-        own = self._thread
-        phase = own.phases[-1] if own.phases else self.ambient
-        if own.modules:
-            return phase, own.modules[-1]
-        return phase, self.root if phase in ("forward", "backward") else f"({phase})"
+    def end(self) -> list[Frame]:
+        """The frames since `begin`; those that are open end here, and begin anew."""
+        now, frames = time.perf_counter(), self.frames
+        for thread, open_ in list(self._open.items()):
+            frames += [frame for frame in open_ if frame.level != "op"]  # an open op has raised
+            again: list[Frame] = []
+            for frame in list(open_):
+                frame.end = now
+                again.append(replace(frame, start=now, parent=again[-1] if again else None, nbytes={}))
+            self._open[thread] = again
+        return frames
+
+    def current(self) -> Frame:
+        """The innermost open frame of this thread; outside of all one without a parent that stands for the phase."""
+        thread = threading.get_ident()
+        if open_ := self._open[thread]:
+            return open_[-1]
+        return Frame("phase", "", self.ambient, self._home(self.ambient), 0.0, 0.0, thread)
+
+    def _home(self, phase: str) -> str:
+        """The module of what a phase does outside of modules."""
+        return self.root if not phase or phase in ("forward", "backward") else f"({phase})"
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -77,23 +172,51 @@ class Recorder:
             stack.enter_context(watching_calls(self._calls))
             yield
 
-    # --- Phases -------------------------------------------------------------------------------------------------------
+    def _push(
+        self, level: Level, name: str, phase: str | None = None, module: str | None = None, label: str = ""
+    ) -> int:
+        """Open a frame, inside the phase and the module of the one around it unless it has others; its depth."""
+        around, thread = self.current(), threading.get_ident()
+        open_ = self._open[thread]
+        phase, module = around.phase if phase is None else phase, around.module if module is None else module
+        frame = Frame(level, name, phase, module, time.perf_counter(), 0.0, thread, around if open_ else None)
+        open_.append(frame)
+        if self._ranges is not None:
+            self._ranges.push(label or name)
+        return len(open_) - 1
+
+    def _pop(self, depth: int) -> None:
+        """Close the frame at a depth, and forget those in it, which have raised."""
+        open_ = self._open[threading.get_ident()]
+        for frame in reversed(open_[depth:]):
+            open_.pop()
+            if self._ranges is not None:
+                self._ranges.pop()
+            if len(open_) == depth:
+                frame.end = time.perf_counter()
+                self.frames.append(frame)
+
+    @contextmanager
+    def _inside(self, *what: Any, **more: Any) -> Iterator[None]:
+        depth = self._push(*what, **more)
+        try:
+            yield
+        finally:
+            self._pop(depth)
+
+    # --- Phases and ranges --------------------------------------------------------------------------------------------
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """The block is a part of a phase."""
-        own, started = self._thread, time.perf_counter()
-        outer, own.modules = own.modules, []
-        own.phases.append(name)
-        self._push(name)
-        try:
+        with self._inside("phase", name, name, self._home(name)):
             yield
-        finally:
-            own.modules = outer
-            own.phases.pop()
-            self._pop()
+        if self._first:
             self.ambient = "backward" if name == "forward" else name
-            self._note("phase", name, name, self.root if name in ("forward", "backward") else f"({name})", started)
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """The block has a name of the user's."""
+        return self._inside("range", name)
 
     def marked(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
         """`method`, each call of it a part of a phase."""
@@ -108,104 +231,89 @@ class Recorder:
     def collective(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """`method`, each call of it a phase and an op of its own; what comes behind belongs to the phase before."""
 
-        def noted(*args: Any, **settings: Any) -> None:
-            started = time.perf_counter()
-            method(*args, **settings)
-            self._note("op", COLLECTIVE, *self.location(), started)
-
-        within = self.marked(noted, "collectives")
-
         @functools.wraps(method)
         def call(*args: Any, **settings: Any) -> None:
             ambient = self.ambient
-            within(*args, **settings)
+            with self.phase("collectives"), self._inside("op", COLLECTIVE):
+                method(*args, **settings)
             self.ambient = ambient
 
         return call
 
-    # --- Modules ------------------------------------------------------------------------------------------------------
+    # --- Modules and the tape -----------------------------------------------------------------------------------------
 
     @contextmanager
     def _calls(self, module: Module) -> Iterator[None]:
-        path, started = self._paths.get(id(module), ""), time.perf_counter()
-        if not path:  # the model itself, or a module of no part of it
+        if id(module) not in self._paths:
+            self._learn(module, type(module).__name__)
+        path = self._paths[id(module)]
+        if not path:  # the model itself
             yield
             return
         self._called.add(path)
-        self._thread.modules.append(path)
-        self._push(path)
-        try:
+        with self._inside("module", path, None, path):
             yield
-        finally:
-            phase, _ = self.location()
-            self._thread.modules.pop()
-            self._pop()
-            self._note("module", path, phase, path, started)
-
-    # --- The tape -----------------------------------------------------------------------------------------------------
 
     def recorded(self, node: BaseNode) -> None:
         """A node belongs to the module that made it."""
-        self._of_node[node.sequence] = self.location()[1]
+        self._of_node[node.sequence] = self.current().module
 
     def runs_backward(self) -> Any:
         """A backward pass."""
         return self.phase("backward")
 
-    @contextmanager
-    def runs(self, node: BaseNode) -> Iterator[None]:
+    def runs(self, node: BaseNode) -> Any:
         """What a vjp does belongs to the node's module."""
-        module = self._module_of(node)
-        modules, started = self._thread.modules, time.perf_counter()
-        modules.append(module)
-        self._push(f"{module} {node.name}")
-        try:
-            yield
-        finally:
-            modules.pop()
-            self._pop()
-            self._note("module", module, self.location()[0], module, started)
-
-    def _module_of(self, node: BaseNode) -> str:
-        """The module that recorded a node; of a leaf the one that was called and has the parameter."""
         name = self._of_leaf.get(node.sequence)
         if name is None:
-            return self._of_node.get(node.sequence, self.root)
-        while name and name not in self._called:
-            name = name.rpartition(".")[0]
-        return name or self.root
+            module = self._of_node.get(node.sequence, self.root)
+        else:
+            while name and name not in self._called:
+                name = name.rpartition(".")[0]
+            module = name or self.root
+        return self._inside("module", module, None, module, label=f"{module} {node.name}")
 
     # --- Ops ----------------------------------------------------------------------------------------------------------
 
     def _op_begins(self, op: Op) -> None:
-        self._push(op.name)
-        self._thread.ops.append((op, time.perf_counter()))
+        self._push("op", op.name)
 
     def _op_ended(
         self, op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], seconds: float
     ) -> None:
-        end, ops = time.perf_counter(), self._thread.ops
-        while ops and ops[-1][0] is not op:
-            ops.pop()  # it raised
-        if not ops:
+        open_ = self._open[threading.get_ident()]
+        depth = len(open_) - 1
+        while depth >= 0 and (open_[depth].name != op.name or open_[depth].level != "op"):
+            depth -= 1
+        if depth < 0:
             return  # it began before anybody watched
-        _, start = ops.pop()
-        phase, module = self.location()
-        self.frames.append(Frame("op", op.name, phase, module, start, end, threading.get_ident()))
-        self._pop()
-        for watch in self.after_op:
-            watch(op, (*inputs, *outputs), start, end)
+        frame = open_[depth]
+        self._pop(depth)
+        frame.shapes = _shapes(inputs), _shapes(outputs)
+        if self._has_lines:
+            frame.lines = tuple(calling_lines(self.outermost))
+        if self._has_flops:
+            frame.flops = float(op.cost(inputs, outputs, attrs).flops)
 
-    def _note(self, level: Any, name: str, phase: str, module: str, started: float) -> None:
-        self.frames.append(Frame(level, name, phase, module, started, time.perf_counter(), threading.get_ident()))
 
-    def _push(self, name: str) -> None:
-        if self._ranges is not None:
-            self._ranges.push(name)
+def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
+    return tuple([x.shape for x in operands if isinstance(x, Array)])
 
-    def _pop(self) -> None:
-        if self._ranges is not None:
-            self._ranges.pop()
+
+def calling_lines(outermost: FrameType | None = None) -> Iterator[str]:
+    """file(line): function of the callers outside the framework's inner parts, innermost first, to `outermost`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(PLUMBING):
+            yield f"{frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}"
+        if frame is outermost:
+            return
+        frame = frame.f_back
+
+
+def aggregated(module: str) -> str:
+    """A module's name with a star for the numbers of layers."""
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 @contextmanager
@@ -219,3 +327,71 @@ def shadowed(of: object, **methods: Callable[..., Any]) -> Iterator[None]:
     finally:
         for name in methods:
             object.__delattr__(of, name)
+
+
+# --- Time divided among frames ----------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A part of a thread's time with the innermost frame in it."""
+
+    start: float
+    end: float
+    frame: Frame
+
+
+def by_thread(frames: Iterable[Frame]) -> dict[int, list[Frame]]:
+    """The frames of each thread."""
+    found: dict[int, list[Frame]] = defaultdict(list)
+    for frame in frames:
+        found[frame.thread].append(frame)
+    return found
+
+
+def leaves(frames: Iterable[Frame]) -> Iterator[Piece]:
+    """The innermost frame at each moment of one thread, in order."""
+    open_: list[Frame] = []
+    at = 0.0
+
+    def closed(until: float) -> Iterator[Piece]:
+        nonlocal at
+        while open_ and open_[-1].end <= until:
+            inner = open_.pop()
+            if inner.end > at:
+                yield Piece(at, inner.end, inner)
+                at = inner.end
+
+    for frame in sorted(frames, key=lambda f: (f.start, -f.end)):
+        yield from closed(frame.start)
+        if open_ and frame.start > at:
+            yield Piece(at, frame.start, open_[-1])
+        open_.append(frame)
+        at = max(at, frame.start)
+    yield from closed(float("inf"))
+
+
+def divided(frames: Sequence[Frame], start: float, end: float) -> dict[Key, float]:
+    """Seconds between `start` and `end` by what they count for; they add up to `end - start`."""
+    pieces = heapq.merge(*(leaves(own) for own in by_thread(frames).values()), key=lambda piece: piece.start)
+    shares: dict[Key, float] = defaultdict(float)
+    active: list[Piece] = []
+    at = start
+    for piece in itertools.chain(pieces, [None]):
+        until = end if piece is None else min(max(piece.start, start), end)
+        at = _share(shares, active, at, until)
+        if piece is not None and piece.end > at:
+            active.append(piece)
+    return dict(shares)
+
+
+def _share(shares: dict[Key, float], active: list[Piece], at: float, until: float) -> float:
+    """Give the time from `at` to `until` to the active pieces, which are taken out where they end."""
+    while at < until:
+        active[:] = [piece for piece in active if piece.end > at]
+        next_ = min([until, *(piece.end for piece in active)])
+        ops = [piece for piece in active if piece.frame.level == "op"]
+        chosen = [piece.frame.key for piece in ops or active] or [Key("idle", IDLE, IDLE)]
+        for key in chosen:
+            shares[key] += (next_ - at) / len(chosen)
+        at = next_
+    return max(at, until)

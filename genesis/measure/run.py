@@ -7,22 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 from genesis.array import Array
-from genesis.backend import CPU, Device, backend_for
+from genesis.backend import CPU, Device
 from genesis.distributed.group import Alone, Group
 from genesis.measure.limits import wait_for
-from genesis.measure.marks import Kernel, Marks
-from genesis.measure.memory import Category, MemoryWatch, Timeline
-from genesis.measure.nvtx import Ranges
-from genesis.measure.recorder import Recorder, shadowed
-from genesis.measure.spans import Frame
-from genesis.measure.waits import Wait, Waits
+from genesis.measure.memory import Category, MemoryWatch, Timeline, Track, timeline
+from genesis.measure.recorder import Ranges, Recorder, shadowed
+from genesis.measure.session import Recording, Session, marked
 from genesis.nn import Module
-
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
 
 Mode = Literal["eager", "captured"]
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # of a step, by the methods of a group
@@ -56,28 +50,6 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class StepRecord:
-    """A step: its beginning and end by `time.perf_counter`, and what happened in it.
-
-    Attributes:
-        launched: when the host had launched everything.
-        marked: from when the kernels' times are counted.
-    """
-
-    start: float
-    launched: float
-    end: float
-    frames: list[Frame]
-    kernels: list[Kernel]
-    waits: list[Wait]
-    marked: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-@dataclass(frozen=True)
 class Recorded:
     """Steps of one kind.
 
@@ -87,7 +59,7 @@ class Recorded:
 
     mode: Mode
     plain: list[float]
-    steps: list[StepRecord]
+    steps: list[Recording]
     notes: list[str] = field(default_factory=list)
 
 
@@ -107,39 +79,37 @@ def plain_steps(subject: Subject, count: int, warm_up: int) -> list[float]:
     return seconds
 
 
-def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | None = None) -> list[StepRecord]:
+def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | None = None) -> list[Recording]:
     """`count` steps under watch, after `warm_up` others under watch."""
-    recorder, waits = Recorder(subject.model, ranges), Waits(subject.device)
-    marks = None if subject.device == CPU else Marks(_backend(subject), recorder.location, subject.launched)
+    session = Session(Recorder(subject.model, ranges), subject.device, launched=subject.launched)
     found = []
-    try:
-        with _watched(subject, recorder, marks), waits.watching(), _frozen():
-            for number in range(warm_up + count):
-                record = _step(subject, recorder, marks, waits)
-                if number >= warm_up:
-                    found.append(record)
-                subject.settle()
-    finally:
-        if marks is not None:
+    with session.watching(), _regions(subject, session), _frozen():
+        for number in range(warm_up + count):
             wait_for(subject.device)()
-            marks.close()
+            subject.begin()
+            session.begin()
+            _take(subject, session.recorder)
+            recording = session.end()
+            if number >= warm_up:
+                found.append(recording)
+            subject.settle()
     return found
 
 
+def _take(subject: Subject, recorder: Recorder) -> None:
+    with recorder.phase("data"):
+        batches = subject.batches()
+    subject.take(batches)
+
+
 @contextmanager
-def _watched(subject: Subject, recorder: Recorder, marks: Marks | None) -> Iterator[None]:
-    """Inside the block all watches are on."""
+def _regions(subject: Subject, session: Session) -> Iterator[None]:
+    """Inside the block phases and collectives are marked."""
     with ExitStack() as stack:
-        stack.enter_context(recorder.watching())
-        if marks is not None:
-            recorder.after_op.append(marks.op_ended)
-            stack.enter_context(marks.watching())
         for of, method, phase in subject.regions:
-            stack.enter_context(shadowed(of, **{method: recorder.marked(getattr(of, method), phase)}))
+            stack.enter_context(shadowed(of, **{method: session.recorder.marked(getattr(of, method), phase)}))
         for name in COLLECTIVES:
-            collective = getattr(subject.group, name)
-            marked = collective if marks is None else marks.collective(collective)
-            stack.enter_context(shadowed(subject.group, **{name: recorder.collective(marked)}))
+            stack.enter_context(shadowed(subject.group, **{name: marked(session, getattr(subject.group, name))}))
         yield
 
 
@@ -156,47 +126,25 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _step(subject: Subject, recorder: Recorder, marks: Marks | None, waits: Waits) -> StepRecord:
-    wait = wait_for(subject.device)
-    wait()
-    subject.begin()
-    recorder.begin()
-    marked = time.perf_counter()
-    if marks is not None:
-        marks.begin()
-    waits.found, waits.on = [], True
-    start = time.perf_counter()
-    with recorder.phase("data"):
-        batches = subject.batches()
-    subject.take(batches)
-    launched, waits.on = time.perf_counter(), False
-    subject.launched()
-    wait()
-    end = time.perf_counter()
-    kernels = [] if marks is None else marks.kernels()
-    return StepRecord(start, launched, end, recorder.frames, kernels, waits.found, marked)
-
-
-def memory_of(subject: Subject) -> Timeline:
-    """One more step, whose memory is followed."""
-    recorder = Recorder(subject.model)
-    watch = MemoryWatch(subject.device, recorder.location)
-    recorder.after_op.append(watch.op_ended)
-    wait = wait_for(subject.device)
-    with _watched(subject, recorder, None):
+def memory_of(subject: Subject) -> tuple[Timeline, Recording]:
+    """One more eager step, whose memory is followed by category."""
+    recorder, wait = Recorder(subject.model), wait_for(subject.device)
+    watch = MemoryWatch(subject.device, recorder.current, resets_peak=True)
+    session = Session(recorder, CPU)  # without marks, which take memory
+    with recorder.watching(), _regions(subject, session):
         gc.collect()
         wait()
         recorder.begin()
         with watch.watching():
-            with recorder.phase("data"):
-                batches = subject.batches()
-            subject.take(batches)
+            started = time.perf_counter()
+            _take(subject, recorder)
+            launched = time.perf_counter()
             subject.launched()
             wait()
-    found = watch.timeline(subject.persistent(), recorder.frames)
+            end = time.perf_counter()
+    frames = recorder.end()
+    found = timeline(watch, subject.persistent(), frames)
     subject.settle()
-    return found
-
-
-def _backend(subject: Subject) -> CudaBackend:
-    return cast("CudaBackend", backend_for(subject.device))
+    samples = [(found.began + at, {str(key): size for key, size in totals.items()}) for at, totals in found.samples]
+    track = Track("memory by category", samples)
+    return found, Recording(started, launched, end, frames, [], [], started, [track])

@@ -1,4 +1,4 @@
-"""The profiled steps as a Chrome trace, which Perfetto and chrome://tracing open: rows of the host and of the GPU.
+"""Recordings as a Chrome trace, which Perfetto and chrome://tracing open, and as collapsed stacks.
 
 Readers drop a span that overlaps another of its row without nesting in it, and Perfetto takes a thread 0 for the one
 with its process's number. So spans of a row nest to the nanosecond, and no two rows of the trace have one number.
@@ -7,13 +7,14 @@ with its process's number. So spans of a row nest to the nanosecond, and no two 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from genesis.errors import escape
 from genesis.measure.marks import Kernel
-from genesis.measure.run import Recorded, StepRecord
-from genesis.measure.spans import Frame
+from genesis.measure.recorder import Frame
+from genesis.measure.session import Recording
 
 HOST, GPU = 1, 2  # processes
 STEPS, COMPUTE = HOST, GPU  # rows; readers show the one with its process's number first
@@ -39,14 +40,27 @@ class _Span:
         return {**event, "args": self.args} if self.args else event
 
 
-def chrome_trace(recorded: Sequence[Recorded]) -> bytes:
-    """The trace as JSON. Times are microseconds since the first step began."""
-    spans = list(_Spans([step for each in recorded for step in each.steps]).of(recorded))
+def chrome_trace(recordings: Sequence[tuple[str, Recording]]) -> bytes:
+    """Recordings by name as the JSON of a trace. Times are microseconds since the first one began."""
+    made = _Spans([recording for _, recording in recordings])
+    spans = list(made.of(recordings))
     rows = sorted({(span.process, span.row) for span in spans})
     events = list(_names(rows))
     for track in rows:
         events += [span.event() for span in _nested(span for span in spans if (span.process, span.row) == track)]
+    events += [event for _, recording in recordings for event in made.counters(recording)]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
+
+
+def collapsed(stacks: Mapping[tuple[str, ...], float]) -> bytes:
+    """Seconds by stack, outermost first, as lines with whole microseconds, as flamegraph.pl takes them."""
+    counts = ((stack, round(seconds * 1e6)) for stack, seconds in sorted(stacks.items()))
+    return "".join(f"{';'.join(map(_word, stack))} {count}\n" for stack, count in counts if count > 0).encode()
+
+
+def _word(part: str) -> str:
+    """A part of a stack, without what separates stacks and lines."""
+    return escape(part).translate(str.maketrans(" ;\t\n", "____"))
 
 
 def _nested(row: Iterable[_Span]) -> list[_Span]:
@@ -68,37 +82,44 @@ def _nested(row: Iterable[_Span]) -> list[_Span]:
 class _Spans:
     """What the steps hold, as spans of rows."""
 
-    def __init__(self, steps: Sequence[StepRecord]) -> None:
-        self.begin = min(min(step.start, step.marked) for step in steps)
-        threads = dict.fromkeys(frame.thread for step in steps for frame in step.frames)
-        threads.update(dict.fromkeys(wait.thread for step in steps for wait in step.waits))
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.begin = min((min(each.start, each.marked) for each in recordings), default=0.0)
+        threads = dict.fromkeys(frame.thread for each in recordings for frame in each.frames)
+        threads.update(dict.fromkeys(wait.thread for each in recordings for wait in each.waits))
         self.rows = {thread: row for row, thread in enumerate(threads, THREADS)}
 
-    def of(self, recorded: Sequence[Recorded]) -> Iterator[_Span]:
+    def of(self, recordings: Sequence[tuple[str, Recording]]) -> Iterator[_Span]:
         """All spans of the host and the GPU."""
-        for each in recorded:
-            for number, step in enumerate(each.steps, 1):
-                yield self._span(f"{each.mode} step {number}", "step", (HOST, STEPS), step.start, step.end)
-                yield from self._on_host(step)
-                yield from self._on_gpu(step)
+        for name, each in recordings:
+            yield self._span(name, "step", (HOST, STEPS), each.start, each.end)
+            yield from self._on_host(each)
+            yield from self._on_gpu(each)
 
-    def _on_host(self, step: StepRecord) -> Iterator[_Span]:
-        for frame in step.frames:
-            track = (HOST, self.rows[frame.thread])
-            yield self._span(frame.name, frame.level, track, frame.start, frame.end, **_of(frame))
-        for wait in step.waits:
+    def counters(self, recording: Recording) -> Iterator[dict[str, Any]]:
+        """The memory of a recording."""
+        for track in recording.tracks:
+            for at, values in track.samples:
+                ts = max(0, round((at - self.begin) * 1e9)) / 1e3
+                yield {"name": track.name, "cat": "memory", "ph": "C", "ts": ts, "pid": HOST, "args": values}
+
+    def _on_host(self, recording: Recording) -> Iterator[_Span]:
+        for frame in recording.frames:
+            track, inputs = (HOST, self.rows[frame.thread]), [list(shape) for shape in frame.shapes[0]]
+            args = _of(frame) | ({"shapes": inputs} if inputs else {})
+            yield self._span(frame.name, frame.level, track, max(frame.start, recording.start), frame.end, **args)
+        for wait in recording.waits:
             track = (HOST, self.rows[wait.thread])
             yield self._span(wait.what, "wait", track, wait.start, wait.start + wait.seconds, line=wait.line)
 
-    def _on_gpu(self, step: StepRecord) -> Iterator[_Span]:
+    def _on_gpu(self, recording: Recording) -> Iterator[_Span]:
         ends: list[float] = []  # of the rows of other streams, which run at the same time
-        for kernel in sorted(step.kernels, key=lambda k: k.start):
+        for kernel in sorted(recording.kernels, key=lambda k: k.start):
             row = COMPUTE
             if kernel.is_concurrent:
                 free = next((i for i, end in enumerate(ends) if end <= kernel.start), len(ends))
                 ends[free:] = [kernel.end, *ends[free + 1 :]]
                 row = BESIDE + free
-            start, end = step.marked + kernel.start, step.marked + kernel.end
+            start, end = recording.marked + kernel.start, recording.marked + kernel.end
             of = {"op": kernel.op, "grid": list(kernel.grid), "shapes": [list(shape) for shape in kernel.shapes]}
             yield self._span(kernel.name, "kernel", (GPU, row), start, end, **_of(kernel), **of)
 

@@ -7,18 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.backend import CPU, Device, backend_for
-from genesis.measure.recorder import shadowed
+from genesis.measure.recorder import PLUMBING, shadowed
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
-
-_PACKAGE = Path(__file__).parents[1]
-# What the lines of a model and of the training loop call.
-_PLUMBING = tuple(str(path) for path in _PACKAGE.iterdir() if path.name not in ("train", "__pycache__"))
 
 
 class Wait(NamedTuple):
@@ -41,7 +36,7 @@ class Wait(NamedTuple):
 def calling_line() -> str:
     """file:line of the innermost caller outside the framework's inner parts: a model's, the loop's, the user's."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PLUMBING):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PLUMBING):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

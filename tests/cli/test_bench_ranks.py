@@ -15,7 +15,7 @@ import pytest
 
 from genesis.errors import OutOfMemoryError, UsageError
 from genesis.measure.timing import Plan
-from genesis.profile.run.schema import CollectiveRow
+from genesis.profile.collective_table import CollectiveRow
 from genesis.profile.schema import Failure
 from genesis.tensor import Tensor
 from genesis.train.ranks import ALONE, Ranks

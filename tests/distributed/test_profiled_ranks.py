@@ -17,7 +17,7 @@ import genesis
 from genesis import Tensor, nn
 from genesis.data.loader import Batch
 from genesis.distributed import Peers
-from genesis.measure.run import StepRecord
+from genesis.measure.session import Recording
 from genesis_cli.session.bench.cases import RandomTokens
 from genesis_cli.session.bench.steps import new_state
 from genesis_cli.session.profiling import profiled
@@ -49,7 +49,7 @@ class _Tokens(RandomTokens):
         return next(self._batches)
 
 
-def _checked(step: StepRecord) -> dict[str, int]:
+def _checked(step: Recording) -> dict[str, int]:
     """All but copies of batches run one after the other; the collectives among them."""
     at, kernels = 0.0, [kernel for kernel in step.kernels if not kernel.is_concurrent]
     for kernel in kernels:
@@ -75,7 +75,7 @@ def test_captured_and_eager_steps(tmp_path: Path) -> None:
         )
         found = profiled(training, 1)
         calls = {recorded.mode: _checked(recorded.steps[0]) for recorded in found.recorded}
-        rows = {row.name: (row.calls, row.nbytes) for row in found.collectives}
+        rows = {row.name: (row.calls, row.nbytes) for row in found.collectives.collectives}
         counts = counted(state.optimizer)
         ranks.group.close()
         assert not {"reduce_scatter", "all_gather", "all_reduce"} & set(vars(ranks.group))

@@ -1,7 +1,7 @@
 """A training step by op: how often each ran, how long it took, and the least that its bytes and FLOPs would take.
 
 On the CPU ops are timed by the clock of the thread that runs them; of threads that share a batch the busiest counts. On
-a GPU an op takes what its kernels take inside the CUDA graph of a step, as `genesis.profile.run` records them, so that
+a GPU an op takes what its kernels take inside the CUDA graph of a step, as `genesis.measure.run` records them, so that
 nothing of the host's is in the times.
 """
 

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
+from genesis.profile.collective_table import render_collectives
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
-from genesis.profile.run.collective_table import render_collectives
 from genesis_cli.session.bench.schema import (
     Breakdown,
     Doubling,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from genesis.profile.run.schema import CollectiveRow
+from genesis.profile.collective_table import CollectiveRow
 from genesis.profile.schema import Failure, LimitsRow, Measured, Ratio, StrictModel, Time
 
 

@@ -16,7 +16,7 @@ from genesis.errors import OutOfMemoryError
 from genesis.measure.collectives import StepTimes
 from genesis.measure.limits import wait_for
 from genesis.measure.timing import Plan, of_wall, summarize
-from genesis.profile.run.collective_table import collective_rows
+from genesis.profile.collective_table import collective_rows
 from genesis.profile.schema import Failure, Time
 from genesis.train.config import OptimConfig
 from genesis.train.ranks import FIRST_STEPS_S, Ranks

@@ -6,7 +6,26 @@ from collections.abc import Iterator, Sequence
 
 from genesis.measure.collectives import StepTimes, bus_factor
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds
-from genesis.profile.run.schema import CollectiveRow
+from genesis.profile.schema import StrictModel
+
+
+class CollectiveRow(StrictModel):
+    """The calls of one collective in a step: each time is the median over steps, and of these the mean over ranks."""
+
+    name: str
+    """What is called, and for what."""
+    calls: int
+    nbytes: int
+    """Of the whole buffers: what a reduce-scatter reads, an all-gather writes, an all-reduce reads."""
+    seconds: float
+    """From when a rank could begin until it was done, with the wait for ranks that come later."""
+    hidden: float
+    """Of these, seconds behind the step's own work."""
+    exposed: float
+    """Of these, seconds in which the step waited."""
+    bus_rate: float
+    """Bytes a second that links need, as nccl-tests define it: `nbytes` / `seconds` · (W - 1)/W of W ranks, and twice
+    that for an all-reduce."""
 
 
 def collective_rows(times: StepTimes, ranks: int) -> list[CollectiveRow]:

@@ -1,4 +1,4 @@
-"""A tiny model and its steps, as `genesis.profile.run` measures them: without data, configuration and loop."""
+"""A tiny model and its steps, as `genesis.measure.run` measures them: without data, configuration and loop."""
 
 from __future__ import annotations
 

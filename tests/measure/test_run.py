@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-from time import perf_counter, sleep
+import os
 from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
@@ -18,16 +17,16 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
 from genesis.errors import DeviceError, ShapeError
 from genesis.measure import nvtx
+from genesis.measure.record import Table
 from genesis.measure.recorder import Recorder
 from genesis.measure.run import Recorded, memory_of, plain_steps, recorded_steps
+from genesis.measure.run_tables import memory_tables, stacks_of, step_tables
+from genesis.measure.svg import flame_graph
+from genesis.measure.trace import collapsed
 from genesis.nn.fused import linear_sum
 from genesis.nn.hooks import call_watches
 from genesis.op import _beginnings, _observers, observe, registry
-from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
-from genesis.profile.run.memory_picture import memory_json, memory_picture
-from genesis.profile.run.schema import ModeRow
-from genesis.profile.run.tables import memory_row, mode_row
-from tests.profile.runs import captured_subject, subject
+from tests.measure.runs import captured_subject, subject
 
 CUDA = Device("cuda", 0)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,35 +40,47 @@ def recorded(request: pytest.FixtureRequest) -> tuple[Recorded, Device]:
     return Recorded("eager", plain, recorded_steps(under, 2, 1)), request.param
 
 
+Tables = dict[str, Table]
+
+
+def tables_of(recorded: Recorded, on_gpu: bool) -> Tables:
+    """The tables by name, without the mode."""
+    return {each.name.rpartition("-")[2]: each for each in step_tables([recorded], on_gpu)}
+
+
 @pytest.fixture(scope="module")
-def row(recorded: tuple[Recorded, Device]) -> ModeRow:
-    return mode_row(recorded[0], recorded[1] != CPU)
+def tables(recorded: tuple[Recorded, Device]) -> Tables:
+    return tables_of(recorded[0], recorded[1] != CPU)
 
 
-def named(rows: Any) -> dict[str, Any]:
-    return {row.name: row for row in rows}
+def named(table: Table) -> dict[Any, Any]:
+    return {row["name"]: row for row in table.rows}
 
 
-def test_each_table_adds_up_to_the_step(recorded: tuple[Recorded, Device], row: ModeRow) -> None:
-    steps = recorded[0].steps
-    if row.measure == "wall":
+def summed(table: Table, key: str) -> float:
+    return sum(row[key] or 0.0 for row in table.rows)  # type: ignore[misc]
+
+
+def test_each_table_adds_up_to_the_step(recorded: tuple[Recorded, Device], tables: Tables) -> None:
+    steps, (row,) = recorded[0].steps, tables["steps"].rows
+    if row["measure"] == "wall":
         whole = sum(step.seconds for step in steps) / len(steps)
     else:
         ends = [(min(k.start for k in s.kernels), max(k.end for k in s.kernels)) for s in steps]
         whole = sum(end - start for start, end in ends) / len(steps)
-    assert row.seconds == pytest.approx(whole, rel=0.02)
-    for table in (row.phases, row.modules, row.ops):
-        assert sum(r.seconds for r in table) == pytest.approx(whole, rel=0.02)
-        assert sum(r.share for r in table) == pytest.approx(1)
-    assert row.attributed + row.idle == pytest.approx(row.seconds)
+    assert row["seconds"] == pytest.approx(whole, rel=0.02)
+    for name in ("phases", "modules", "ops"):
+        assert summed(tables[name], "seconds") == pytest.approx(whole, rel=0.02)
+        assert summed(tables[name], "share") == pytest.approx(1)
+    assert row["attributed"] + row["idle"] == pytest.approx(row["seconds"])  # type: ignore[operator]
 
 
-def test_ops_modules_and_phases_are_told_apart(row: ModeRow) -> None:
-    ops, modules, phases = named(row.ops), named(row.modules), named(row.phases)
-    assert (ops["linear"].calls, ops["relu"].calls, ops["adamw_step"].calls) == (4, 2, 1)
+def test_ops_modules_and_phases_are_told_apart(tables: Tables) -> None:
+    ops, modules, phases = (named(tables[name]) for name in ("ops", "modules", "phases"))
+    assert (ops["linear"]["calls"], ops["relu"]["calls"], ops["adamw_step"]["calls"]) == (4, 2, 1)
     assert {"blocks.*.up", "blocks.*.down", "Tiny", "(optimizer)", "(data)"} <= set(modules)
     assert {"forward", "backward", "optimizer", "data", "idle"} <= set(phases)
-    assert phases["backward"].cpu_seconds > 0
+    assert phases["backward"]["cpu_seconds"] > 0
 
 
 class Pair(nn.Module):
@@ -96,25 +107,14 @@ def test_a_step_under_watch_has_the_ops_of_one_that_is_not() -> None:
     assert {frame.module for frame in recorder.frames if frame.level == "op"} == {"(data)", "Pair", "up"}
 
 
-def test_an_op_begins_before_what_it_launches_whatever_comes_behind_it() -> None:
-    recorder, seen = Recorder(Pair()), list[tuple[str, float, float]]()
-    recorder.after_op.append(lambda op, operands, start, end: seen.append((op.name, start, end)))
-    x = genesis.ones(4, 8)
-    with observe(lambda *op: sleep(0.05)):  # the host is kept away between the op's end and the recorder
-        started: list[float] = []
-        with recorder.watching(), observe(lambda *op: None, lambda op: started.append(perf_counter())):
-            with pytest.raises(ShapeError):
-                x.reshape(5)
-            x.exp()
-    ((name, start, end),) = [each for each in seen if each[0] == "exp"]
-    assert start <= started[-1] <= end
-    assert end - start > 0.05 and name == "exp"
-
-
-def test_an_op_that_began_unwatched_is_left_out() -> None:
+def test_an_op_that_raises_is_left_out() -> None:
     recorder = Recorder(Pair())
-    recorder._op_ended(registry["exp"], (), (), {}, 0.1)
-    assert recorder.frames == []
+    recorder._op_ended(registry["exp"], (), (), {}, 0.1)  # it began before anybody watched
+    with recorder.watching():
+        with pytest.raises(ShapeError):
+            genesis.ones(4, 8).reshape(5)
+        genesis.ones(4, 8).exp()
+    assert [frame.name for frame in recorder.end()] == ["fill", "fill", "exp"]
 
 
 def test_backward_belongs_to_the_module_of_forward(recorded: tuple[Recorded, Device]) -> None:
@@ -128,34 +128,38 @@ def test_backward_belongs_to_the_module_of_forward(recorded: tuple[Recorded, Dev
 def test_a_captured_step_has_the_kernels_of_the_eager_one(recorded: tuple[Recorded, Device]) -> None:
     under = captured_subject(CUDA)
     captured = Recorded("captured", plain_steps(under, 1, 4), recorded_steps(captured_subject(CUDA), 2, 3))
-    found = mode_row(captured, on_gpu=True)
+    found = tables_of(captured, on_gpu=True)
     ours, eager = ({kernel.op for step in made.steps for kernel in step.kernels} for made in (captured, recorded[0]))
-    assert ours == eager == {row.name for row in found.ops if row.calls and row.name in eager}
-    assert {"forward", "backward", "optimizer"} <= named(found.phases).keys()
-    assert {"blocks.*.up", "blocks.*.down"} <= named(found.modules).keys()
+    assert ours == eager == {row["name"] for row in found["ops"].rows if row["calls"] and row["name"] in eager}
+    assert {"forward", "backward", "optimizer"} <= named(found["phases"]).keys()
+    assert {"blocks.*.up", "blocks.*.down"} <= named(found["modules"]).keys()
     for step in captured.steps:
         inside = [kernel for kernel in step.kernels if kernel.in_graph]
         # Outside of the graph the batch and the step's numbers are copied.
         assert {(kernel.name, kernel.op) for kernel in step.kernels if not kernel.in_graph} == {("copy", "(copy)")}
         assert all(a.end == b.start for a, b in itertools.pairwise(inside))
         assert [kernel.start for kernel in step.kernels] == sorted(kernel.start for kernel in step.kernels)
-    assert found.syncs == []
-    assert sum(row.seconds for row in found.ops if row.name != "(idle)") == pytest.approx(found.attributed)
-    assert found.attributed + found.idle == pytest.approx(found.seconds)
+    assert found["waits"].rows == []
+    (row,) = found["steps"].rows
+    assert summed(found["ops"], "seconds") - named(found["ops"])["(idle)"]["seconds"] == pytest.approx(
+        row["attributed"]
+    )
+    assert summed(found["kernels"], "seconds") == pytest.approx(row["attributed"])
 
 
-def test_stacks_add_up_and_the_flame_graph_is_as_wide(recorded: tuple[Recorded, Device], row: ModeRow) -> None:
+def test_stacks_add_up_and_the_flame_graph_is_as_wide(recorded: tuple[Recorded, Device], tables: Tables) -> None:
     stacks = stacks_of(recorded[0], recorded[1] != CPU)
-    assert sum(stacks.values()) == pytest.approx(row.seconds)
+    whole = summed(tables["ops"], "seconds")
+    assert sum(stacks.values()) == pytest.approx(whole)
     lines = [line.rpartition(" ") for line in collapsed(stacks).decode().splitlines()]
-    assert sum(int(count) for _, _, count in lines) == pytest.approx(row.seconds * 1e6, abs=len(stacks))
+    assert sum(int(count) for _, _, count in lines) == pytest.approx(whole * 1e6, abs=len(stacks))
     assert any(stack.startswith("forward;blocks.*;up;linear") for stack, _, _ in lines)
     picture = ElementTree.fromstring(flame_graph(stacks, "a <title> & more"))
     rects = [(float(r.get("y", 0)), float(r.get("x", 0)), float(r.get("width", 0))) for r in picture.iter(f"{SVG}rect")]
-    whole = rects[0][2]
-    below = sum(width for y, _, width in rects if y == sorted({y for y, _, _ in rects})[1])
-    assert below == pytest.approx(whole, rel=0.01)
-    assert all(x + width <= rects[0][1] + whole + 0.01 for _, x, width in rects)
+    width = rects[0][2]
+    below = sum(w for y, _, w in rects if y == sorted({y for y, _, _ in rects})[1])
+    assert below == pytest.approx(width, rel=0.01)
+    assert all(x + w <= rects[0][1] + width + 0.01 for _, x, w in rects)
     order = ["forward", "backward", "optimizer"]
     names = [title.text.partition(":")[0] for title in picture.iter(f"{SVG}title") if title.text]
     assert [name for name in names if name in order] == order
@@ -170,15 +174,16 @@ def test_stacks_add_up_and_the_flame_graph_is_as_wide(recorded: tuple[Recorded, 
 )
 def test_a_planted_read_is_found_with_its_line(reads: Any, device: Device) -> None:
     under = subject(device, reads=reads)
-    found = mode_row(Recorded("eager", [1.0], recorded_steps(under, 1, 1)), on_gpu=device != CPU)
-    line = f"{__file__}:{reads.__code__.co_firstlineno}"
-    assert [(sync.what, sync.line, sync.count) for sync in found.syncs] == [("values read on the host", line, 1.0)]
+    found = tables_of(Recorded("eager", [1.0], recorded_steps(under, 1, 1)), on_gpu=device != CPU)
+    line = f"{__file__}:{reads.__code__.co_firstlineno}".removeprefix(f"{os.getcwd()}/")
+    (row,) = found["waits"].rows
+    assert (row["what"], row["line"], row["count"]) == ("values read on the host", line, 1.0)
 
 
 def test_a_wait_for_the_device_is_found() -> None:
     under = subject(CUDA, reads=lambda x: genesis.cuda.synchronize(x.device))
-    found = mode_row(Recorded("eager", [1.0], recorded_steps(under, 1, 1)), on_gpu=True)
-    assert [(sync.what, sync.count) for sync in found.syncs] == [("the device waited for", 1.0)]
+    found = tables_of(Recorded("eager", [1.0], recorded_steps(under, 1, 1)), on_gpu=True)
+    assert [(row["what"], row["count"]) for row in found["waits"].rows] == [("the device waited for", 1.0)]
 
 
 def test_a_step_that_reads_nothing_has_no_waits(recorded: tuple[Recorded, Device]) -> None:
@@ -197,23 +202,24 @@ def test_a_graph_that_a_step_replays_twice_counts_twice() -> None:
 def test_the_peak_is_the_pool_s_and_what_lasts_is_found(device: Device) -> None:
     under = subject(device, width=64)
     plain_steps(under, 1, 1)
-    timeline = memory_of(under)
-    found = memory_row(timeline)
+    timeline, step = memory_of(under)
+    memory, held = memory_tables(timeline)
+    found = {row["category"]: row for row in memory.rows}
     allocated = pool if device == CPU else backend_for(device).pool  # type: ignore[attr-defined]
-    assert timeline.peak_bytes == found.pool_peak <= allocated.max_allocated
-    assert sum(found.categories.values()) == found.peak
-    assert sum(h.bytes for h in found.held) <= found.peak
+    whole = found.pop("sum")
+    assert timeline.peak_bytes == whole["peak"] == timeline.pool_peak <= allocated.max_allocated
+    for key in ("peak", "before"):
+        assert sum(row[key] for row in found.values()) == whole[key]  # type: ignore[misc]
+    assert summed(held, "bytes") == timeline.peak_bytes
     count = sum(p.numel() for p in under.model.parameters())
     for category, times in (("weights", 4), ("gradients", 4), ("optimizer", 8)):
-        assert times * count <= found.lasting[category] <= times * count + (8 << 10)
-    assert max(timeline.nbytes["activations"]) >= 2 * 4 * (4 * 128)  # the inputs of both `down`
-    assert timeline.nbytes["activations"][-1] == 0
-    assert found.lasting == {category: values[0] for category, values in timeline.nbytes.items()}
+        assert times * count <= found[category]["before"] <= times * count + (8 << 10)  # type: ignore[operator]
+    activations = [values["activations"] for _, values in timeline.samples]
+    assert max(activations) >= 2 * 4 * (4 * 128)  # the inputs of both `down`
+    assert activations[-1] == 0
+    assert [at for at, _ in timeline.samples] == sorted(at for at, _ in timeline.samples)
+    assert step.tracks[0].samples[0][0] == pytest.approx(step.start, abs=1e-3)
     assert allocated.watch is None
-    content = json.loads(memory_json(timeline))
-    assert len(content["seconds"]) == len(content["bytes"]["weights"]) > 10
-    assert content["seconds"] == sorted(content["seconds"])
-    assert ElementTree.fromstring(memory_picture(timeline, "<&>")).findall(f"{SVG}g")
 
 
 class _Ranges:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genesis.measure.spans import IDLE, OUTSIDE, Frame, Key, divided, leaves
+from genesis.measure.recorder import IDLE, OUTSIDE, Frame, Key, divided, leaves
 
 
 def phase(start: float, end: float, name: str = "forward", thread: int = 0) -> Frame:

@@ -11,11 +11,12 @@ import pytest
 
 from genesis.backend import CPU, Device
 from genesis.measure.marks import Kernel
-from genesis.measure.run import Recorded, StepRecord, plain_steps, recorded_steps
-from genesis.measure.spans import Frame
-from genesis.measure.trace import chrome_trace
+from genesis.measure.recorder import Frame
+from genesis.measure.run import memory_of, recorded_steps
+from genesis.measure.session import Recording
+from genesis.measure.trace import chrome_trace, collapsed
 from genesis.measure.waits import Wait
-from tests.profile.runs import captured_subject, subject
+from tests.measure.runs import captured_subject, subject
 
 CUDA = Device("cuda", 0)
 Placed = dict[str, list[tuple[int, str, int, int]]]  # by row: depth, name, start and end in nanoseconds
@@ -29,7 +30,10 @@ def read(content: bytes) -> Placed:
     document = json.loads(content, parse_constant=_no_number)
     assert document["displayTimeUnit"] in ("ms", "ns")
     events = document["traceEvents"]
-    assert {event["ph"] for event in events} <= {"M", "X"}, "only names and complete events"
+    assert {event["ph"] for event in events} <= {"M", "X", "C"}, "only names, complete events and counters"
+    for event in (event for event in events if event["ph"] == "C"):
+        assert event["name"] and type(event["pid"]) is int and _nanoseconds(event["ts"]) >= 0
+        assert event["args"] and all(isinstance(value, int) for value in event["args"].values()), "a counter is numbers"
     names = _named([event for event in events if event["ph"] == "M"])
     found: Placed = {name: [] for name in names.values()}
     open_: dict[str, list[int]] = {name: [] for name in names.values()}  # ends
@@ -119,21 +123,20 @@ def test_the_reader_refuses(content: bytes, why: str) -> None:
 # --- What is written --------------------------------------------------------------------------------------------------
 
 
-def _reading(device: Device) -> Recorded:
-    """Two eager steps that read values in the middle."""
-    under = subject(device, reads=lambda x: x.sum().item())
-    return Recorded("eager", plain_steps(under, 1, 1), recorded_steps(under, 2, 1))
-
-
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
-    recorded = [_reading(device)]
+    under = subject(device, reads=lambda x: x.sum().item())
+    named = [(f"eager step {n}", step) for n, step in enumerate(recorded_steps(under, 2, 1), 1)]
     if device != CPU:
-        recorded.append(Recorded("captured", [1.0], recorded_steps(captured_subject(device), 2, 3)))
-    rows = read(chrome_trace(recorded))
-    steps = [step for each in recorded for step in each.steps]
+        steps = recorded_steps(captured_subject(device), 2, 3)
+        named += [(f"captured step {n}", step) for n, step in enumerate(steps, 1)]
+    memory, memory_step = memory_of(under)
+    content = chrome_trace([*named, ("memory", memory_step)])
+    rows = read(content)
+    named.append(("memory", memory_step))
+    steps = [step for _, step in named]
     assert set(rows) == {"steps", "thread 1: phases, modules, ops"} | ({"kernels"} if device != CPU else set())
-    assert [name for _, name, *_ in rows["steps"]] == [f"{r.mode} step {n}" for r in recorded for n in (1, 2)]
+    assert [name for _, name, *_ in rows["steps"]] == [name for name, _ in named]
     assert {depth for depth, *_ in rows["steps"]} == {0}
     host = rows["thread 1: phases, modules, ops"]
     names = [frame.name for step in steps for frame in step.frames] + [wait.what for s in steps for wait in s.waits]
@@ -148,16 +151,26 @@ def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
     assert sorted(name for _, name, *_ in rows.get("kernels", [])) == sorted(kernels)
     for step, (_, _, start, end) in zip(steps, rows["steps"], strict=True):
         assert end - start == pytest.approx(step.seconds * 1e9, abs=1.1)
+    counters = [event["args"] for event in json.loads(content)["traceEvents"] if event["ph"] == "C"]
+    assert max(sum(values.values()) for values in counters) == memory.peak_bytes
+    assert len(counters) == len(memory.samples) > 10
 
 
-def _step(frames: Sequence[Frame] = (), kernels: Sequence[Kernel] = (), waits: Sequence[Wait] = ()) -> Recorded:
-    return Recorded("eager", [1.0], [StepRecord(100.0, 101.0, 101.0, [*frames], [*kernels], [*waits], 100.0)])
+def _step(
+    frames: Sequence[Frame] = (), kernels: Sequence[Kernel] = (), waits: Sequence[Wait] = ()
+) -> list[tuple[str, Recording]]:
+    return [("step", Recording(100.0, 101.0, 101.0, [*frames], [*kernels], [*waits], 100.0))]
+
+
+def test_stacks_are_lines_that_flamegraph_pl_reads() -> None:
+    stacks = {("forward", "a;b c", "x\ny"): 2e-3, ("idle",): 4e-7, ("backward",): 1.5e-6}
+    assert collapsed(stacks) == b"backward 2\nforward;a_b_c;x\\ny 2000\n"
 
 
 def test_threads_that_wait_at_the_same_time_have_rows_of_their_own() -> None:
     own = threading.get_ident()
     waits = [Wait("read", "a.py:1", 100.1, 0.3, own), Wait("read", "a.py:2", 100.2, 0.3, own + 1)]
-    rows = read(chrome_trace([_step(waits=waits)]))
+    rows = read(chrome_trace(_step(waits=waits)))
     assert [len(row) for row in rows.values()] == [1, 1, 1]
 
 
@@ -167,7 +180,7 @@ def test_an_op_begins_with_what_is_inside_of_it() -> None:
 
     equal = [frame("within", 0.7, 0.8), frame("around", 0.7, 0.8)]  # noted as they ended
     late = [frame("before", 0, 0.1), frame("inner", 0.1, 0.2), frame("deep", 0.3, 0.4), frame("middle", 0.35, 0.5)]
-    rows = read(chrome_trace([_step([*late, frame("outer", 0.15, 0.6), frame("after", 0.6, 0.7), *equal])]))
+    rows = read(chrome_trace(_step([*late, frame("outer", 0.15, 0.6), frame("after", 0.6, 0.7), *equal])))
     found = [(depth, name, start // 10**6) for depth, name, start, _ in rows["thread 1: phases, modules, ops"]]
     outer = [(0, "outer", 100), (1, "inner", 100), (1, "middle", 300), (2, "deep", 300)]
     assert found == [(0, "before", 0), *outer, (0, "after", 600), (0, "around", 700), (1, "within", 700)]
@@ -176,6 +189,6 @@ def test_an_op_begins_with_what_is_inside_of_it() -> None:
 def test_kernels_that_run_at_the_same_time_have_rows_of_their_own() -> None:
     times = [(0.0, 0.4, False), (0.1, 0.3, True), (0.2, 0.5, True), (0.3, 0.4, True), (0.5, 0.6, False)]
     kernels = [Kernel(f"k{i}", "op", "forward", "m", (1,), *t, False) for i, t in enumerate(times)]
-    rows = read(chrome_trace([_step(kernels=kernels)]))
+    rows = read(chrome_trace(_step(kernels=kernels)))
     names = {row: [name for _, name, *_ in spans] for row, spans in rows.items() if row != "steps"}
     assert names == {"kernels": ["k0", "k4"], "other streams 1": ["k1", "k3"], "other streams 2": ["k2"]}

@@ -1,0 +1,300 @@
+"""Recorded steps added up: tables by phase, module, op and kernel whose rows add up to the step, waits and memory."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from genesis.measure.marks import Kernel
+from genesis.measure.memory import Timeline
+from genesis.measure.record import Column, Table, format_seconds, format_share, table
+from genesis.measure.recorder import IDLE, OUTSIDE, Key, aggregated, by_thread, divided, leaves
+from genesis.measure.run import Recorded
+from genesis.measure.session import Recording
+
+PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")
+WAITING = 0.2  # of a step: more is worth a word
+MOST = 12  # rows of a table that are shown to people
+Shares = Mapping[Key, float]
+Stack = tuple[str, ...]
+
+
+class Part(NamedTuple):
+    """A phase, a module, an op, or a kernel of an op; means of the recorded steps.
+
+    Attributes:
+        seconds: what adds up to the step.
+        host: seconds on the host, of all threads together.
+    """
+
+    name: str
+    calls: float
+    seconds: float
+    share: float
+    host: float
+    op: str = ""
+
+
+class Stop(NamedTuple):
+    """A line that makes the host wait, or reads values; counts and seconds of a mean step."""
+
+    what: str
+    line: str
+    times: float
+    seconds: float
+
+
+def shares_of(recorded: Recorded, on_gpu: bool) -> dict[Key, float]:
+    """Seconds of a mean step by phase, module and op; they add up to its time on the GPU, or to its wall time."""
+    total: dict[Key, float] = defaultdict(float)
+    for step in recorded.steps:
+        found = kernel_shares(step.kernels) if on_gpu else divided(step.frames, step.start, step.end)
+        for key, seconds in found.items():
+            total[key] += seconds / len(recorded.steps)
+    return dict(total)
+
+
+def kernel_shares(kernels: Sequence[Kernel]) -> dict[Key, float]:
+    """Seconds on the GPU from the first kernel's start to the last one's end, the gaps between them as idle."""
+    inline = [kernel for kernel in kernels if not kernel.is_concurrent]
+    shares: dict[Key, float] = defaultdict(float)
+    for kernel in inline:
+        shares[Key(kernel.phase, kernel.module, kernel.op)] += kernel.end - kernel.start
+    if inline:
+        whole = max(k.end for k in inline) - min(k.start for k in inline)
+        shares[Key("idle", IDLE, IDLE)] = whole - sum(shares.values())
+    return dict(shares)
+
+
+class Sums:
+    """Steps of one kind, added up.
+
+    Attributes:
+        whole: what the rows of each table add up to: wall time of a recorded step, or its time on the GPU.
+        idle: the part of it without a phase.
+    """
+
+    def __init__(self, recorded: Recorded, on_gpu: bool) -> None:
+        self.recorded, self.on_gpu = recorded, on_gpu
+        self.shares, self.host = shares_of(recorded, on_gpu), _host_seconds(recorded.steps)
+        self.whole = sum(self.shares.values())
+        self.idle = sum(s for key, s in self.shares.items() if key.phase == "idle")
+        self.plain = statistics.median(recorded.plain)
+        self.watched = statistics.median(step.seconds for step in recorded.steps)
+
+    def parts(self, name: Callable[[Key], str], calls: Mapping[str, float] | None = None) -> list[Part]:
+        """The time by a name of each key, the longest first."""
+        seconds, host = _by(self.shares, name), _by(self.host, name)
+        found = [
+            Part(each, (calls or {}).get(each, 0.0), s := seconds.get(each, 0.0), self.share(s), host.get(each, 0.0))
+            for each in {**seconds, **host}
+        ]
+        return sorted(found, key=lambda part: (-part.seconds, -part.host, part.name))
+
+    def share(self, seconds: float) -> float:
+        """Of the step."""
+        return seconds / self.whole if self.whole else 0.0
+
+    def mean(self, values: Callable[[Recording], float]) -> float:
+        """Over steps."""
+        return statistics.fmean(map(values, self.recorded.steps))
+
+    def calls(self) -> dict[str, float]:
+        """How often each op ran in a mean step; in a graph only its launches are known."""
+        steps = self.recorded.steps
+        if self.on_gpu and self.recorded.mode == "captured":
+            counts = Counter(kernel.op for step in steps for kernel in step.kernels)
+        else:
+            counts = Counter(frame.name for step in steps for frame in step.frames if frame.level == "op")
+        return {name: count / len(steps) for name, count in counts.items()}
+
+    def kernels(self) -> list[Part]:
+        """The longest first; those beside the step's own work are left out."""
+        steps, seconds, counts = (
+            self.recorded.steps,
+            defaultdict[tuple[str, str], float](float),
+            Counter[tuple[str, str]](),
+        )
+        for kernel in (kernel for step in steps for kernel in step.kernels if not kernel.is_concurrent):
+            seconds[kernel.op, kernel.name] += (kernel.end - kernel.start) / len(steps)
+            counts[kernel.op, kernel.name] += 1
+        found = [
+            Part(name, counts[op, name] / len(steps), each, self.share(each), 0.0, op)
+            for (op, name), each in seconds.items()
+        ]
+        return sorted(found, key=lambda part: -part.seconds)
+
+    def waits(self) -> list[Stop]:
+        """The longest first."""
+        steps, seconds = self.recorded.steps, defaultdict[tuple[str, str], list[float]](list)
+        for wait in (wait for step in steps for wait in step.waits):
+            seconds[wait.what, wait.line].append(wait.seconds)
+        found = [Stop(*key, len(each) / len(steps), sum(each) / len(steps)) for key, each in seconds.items()]
+        return sorted(found, key=lambda stop: (-stop.seconds, stop.line))
+
+
+def _host_seconds(steps: Sequence[Recording]) -> dict[Key, float]:
+    """Seconds of a mean step on the host, of all threads together."""
+    total: dict[Key, float] = defaultdict(float)
+    for step in steps:
+        for frames in by_thread(step.frames).values():
+            for piece in leaves(frames):
+                total[piece.frame.key] += (piece.end - piece.start) / len(steps)
+    return dict(total)
+
+
+def _by(shares: Shares, name: Callable[[Key], str]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for key, seconds in shares.items():
+        found[name(key)] += seconds
+    return found
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+
+STEP = (
+    Column("mode", "step", "text", "Captured: replayed as a CUDA graph; eager: launched one by one.",
+           lambda s: s.recorded.mode),
+    Column("measure", "measured", "text", "gpu: from the first kernel's start to the last one's end; wall: the clock.",
+           lambda s: "gpu" if s.on_gpu else "wall"),
+    Column("seconds", "time", "s", "What the rows of the tables below add up to, mean of the recorded steps.",
+           lambda s: s.whole),
+    Column("steps", "recorded", "count", "Steps that were recorded, and as many that were not.",
+           lambda s: len(s.recorded.steps)),
+    Column("plain_seconds", "unwatched", "s", "Median wall time of a step that nobody watches.", lambda s: s.plain),
+    Column("profiled_seconds", "watched", "s", "Median wall time of a recorded step.", lambda s: s.watched),
+    Column("overhead", "overhead", "share", "Watched over unwatched, less 1.", lambda s: s.watched / s.plain - 1),
+    Column("attributed", "attributed", "s", "The part of the time that has an op, a module or a phase.",
+           lambda s: s.whole - s.idle),
+    Column("idle", "idle", "s", "The rest.", lambda s: s.idle),
+    Column("launches", "launches", "count", "Kernels, copies and fills of a step.",
+           lambda s: s.mean(lambda step: len(step.kernels)) if s.on_gpu else None),
+    Column("launched", "host done", "s", "When the host had launched everything, from the beginning of a step.",
+           lambda s: s.mean(lambda step: step.launched - step.start) if s.on_gpu else None),
+)  # fmt: skip
+
+
+def _part_columns(name: str, on_gpu: bool) -> tuple[Column, ...]:
+    return (
+        Column("name", name, "text", "Numbers of layers are a star; what is in brackets is no op or module.",
+               lambda part: part.name),
+        Column("calls", "calls", "count", "Of an op in a step.", lambda part: part.calls or None),
+        Column("seconds", "GPU" if on_gpu else "wall", "s",
+               "Adds up to the step. Threads that work at the same time share it.", lambda part: part.seconds),
+        Column("share", "share", "share", "Of the step.", lambda part: part.share),
+        Column("cpu_seconds", "host", "s", "Time on the host, of all threads together.",
+               lambda part: part.host or None),
+    )  # fmt: skip
+
+
+KERNELS = (
+    Column("op", "op", "text", "That launches the kernel.", lambda part: part.op),
+    Column("kernel", "kernel", "text", "As Triton or CUDA C++ names it.", lambda part: part.name),
+    Column("calls", "calls", "count", "In a step.", lambda part: part.calls),
+    Column("seconds", "GPU", "s", "In a step.", lambda part: part.seconds),
+    Column("share", "share", "share", "Of the step's time on the GPU.", lambda part: part.share),
+)
+WAITS = (
+    Column("count", "times", "count", "In a step.", lambda stop: stop.times),
+    Column("seconds", "host", "s", "In a step.", lambda stop: stop.seconds),
+    Column("what", "what", "text", "What the host waits for, or reads.", lambda stop: stop.what),
+    Column("line", "line", "text", "Innermost caller outside the framework's inner parts.",
+           lambda stop: stop.line.removeprefix(os.getcwd() + os.sep)),
+)  # fmt: skip
+MEMORY = (
+    Column("category", "memory", "text", "Activations: what forward leaves; workspace: what comes and goes.",
+           lambda row: row[0]),
+    Column("peak", "at the peak", "bytes", "Bytes of the category when the sum is highest.", lambda row: row[1]),
+    Column("before", "before the step", "bytes", "Bytes of the category that last from step to step.",
+           lambda row: row[2]),
+)  # fmt: skip
+HELD = (
+    Column("bytes", "held", "bytes", "At the peak.", lambda held: held.nbytes),
+    Column("category", "category", "text", "As in the table of memory.", lambda held: held.category),
+    Column("module", "module", "text", "That took it; empty for what was there before.", lambda held: held.module),
+    Column("op", "op", "text", "That took it.", lambda held: held.op),
+    Column("blocks", "blocks", "count", "Blocks of the pool.", lambda held: held.blocks or None),
+)
+
+
+def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
+    """The tables of steps of each kind: times, phases, modules, ops, kernels, waits."""
+    sums = [Sums(each, on_gpu) for each in recorded]
+    yield table("steps", "", STEP, sums, listed=True)
+    for each in sums:
+        mode = each.recorded.mode
+        order = {name: position for position, name in enumerate(PHASES)}
+        phases = sorted(each.parts(lambda key: key.phase), key=lambda part: order.get(part.name, len(order)))
+        ops = each.parts(lambda key: key.op, each.calls())
+        named = {"phases": phases, "modules": each.parts(lambda key: aggregated(key.module)), "ops": ops}
+        for name, parts in named.items():
+            columns = _part_columns(name.removesuffix("s"), on_gpu)
+            yield table(f"{mode}-{name}", f"{name} of the {mode} step", columns, parts, most=MOST)
+        if on_gpu:
+            yield table(f"{mode}-kernels", f"kernels of the {mode} step", KERNELS, each.kernels(), most=MOST)
+        waits = table(f"{mode}-waits", f"waits of the {mode} step", WAITS, each.waits(), most=MOST)
+        waits.notes = [*_advice(each, ops, bool(waits.rows)), *each.recorded.notes]
+        if not waits.rows:
+            waits.title += ": the host waits for nothing" if on_gpu else ": no values are read"
+        yield waits
+
+
+def _advice(sums: Sums, ops: Sequence[Part], waits: bool) -> Iterator[str]:
+    """What the figures say about the step as a whole."""
+    idle, outside = sums.share(sums.idle), next((part.share for part in ops if part.name == OUTSIDE), 0.0)
+    if sums.on_gpu and sums.recorded.mode == "captured":
+        yield "An event follows every kernel of the graph, so that kernels run one after the other."
+    elif sums.on_gpu:
+        yield "Where the GPU waits for the host, a short kernel's time holds some of that wait."
+    if sums.on_gpu and idle > WAITING:
+        yield f"The GPU is idle for {idle:.0%} of the step: it waits for the host, as it does not when captured."
+    if sums.on_gpu and waits:
+        yield "Move what makes the host wait out of the step."
+    if not sums.on_gpu and outside > WAITING:
+        yield f"Python between ops takes {format_share(outside)}: larger batches make each op do more."
+    first = next((part for part in ops if not part.name.startswith("(")), None)
+    if first is not None:
+        what = f"The longest op is {first.name}, {format_share(first.share)}"
+        yield f"{what}: genesis profile --op {first.name} says what holds it back."
+
+
+def memory_tables(timeline: Timeline) -> Iterator[Table]:
+    """The peak of a step's memory by category, and who holds it."""
+    peak, before = timeline.samples[timeline.peak][1], timeline.samples[0][1]
+    rows = [(category, peak[category], before[category]) for category in peak]
+    found = table("memory", "memory", MEMORY, [*rows, ("sum", sum(peak.values()), sum(before.values()))])
+    when = f"The peak is in {timeline.peak_phase}, {format_seconds(timeline.samples[timeline.peak][0])} into a step."
+    found.notes = [when]
+    yield found
+    yield table("held", "memory held at the peak", HELD, timeline.held, most=MOST)
+
+
+# --- Stacks -----------------------------------------------------------------------------------------------------------
+
+
+def stacks_of(recorded: Recorded, on_gpu: bool) -> dict[Stack, float]:
+    """Seconds of a mean step by stack: phase, modules, op, kernel. They add up to the step as `shares_of` has it."""
+    found: dict[Stack, float] = defaultdict(float)
+    for step in recorded.steps:
+        if not on_gpu:
+            for key, seconds in divided(step.frames, step.start, step.end).items():
+                found[_stack(key)] += seconds / len(recorded.steps)
+            continue
+        for kernel in step.kernels:
+            if not kernel.is_concurrent:
+                stack = (*_stack(Key(kernel.phase, kernel.module, kernel.op)), kernel.name)
+                found[stack] += (kernel.end - kernel.start) / len(recorded.steps)
+        idle = sum(s for key, s in kernel_shares(step.kernels).items() if key.phase == "idle")
+        found["idle",] += idle / len(recorded.steps)
+    return dict(found)
+
+
+def _stack(key: Key) -> Stack:
+    """Layers count together; what is in brackets says nothing that the phase does not."""
+    if key.module == IDLE:
+        return (key.phase,)
+    path = "" if key.module.startswith("(") else aggregated(key.module).replace(".*", "·*")
+    return (key.phase, *(part.replace("·", ".") for part in path.split(".") if part), key.op)
