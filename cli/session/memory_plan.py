@@ -21,9 +21,9 @@ from genesis.data.loader import Batch
 from genesis.distributed.nccl import LITTLE
 from genesis.dtypes import uint8
 from genesis.train.config import OptimConfig
+from genesis.train.device_steps import steps_of
 from genesis.train.objective import NextTokens, Objective
 from genesis.train.optimizer import build_optimizer
-from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import check_divides
 from genesis.train.state import FrozenBase, TrainState, snapshot_bytes
 from genesis.train.step import measure

@@ -25,10 +25,9 @@ from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recor
 from genesis.measure.session import Recording
 from genesis.profile.generation import GenerationRow
 from genesis.train.config import Config
-from genesis.train.device_steps import DeviceSteps
+from genesis.train.device_steps import DeviceSteps, steps_of
 from genesis.train.loop import Training
 from genesis.train.output import Output
-from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState

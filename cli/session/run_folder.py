@@ -32,9 +32,8 @@ from genesis.train.config_file import (
     read_overrides,
     with_overrides,
 )
-from genesis.train.metrics import FILE_NAME, check_metrics
+from genesis.train.metrics import FILE_NAME, SAMPLES_NAME, check_metrics
 from genesis.train.report.page import PICTURE_NAME
-from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
 

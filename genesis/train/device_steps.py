@@ -1,5 +1,9 @@
 """Optimizer steps on a GPU, as CUDA graphs. Nothing in a step waits: losses and norms are read an interval later.
 
+`DeviceSteps` trains alone. Of several ranks, each on a GPU, rank r takes the micro-batches r, r + W, …, and after each
+of them all exchange their gradients: inside the graphs, beside backward and the update, where their group works in
+stream order (`StepsBeside`), else between the graphs (`StepsBetween`).
+
 A step whose loss or gradient is not finite must change no weight, and no later step may either. So a mark on the device
 is 0 while all is well and NaN from the first bad step on; it becomes part of the clip scale, and a scale of NaN leaves
 an update out. When the figures are read, the bad step is made once more, from the weights that it found, to say
@@ -12,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +82,7 @@ class Reading:
 
 
 class DeviceSteps:
-    """Makes the steps of a run on `device`, alone; `rank_steps` has those of ranks.
+    """Makes the steps of a run on `device`, alone; `steps_of` chooses those of ranks.
 
     Args:
         state: the run.
@@ -124,26 +129,24 @@ class DeviceSteps:
         if self._is_first:  # gradients and optimizer state would keep segments of what came before
             cuda.empty_cache(self.device)
             self._is_first = False
+        stream = cuda.current_stream(self.device)
         if not self._made:
-            self._mark(self._begun)
+            stream.record_event(self._begun)
         targets = sum(map(state.objective.num_targets, batches))
         state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
         values, drawn = state.optimizer.step_scalars(), random.get_state()
         self._launch(batches, targets, values)
+
         with no_grad():
             self._figures[place, :2].copy_(self._report[:2])
             if self._of_objective is not None:
                 self._figures[place, 2:].copy_(self._of_objective)
         tokens = sum(b.num_tokens for b in batches)
-        ended = self._mark(cuda.Event(enable_timing=True))
+        ended = stream.record_event(cuda.Event(enable_timing=True))
         self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn))
         state.step += 1
         state.num_tokens += tokens
-
-    def _mark(self, event: cuda.Event) -> cuda.Event:
-        """The event, at the present end of the device's stream."""
-        return cuda.current_stream(self.device).record_event(event)
 
     def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
         self._put(batches[0], targets, values)
@@ -305,12 +308,8 @@ class Feed:
         there = self._there.array
         return Array(there.storage, shape, contiguous_strides(shape), dtype, self.device, there.offset + at)
 
-    def put(
-        self, fields: Sequence[np.ndarray], num_targets: int, scalars: Sequence[float], position: int = 0
-    ) -> tuple[Tensor, ...]:
-        """Bring a batch, its scalars and its position: work that is launched from now on finds it in `fields`, which
-        are returned.
-        """
+    def put(self, fields: Sequence[np.ndarray], num_targets: int, scalars: Sequence[float], position: int = 0) -> None:
+        """Bring a batch, its scalars and its position: work that is launched from now on finds it in `fields`."""
         compute, slot = cuda.current_stream(self.device), self._slots[0]
         self._slots.reverse()
         slot.copied.synchronize()
@@ -328,4 +327,115 @@ class Feed:
         compute.wait_event(slot.copied)
         self._there.copy_(slot.there)
         slot.read.record(compute)
-        return self.fields
+
+
+# --- Several ranks, each on its own GPU -------------------------------------------------------------------------------
+
+
+class StepsBetween(DeviceSteps):
+    """What ranks send each other is between graphs, and waits."""
+
+    def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
+        def accumulate(batch: Batch) -> list[float]:
+            self._put(batch, targets, values)
+            self._first()
+            return self._row(self._loss)
+
+        losses, *figures = gradients_of_ranks(self.state, batches, accumulate)
+        self._keep_figures(figures)
+        total = np.float32(losses[0])
+        for loss in losses[1:]:  # as one process adds them
+            total += np.float32(loss)
+        with no_grad():
+            self._loss.fill_(float(total))
+        self._finish()
+        self.state.optimizer.share()
+
+
+class StepsBeside(DeviceSteps):
+    """What ranks send each other is in the graphs: after the first step of a process nothing waits for the device.
+
+    The first step learns how many random numbers a micro-batch draws, and so where those of each rank begin.
+    """
+
+    _losses: Tensor  # of all micro-batches of a step `[n]`; 0 where they are other ranks'
+
+    def __init__(self, state: TrainState, *rest: Any) -> None:
+        super().__init__(state, *rest)
+        self._losses = zeros(0, device=self.device)
+
+    def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
+        state, generator = self.state, random.default_generator
+        if self._losses.shape[0] != len(batches):
+            self._losses = zeros(len(batches), device=self.device)
+        if state.draws is None:
+            self._launch_first(batches, targets, values)
+            return
+        mine, begun = range(state.ranks.rank, len(batches), state.ranks.size), generator.offset
+        is_whole = len(mine) == 1 and self._captures_update
+        for number in mine:
+            generator.offset = begun + number * state.draws
+            self._put(batches[number], targets, values)
+            if is_whole:
+                self._whole()
+                break
+            (self._first if number == mine[0] else self._following)()
+            self._keep_loss(number)
+        generator.offset = begun + len(batches) * state.draws
+        if not is_whole:
+            self._finish()
+
+    def _launch_first(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
+        """The first step of the process: nothing of it is captured, and what ranks exchange waits for backward."""
+
+        def accumulate(batch: Batch) -> list[float]:
+            self.state.optimizer.zero_grad()
+            self._put(batch, targets, values)
+            return self._row(self._run())
+
+        losses, *figures = gradients_of_ranks(self.state, batches, accumulate)
+        self._keep_figures(figures)
+        ranks = self.state.ranks
+        with no_grad():
+            for number in range(ranks.rank, len(batches), ranks.size):
+                self._losses[number].fill_(losses[number])
+        self._run_update()
+
+    def _keep_loss(self, number: int) -> None:
+        with no_grad():
+            self._losses[number].copy_(self._loss)
+
+    # --- What is captured ---------------------------------------------------------------------------------------------
+
+    def _run_whole(self) -> None:
+        self._run_first()
+        self._keep_loss(self.state.ranks.rank)
+        self._run_update()
+
+    def _run_first(self) -> None:
+        self._run_and_exchange(adds=False)
+
+    def _run_following(self) -> None:
+        self._run_and_exchange(adds=True)
+
+    def _run_and_exchange(self, adds: bool) -> None:
+        """A micro-batch, whose gradients replace those before; their sums are in the optimizer."""
+        optimizer = self.state.optimizer
+        optimizer.zero_grad()
+        with optimizer.exchanging(adds):
+            self._loss.copy_(self._run(adds=adds))
+
+    def _run_update(self) -> None:
+        """Clip, update and share what was updated."""
+        optimizer = self.state.optimizer
+        optimizer.complete()
+        scale = optimizer.clip_factor(self._report, self._losses, self.max_grad_norm)
+        optimizer.update(grad_scale=scale)
+        optimizer.share()
+
+
+def steps_of(state: TrainState) -> type[DeviceSteps]:
+    """Which steps a run on a GPU makes."""
+    if state.ranks.size == 1:
+        return DeviceSteps
+    return StepsBeside if state.optimizer.exchanges_beside else StepsBetween

@@ -19,10 +19,9 @@ from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
-from genesis.train.metrics import STEP, Metrics, read_metrics
+from genesis.train.metrics import STEP, Metrics, Sample, append_samples, keep_samples, read_metrics
 from genesis.train.progress import Progress, Throughput
 from genesis.train.ranks import SAMPLING_S
-from genesis.train.samples import Sample, append_samples, keep_samples
 from genesis.train.saving import Saves
 from genesis.train.signals import Interrupts
 from genesis.train.state import Best, Interval, TrainState
@@ -107,7 +106,7 @@ class Training:
     def __post_init__(self) -> None:
         self.saves = Saves(self.checkpoints, self.config.checkpoint.background, self.device, self.progress.note)
         if self.device != CPU:
-            from genesis.train.rank_steps import steps_of
+            from genesis.train.device_steps import steps_of
 
             limit, every = self.config.train.max_grad_norm, self.config.log.every
             self._on_device = steps_of(self.state)(self.state, self.device, limit, every, self.progress.note)

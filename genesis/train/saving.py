@@ -19,9 +19,8 @@ from genesis.backend.host_memory import free_host_memory, host_memory
 from genesis.errors import GenesisError, InterruptedRun
 from genesis.files.filesystem import Call
 from genesis.train.checkpoint import Checkpoints
-from genesis.train.host_buffer import HostBuffer
 from genesis.train.ranks import SAVING_S
-from genesis.train.state import Snapshot, TrainState, snapshot_bytes
+from genesis.train.state import HostBuffer, Snapshot, TrainState, snapshot_bytes
 
 SAVER = "genesis-save"  # the thread's name
 SHARE = 0.5  # of the free host memory that a snapshot may take

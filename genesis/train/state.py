@@ -6,8 +6,12 @@ one tensor is on the host at a time. With a `HostBuffer` they are copied there, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import mmap
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -17,16 +21,18 @@ import numpy as np
 
 from genesis import random
 from genesis.array import Array
+from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import threads
 from genesis.data.loader import PackedLoader
+from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.files.hashing import StateHash
 from genesis.files.safetensors import TensorSource
+from genesis.op import registry
 from genesis.ops.rounding import joined
 from genesis.optim import Optimizer
 from genesis.optim.saving import kept_arrays
 from genesis.optim.states import MASTER, RESIDUAL
 from genesis.tensor import Tensor
-from genesis.train.host_buffer import HostBuffer, slot_bytes
 from genesis.train.objective import LanguageModel, NextTokens, Objective
 from genesis.train.optimizer import optimizer_counts, updated_parameters
 from genesis.train.ranks import ALONE, Ranks
@@ -166,9 +172,7 @@ class TrainState:
 # --- The snapshot -----------------------------------------------------------------------------------------------------
 
 
-_PIECE = 4 << 20  # elements of a split master that are joined at once
-
-Take = Callable[[Callable[[], Array]], Callable[[], np.ndarray]]  # from what gives an array to what reads its copy
+_JOINED = 4 << 20  # elements of a split master that are joined at once
 
 
 class Share(NamedTuple):
@@ -209,8 +213,7 @@ class Snapshot:
         """
         if buffer is not None:
             buffer.begin()
-        take = _reads if buffer is None else functools.partial(_copied, buffer)
-        weights, optimizer = tensor_sources(state.own_parameters(), state.optimizer, take)
+        weights, optimizer = tensor_sources(state.own_parameters(), state.optimizer, buffer)
         if buffer is not None:
             buffer.end()
         return cls(
@@ -266,15 +269,22 @@ class Snapshot:
 
 
 def tensor_sources(
-    parameters: Iterable[tuple[str, Tensor]], optimizer: Optimizer, take: Take | None = None
+    parameters: Iterable[tuple[str, Tensor]], optimizer: Optimizer, buffer: HostBuffer | None = None
 ) -> tuple[dict[str, TensorSource], dict[str, TensorSource]]:
     """The tensors of some parameters and those of the optimizer, as of `Snapshot`.
 
     Args:
-        take: gives what reads an array from what gives the array; None reads it where it is.
+        buffer: they are copied there; None: they are read where they are.
     """
-    take = _reads if take is None else take
-    weights = {name: _source(parameter, take) for name, parameter in parameters}
+
+    def take(array: Callable[[], Array]) -> Callable[[], np.ndarray]:
+        return (lambda: array().numpy()) if buffer is None else buffer.take(array())
+
+    weights = {
+        name: TensorSource(p.dtype.numpy, p.shape, take(functools.partial(getattr, p, "array")))
+        for name, p in parameters
+    }
+
     states: dict[str, TensorSource] = {}
     for name, parameter in updated_parameters(optimizer):
         for key, kept in kept_arrays(optimizer, parameter).items():
@@ -307,19 +317,6 @@ def snapshot_bytes(state: TrainState) -> int:
     return total
 
 
-def _reads(array: Callable[[], Array]) -> Callable[[], np.ndarray]:
-    return lambda: array().numpy()
-
-
-def _copied(buffer: HostBuffer, array: Callable[[], Array]) -> Callable[[], np.ndarray]:
-    return buffer.take(array())
-
-
-def _source(parameter: Tensor, take: Take) -> TensorSource:
-    array = parameter.array
-    return TensorSource(array.dtype.numpy, array.shape, take(lambda: array))
-
-
 def _joined(weight: Callable[[], np.ndarray], residual: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
     """What reads a float32 master from its bfloat16 weight and the residual."""
 
@@ -327,9 +324,129 @@ def _joined(weight: Callable[[], np.ndarray], residual: Callable[[], np.ndarray]
         upper = weight()
         master = np.empty(upper.shape, np.float32)
         out, first, second = master.reshape(-1), upper.reshape(-1), residual().reshape(-1)
-        for start in range(0, out.size, _PIECE):
-            piece = slice(start, start + _PIECE)
+        for start in range(0, out.size, _JOINED):
+            piece = slice(start, start + _JOINED)
             joined(first[piece], second[piece], out[piece])
         return master
 
     return read
+
+
+# --- The host memory of snapshots -------------------------------------------------------------------------------------
+
+
+_ALIGNMENT = 64
+# Bytes that are pinned at once: a GPU's launches wait for it, some tens of milliseconds.
+_PIECE = 128 << 20
+_POLL_S = 0.002
+
+
+def slot_bytes(nbytes: int) -> int:
+    """What a tensor of `nbytes` takes of a buffer."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class HostBuffer:
+    """Room for one snapshot of `nbytes`, see `snapshot_bytes`: one piece, used again by each, pinned where a GPU copies
+    to it. A thread touches and pins it while training goes on, so that the first snapshot costs no more than the next.
+
+    Args:
+        device: what copies to it.
+
+    Attributes:
+        size: bytes.
+        not_pinned: why copies to it make training wait longer; None where they do not.
+
+    Raises:
+        OutOfMemoryError: the host has no room.
+    """
+
+    def __init__(self, nbytes: int, device: Device) -> None:
+        self.size, self.device = nbytes, device
+        self.not_pinned: str | None = None
+        try:
+            whole = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
+        except MemoryError as error:
+            what = f"no memory for the {nbytes:,} bytes of a snapshot"
+            raise OutOfMemoryError(what, where="checkpoint.background", next="set it to off") from error
+        skip = -whole.ctypes.data % mmap.PAGESIZE
+        self._memory, self._end = whole[skip : skip + nbytes], 0
+        self._pinned: list[int] = []
+        self._copied: int | None = None  # an event of the device
+        self._is_closed = False
+        self._preparing = threading.Thread(target=self._prepare, name="genesis-snapshot-memory", daemon=True)
+        self._preparing.start()
+
+    @property
+    def _backend(self) -> Any:
+        return backend_for(self.device)
+
+    def _prepare(self) -> None:
+        """Touch all pages and pin them."""
+        for start in range(0, self.size, _PIECE):
+            if self._is_closed:
+                return
+            piece = self._memory[start : start + _PIECE]
+            piece.fill(0)
+            if self.device != CPU and self.not_pinned is None:
+                from genesis.backend.cuda.driver import OutOfDeviceMemory
+
+                try:
+                    self._backend.driver.register_host(piece.ctypes.data, piece.nbytes)
+                    self._pinned.append(piece.ctypes.data)
+                except (DeviceError, OutOfDeviceMemory) as error:
+                    self.not_pinned = str(error) or "the driver has no room"
+
+    def begin(self) -> None:
+        """What was copied here before is no longer needed."""
+        self._preparing.join()
+        self._end = 0
+
+    def take(self, array: Array) -> Callable[[], np.ndarray]:
+        """Copy an array in the order of the current stream; what reads the copy, after `wait`."""
+        start, nbytes = self._end, array.nbytes
+        self._end += slot_bytes(nbytes)
+        assert self._end <= self.size, "a snapshot has the size that was asked for"
+        raw = self._memory[start : start + nbytes]
+        values = raw.view(array.dtype.numpy).reshape(array.shape)
+        if array.device == CPU:
+            np.copyto(values, array.view_np())
+        else:
+            source = (array if array.is_contiguous else registry["copy"](array)).data_ptr()
+            driver, stream, target = self._backend.driver, self._backend.stream, raw.ctypes.data
+            for first in range(start // _PIECE * _PIECE, start + nbytes, _PIECE):  # no copy is across two pinned ones
+                skip, stop = max(first - start, 0), min(first + _PIECE - start, nbytes)
+                driver.copy(target + skip, source + skip, stop - skip, stream)
+        return lambda: values
+
+    def end(self) -> None:
+        """All is copied, or on its way."""
+        if self.device != CPU:
+            self._copied = self._backend.driver.mark(self._backend.stream)
+
+    def wait(self) -> None:
+        """In another thread than the one that launches work: wait until the copies are done.
+
+        Raises:
+            GenesisError: a kernel before them met bad values.
+        """
+        if self._copied is not None:
+            from genesis.backend.cuda.faults import check
+
+            driver = self._backend.driver
+            while not driver.has_happened(self._copied):
+                time.sleep(_POLL_S)
+            event, self._copied = self._copied, None
+            driver.destroy_event(event)
+            check(self.device)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._is_closed = True
+        self._preparing.join()
+        if self.device != CPU:
+            with contextlib.suppress(DeviceError):  # that of a device which has failed
+                self._backend.driver.synchronize_stream(self._backend.stream)
+        while self._pinned:
+            self._backend.driver.unregister_host(self._pinned.pop())
+        self._memory = np.empty(0, np.uint8)

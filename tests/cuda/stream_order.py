@@ -21,8 +21,7 @@ from genesis.errors import DeviceError
 from genesis.kernels.optim import gradients as kernels
 from genesis.ops import gradients as ops
 from genesis.optim import shared
-from genesis.train.device_steps import DeviceSteps
-from genesis.train.rank_steps import StepsBeside
+from genesis.train.device_steps import DeviceSteps, StepsBeside
 from tests.distributed.nccl_ranks import fake_group
 
 __all__ = [

@@ -25,8 +25,8 @@ from genesis.data.loader import Batch
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, UsageError
 from genesis.train.config import Config
+from genesis.train.device_steps import steps_of
 from genesis.train.optimizer import build_optimizer
-from genesis.train.rank_steps import steps_of
 from genesis.train.state import TrainState
 from genesis.train.step import measure
 from genesis_cli.session import compile_ahead

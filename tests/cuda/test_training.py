@@ -15,11 +15,10 @@ from genesis import cuda
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import ConfigError, DeviceError, NumericError
 from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
-from genesis.train import host_buffer
+from genesis.train import state
 from genesis.train.device_steps import DeviceSteps, Feed
-from genesis.train.host_buffer import HostBuffer
 from genesis.train.objective import NextTokens
-from genesis.train.state import Snapshot, snapshot_bytes
+from genesis.train.state import HostBuffer, Snapshot, snapshot_bytes
 from genesis_cli import session
 from genesis_cli.session import preparation
 from genesis_models.blocks import CausalLM
@@ -149,9 +148,9 @@ def test_the_feed_brings_every_batch_whole_and_in_order(recipe: Path, tmp_path: 
     feed = Feed(CUDA, fields(loader.batch(0, 0)), scalars=2)
     for index in range(loader.num_batches(0)):
         batch = loader.batch(0, index)
-        there = feed.put(fields(batch), 100 + index, [index, 0.1 * index])
+        feed.put(fields(batch), 100 + index, [index, 0.1 * index])
         assert feed.scalars.numpy().tolist() == [index, 0.1 * index]
-        for mine, its in zip((batch.input_ids, batch.labels, batch.position_ids), there, strict=True):
+        for mine, its in zip((batch.input_ids, batch.labels, batch.position_ids), feed.fields, strict=True):
             assert np.array_equal(its.cpu().numpy(), mine)
         assert feed.num_targets.item() == 100 + index
 
@@ -222,7 +221,7 @@ def test_a_snapshot_waits_for_nothing(
 
     if not is_pinned:
         monkeypatch.setattr(driver, "register_host", refuse)
-    monkeypatch.setattr(host_buffer, "_PIECE", 1 << 14)
+    monkeypatch.setattr(state, "_PIECE", 1 << 14)
     training._step(training._batches())
     training._catch_up()
     buffer = HostBuffer(snapshot_bytes(training.state), CUDA)

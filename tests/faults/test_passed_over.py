@@ -14,8 +14,8 @@ import pytest
 from genesis.backend import CPU
 from genesis.errors import ConfigError, DiskError, GenesisError, ModelError
 from genesis.files import hub
+from genesis.train.metrics import keep_samples, read_samples
 from genesis.train.report.runs import read_run
-from genesis.train.samples import keep_samples, read_samples
 from genesis_cli.session.chat import _folder as template_folder
 from genesis_cli.session.export import _texts
 from genesis_cli.session.init import check_new

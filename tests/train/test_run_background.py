@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from genesis.errors import DiskError, InterruptedRun, NumericError, OutOfMemoryError
-from genesis.train import host_buffer, loop, saving
+from genesis.train import loop, saving, state
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.saving import SAVER
 from genesis.train.state import Snapshot, TrainState, snapshot_bytes
@@ -92,7 +92,7 @@ class TestBytes:
         """Training goes on while it is read, and the next one takes the same memory."""
         training = assembled(load(recipe, str(tmp_path / "run"), "model.dtype=bfloat16"))
         steps(training, 1)
-        buffer = host_buffer.HostBuffer(snapshot_bytes(training.state), training.device)
+        buffer = state.HostBuffer(snapshot_bytes(training.state), training.device)
         for _ in range(2):
             snapshot, digest = Snapshot.of(training.state, buffer), training.state.hash()
             steps(training, 1)
@@ -316,10 +316,10 @@ class TestRoom:
 
     def test_no_memory_after_all(self, recipe: Path, tmp_path: Path) -> None:
         with (
-            mock.patch.object(host_buffer.np, "empty", side_effect=MemoryError),
+            mock.patch.object(state.np, "empty", side_effect=MemoryError),
             pytest.raises(OutOfMemoryError, match="of a snapshot") as caught,
         ):
-            host_buffer.HostBuffer(1 << 20, loop.CPU)
+            state.HostBuffer(1 << 20, loop.CPU)
         assert (caught.value.exit_code, caught.value.next) == (7, "set it to off")
 
     def test_none_is_taken_where_nothing_is_saved_on_the_way(self, recipe: Path, tmp_path: Path) -> None:

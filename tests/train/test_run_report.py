@@ -22,11 +22,11 @@ from pathlib import Path
 import pytest
 
 from genesis.errors import DataError, DeviceError
+from genesis.train.metrics import Sample, append_samples, keep_samples, read_samples
 from genesis.train.report.curves import CHARTS, drawn, nice_ticks, reduced
 from genesis.train.report.page import MOST_RUNS, page_of
 from genesis.train.report.runs import RunReader, named, read_run
 from genesis.train.report.watch import Watcher
-from genesis.train.samples import Sample, append_samples, keep_samples, read_samples
 from tests.cli.command import printed
 
 ROW = {"train/learning_rate": 1e-4, "train/grad_norm": 0.5, "train/num_tokens": 8, "perf/tokens_per_second": 1000.0,

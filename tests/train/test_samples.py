@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genesis.errors import DataError
-from genesis.train.samples import SAMPLES_NAME, Sample, append_samples, keep_samples, read_samples
+from genesis.train.metrics import SAMPLES_NAME, Sample, append_samples, keep_samples, read_samples
 
 
 def test_samples_come_back_and_are_cut(tmp_path: Path) -> None:

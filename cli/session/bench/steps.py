@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.train.config import OptimConfig
+from genesis.train.device_steps import steps_of
 from genesis.train.optimizer import build_optimizer
-from genesis.train.rank_steps import steps_of
 from genesis.train.ranks import ALONE, Ranks
 from genesis.train.state import TrainState
 from genesis.train.step import take_step

@@ -20,8 +20,7 @@ from genesis.files.paths import exists, is_folder, list_folder
 from genesis.files.strict_json import read_limited
 from genesis.files.trust import run_file
 from genesis.train.config_file import RESOLVED
-from genesis.train.metrics import DRAWABLE, FILE_NAME, STEP, Place, read_metrics
-from genesis.train.samples import SAMPLES_NAME, Sample, read_samples
+from genesis.train.metrics import DRAWABLE, FILE_NAME, SAMPLES_NAME, STEP, Place, Sample, read_metrics, read_samples
 
 FILES = (FILE_NAME, SAMPLES_NAME, RESOLVED)  # what a page shows
 MOST_CONFIG = 1 << 20  # bytes
