@@ -18,7 +18,8 @@ from genesis.files.atomic import temporary_folder
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import draws
-from genesis_cli.session.preparation import file_lines, model_config, prepare_data
+from genesis_cli.session.model import model_config
+from genesis_cli.session.preparation import file_lines, prepare_data
 
 BINS, BAR = 10, 40
 SHOWN = 1000  # tokens of a sample

@@ -29,12 +29,11 @@ from genesis.report.files import default_folder
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, load_config
 from genesis.train.metrics import FILE_NAME
+from genesis_cli.session.dry_run import ONE_RANK, MemoryPlan, PlannedRanks, advice, run_plan, with_batch
 from genesis_cli.session.host_plan import HostPlan, host_plan
-from genesis_cli.session.memory import advice, run_plan, with_batch
-from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks
-from genesis_cli.session.preparation import describe_gpu, model_config, resolve_device
+from genesis_cli.session.model import check_trained, model_config
+from genesis_cli.session.preparation import describe_gpu, resolve_device
 from genesis_cli.session.settings import settled
-from genesis_cli.session.trained_parameters import check_trained
 from genesis_cli.session.training import arithmetic
 from genesis_models.config import ModelConfig
 from genesis_models.registry import PRESETS, parameter_count, preset

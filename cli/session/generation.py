@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any, Literal
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, GenesisError, escape
-from genesis.train.config import Config, EvalConfig
+from genesis.errors import GenesisError, escape
+from genesis.train.config import EvalConfig
 from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened
 from genesis_cli.session.phrases import phrased_for
@@ -36,56 +35,6 @@ GENERATE = COMMON | {
     "eval.top_p": "--top-p",
 }
 GENERATE_MEMORY = "choose --dtype bf16 or, on a GPU, --kv-cache fp8, lower --max-tokens, or take a smaller model"
-
-
-def sample_prompts(
-    config: Config, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
-) -> tuple[list[list[int]], frozenset[int]]:
-    """The ids of a run's `eval.prompts`, which are a user's messages where the run has a template, and the template's
-    ends of turn.
-
-    Raises:
-        ConfigError: a prompt that fills the context. DataError: one that the template cannot render.
-    """
-    encoded, prompts = list[list[int]](), config.eval.prompts
-    with ExitStack() as stack:
-        chats = stack.enter_context(ChatPrompts(tokenizer, template)) if template is not None and prompts else None
-        for number, prompt in enumerate(prompts):
-            where = f"eval.prompts[{number}]"
-            if chats is not None:
-                ids = chats.encode([{"role": "user", "content": prompt}], where=where)
-            else:
-                ids = tokenizer.prompt(prompt, parse_special=config.data.parse_special)
-            if len(ids) >= context:
-                what = f"the prompt has {len(ids):,} tokens, the model's context holds {context:,}"
-                raise ConfigError(what, where=where, next="shorten it")
-            encoded.append(ids)
-        return encoded, frozenset(() if chats is None else chats.end_of_turn_ids)
-
-
-def sample_texts(
-    model: CausalLM,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    count: int,
-    *,
-    stop: frozenset[int],
-    goes_on: Callable[[], bool],
-) -> list[str]:
-    """The continuations of a run's prompts, which run together; each is what `genesis generate` makes of its prompt.
-
-    Args:
-        count: the most tokens of each.
-        stop: the ids that end a text.
-        goes_on: asked before each token; where it says no, the texts end.
-    """
-    requests = [Request(each, sampling, count, stop) for each in prompts]
-    texts = [""] * len(prompts)
-    pieces = continue_texts(engine_for(model, requests), requests, tokenizer)
-    for piece in itertools.takewhile(lambda _: goes_on(), pieces):
-        texts[piece.request] += piece.text
-    return texts
 
 
 def generate(

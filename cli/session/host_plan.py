@@ -30,9 +30,8 @@ from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import accumulate_gradients, share_count, trained_parameters
-from genesis_cli.session.memory_plan import saved_bytes
-from genesis_cli.session.settings import usable_precision
-from genesis_cli.session.trained_parameters import select_trained
+from genesis_cli.session.dry_run import saved_bytes
+from genesis_cli.session.model import select_trained, usable_precision
 from genesis_cli.session.training import cpu_threads
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build

@@ -25,11 +25,11 @@ from genesis.profile.format import format_bytes
 from genesis.train.config import CheckpointConfig, Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import emit_value, parse
+from genesis_cli.session.dry_run import MemoryPlan, advice, run_plan, with_batch
 from genesis_cli.session.estimate import Place, place_of
-from genesis_cli.session.memory import advice, run_plan, with_batch
-from genesis_cli.session.memory_plan import MemoryPlan
+from genesis_cli.session.model import model_config
 from genesis_cli.session.phrases import phrased_for
-from genesis_cli.session.preparation import describe_gpu, model_config
+from genesis_cli.session.preparation import describe_gpu
 from genesis_cli.session.settings import settled
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config

@@ -24,8 +24,6 @@ from genesis.train.ranks import ALONE, Ranks
 from genesis_cli.session.chat import EncoderFactory
 from genesis_models.chat_files import check_ids, new_tokens
 from genesis_models.config import ModelConfig
-from genesis_models.folder import read_config
-from genesis_models.registry import fuses, preset
 
 
 def resolve_device(name: str, ranks: Ranks = ALONE) -> Device:
@@ -74,31 +72,6 @@ def describe_gpu() -> tuple[bool, str]:
         return True, cuda.check_supported("cuda:0")
     except DeviceError as error:
         return False, error.what
-
-
-def model_config(config: Config) -> ModelConfig:
-    """The shape of the model to train, from its folder, its preset or the configuration itself."""
-    if config.model.path is not None:
-        found = read_config(config.model.path)
-    elif config.model.preset is not None:
-        found = ModelConfig.from_dict(preset(config.model.preset), where="model.preset")
-    else:
-        try:
-            found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
-        except ModelError as error:  # what the user wrote into the configuration
-            raise ConfigError(error.what, where=error.where, next=error.next) from error
-    if config.data.seq_len > found.packed_length:
-        what = f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions"
-        if found.packed_length < found.context_length:
-            what += f" of a row: rotary angles of longer sequences depend on their length (rope_type {found.rope.kind})"
-        raise ConfigError(what, where="data.seq_len", next="lower it")
-    if config.train.activation_checkpointing == "selective" and not fuses(found):
-        raise ConfigError(
-            f"activation_checkpointing selective is for fused layers, and those of {found.model_type} are plain",
-            where="train.activation_checkpointing",
-            next="set it to none or full",
-        )
-    return found
 
 
 def prepare_data(

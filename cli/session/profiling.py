@@ -36,12 +36,12 @@ from genesis_cli.session.bench.generation import Settings, generation_row
 from genesis_cli.session.bench.measuring import FAST
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
-from genesis_cli.session.compile_ahead import compiled_ahead
-from genesis_cli.session.memory import advised, planned_memory
-from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
-from genesis_cli.session.ranks import check_same_data, joined, same_settings
+from genesis_cli.session.dry_run import compiled_ahead, planned_memory
+from genesis_cli.session.model import make_model, model_config
+from genesis_cli.session.preparation import prepare_data, resolve_device
+from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.settings import settled
-from genesis_cli.session.training import announce, arithmetic, assemble, make_model
+from genesis_cli.session.training import advised, announce, arithmetic, assemble, same_settings
 from genesis_models.blocks import CausalLM
 
 WARM_UP: Final = 2

@@ -115,14 +115,6 @@ def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, said: Out
         raise
 
 
-def same_settings(ranks: Ranks, config: Config) -> Config:
-    """Rank 0's settings, which may have come from the run that is resumed."""
-    from genesis.train.config_file import parse_config
-
-    text = ranks.from_main("settings", config.resolved_yaml())
-    return config if ranks.is_main else parse_config(text.encode(), "what rank 0 settled")
-
-
 def check_same_data(ranks: Ranks, loader: PackedLoader) -> None:
     """Refuse ranks that have prepared different data. Raises: ConfigError."""
     if ranks.size > 1:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from genesis.errors import ConfigError, DataError, DiskError, InterruptedRun, ModelError, escape
 from genesis.files.atomic import write_file
@@ -27,6 +28,7 @@ from genesis.train.config_file import (
     Change,
     Override,
     Overrides,
+    check_reads_back,
     check_resume,
     parse_config,
     read_overrides,
@@ -47,19 +49,19 @@ _MAX_NAMES = 5
 
 
 class RunFolder:
-    """Holds the output folder while it is entered; without `keep`, an error leaves it as it was.
+    """The output folder of a run, with its record.
 
     Args:
-        is_held: False for a rank that leaves all this to rank 0, and only reads there.
         overrides: what the command line set, for the record.
 
     Raises:
-        ConfigError: it holds something else than a run of ours. BusyError: another run holds it.
-        DiskError: it cannot be used.
+        ConfigError: the record would not be read back, or the cache is where the run's own files are.
     """
 
-    def __init__(self, config: Config, *, is_held: bool = True, overrides: Overrides | None = None) -> None:
-        self._is_held, self._overrides = is_held, overrides or {}
+    def __init__(self, config: Config, overrides: Overrides | None = None) -> None:
+        check_reads_back(config)
+        _check_cache(config)
+        self._config, self.overrides = config, overrides or {}
         self.path = Path(os.path.abspath(config.train.output_dir))
         cache = Path(os.path.abspath(config.data.cache_dir or self.path / "cache"))
         inside = cache.is_relative_to(self.path) and cache != self.path
@@ -71,11 +73,22 @@ class RunFolder:
         self._missing: list[Path] = []
         self._names: set[str] = set()
         self._record: bytes | None = None
-        self._kept = False
+        self._is_held = self._kept = False
 
-    def __enter__(self) -> Self:
-        if not self._is_held:
-            return self
+    @contextmanager
+    def held(self, is_main: bool = True) -> Iterator[None]:
+        """Hold the folder in the block; before `keep`, an error leaves it as it was.
+
+        Args:
+            is_main: False for a rank that leaves all this to rank 0, and only reads there.
+
+        Raises:
+            ConfigError: it holds something else than a run of ours. BusyError: another run holds it.
+            DiskError: it cannot be used.
+        """
+        if not is_main:
+            yield
+            return
         check_is_ours(self.path)
         self._missing = [level for level in (self.path, *self.path.parents) if not os.path.lexists(level)]
         try:
@@ -84,34 +97,49 @@ class RunFolder:
         except BaseException:
             self._remove_levels()
             raise
-        return self
+        self._is_held, refused = True, False
+        try:
+            yield
+        except Exception as error:
+            if refused := not isinstance(error, InterruptedRun) and not self._kept:
+                with contextlib.suppress(OSError):
+                    self._undo()
+            raise
+        finally:
+            self._lock.release(undo=refused)
+            if refused:
+                self._remove_levels()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._is_held:
-            return
-        refused = isinstance(error, Exception) and not isinstance(error, InterruptedRun) and not self._kept
-        if refused:
-            with contextlib.suppress(OSError):
-                self._undo()
-        self._lock.release(undo=refused)
-        if refused:
-            self._remove_levels()
+    def begin(self) -> None:
+        """Write what the run does where there is no record yet: by it the folder is known as ours."""
+        if self._is_held and not os.path.lexists(self.path / RESOLVED):
+            self._write_record()
 
     def keep(self) -> None:
-        """The run starts: from now on an error leaves what there is."""
+        """The run starts, as its record now says: from now on an error leaves what there is."""
+        if self._is_held:
+            self._write_record()
         self._kept = True
+
+    def _write_record(self) -> None:
+        path = self.path / RESOLVED
+        if RESOLVED in self._names and self._record is None:
+            self._record = read_limited(path, MAX_BYTES)
+        write_file(path, with_overrides(self._config.resolved_yaml(), self.overrides).encode())
 
     def check_previous(self, config: Config, resume: Resume, resume_from: str | None) -> list[Change]:
         """Refuse to write over a run, to continue none, or to continue one as another; else the settings in which the
         run that goes on differs from what it was.
+
+        Args:
+            config: the settled one, for the record.
 
         Raises:
             ConfigError: with what is there.
         """
         if not self._is_held:
             return []
+        self._config = config
         names = os.listdir(self.path)
         saved = any(name.startswith(("checkpoint-", ".old-checkpoint-")) for name in names)
         final = any(_WEIGHTS.fullmatch(name) for name in names)
@@ -134,20 +162,6 @@ class RunFolder:
         if not saved:
             return []
         return check_resume(_read_record(self.path), config, where=escape(self.path / RESOLVED))
-
-    def record(self, config: Config) -> None:
-        """Write what the run does; by this the folder is known as ours."""
-        if not self._is_held:
-            return
-        path = self.path / RESOLVED
-        if RESOLVED in self._names and self._record is None:
-            self._record = read_limited(path, MAX_BYTES)
-        write_file(path, with_overrides(config.resolved_yaml(), self._overrides).encode())
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a record."""
-        return os.path.lexists(self.path / RESOLVED)
 
     def _undo(self) -> None:
         for name in sorted(set(os.listdir(self.path)) - self._names, key=lambda name: name == RESOLVED):
@@ -242,12 +256,8 @@ def recorded_overrides(output: str) -> dict[str, Override] | None:
     return read_overrides(_record_bytes(path).decode(), escape(path / RESOLVED))
 
 
-def check_places(config: Config) -> None:
-    """Refuse a cache where the run's own files are, which the run moves and removes.
-
-    Raises:
-        ConfigError: `data.cache_dir` is `train.output_dir`, or in a folder there that is not the cache's alone.
-    """
+def _check_cache(config: Config) -> None:
+    """Refuse a cache where the run's own files are, which the run moves and removes."""
     if config.data.cache_dir is None:
         return
     cache, output = (Path(os.path.realpath(p)) for p in (config.data.cache_dir, config.train.output_dir))

@@ -1,27 +1,27 @@
-"""What `model.dtype`, `train.precision` and `lora.init_from` mean for a run, before anything is built or recorded."""
+"""What `model.dtype`, `lora.init_from` and a model's own files mean for a run, before anything is built or recorded."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from genesis import cuda
-from genesis.backend import CPU, Device
-from genesis.errors import ConfigError
+from genesis.backend import Device
+from genesis.errors import ConfigError, ModelError, escape
 from genesis.files.boundary import boundary
 from genesis.files.paths import exists
 from genesis.files.strict_json import read_limited
-from genesis.ops import fp8 as fp8_ops
-from genesis.train.config import Config
+from genesis.train.config import LORA, Config, LoraConfig
 from genesis.train.config_file import parse_config
+from genesis.train.config_help import show
 from genesis.train.strict_yaml import MAX_BYTES
-from genesis_cli.session.trained_parameters import filled_lora
-from genesis_models.blocks import widest_matmul
-from genesis_models.chat_files import drawing_line, file_drawing
-from genesis_models.config import ModelConfig
-from genesis_models.engine import Sampling
+from genesis_models.adapters import read_adapter
+from genesis_models.chat_files import file_drawing
 from genesis_models.folder import stored_dtype
-from genesis_models.registry import fuses
+from genesis_models.source import hub_advice, newest_checkpoint
 from genesis_models.weights import AUTO, WeightType, weight_type
+
+# Settings that may differ from those of the adapter in `lora.init_from`: they change nothing that was trained.
+FREE = ("dropout",)
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
@@ -41,57 +41,59 @@ def settled(config: Config, device: Device, record: Path | None = None) -> tuple
         with boundary(ConfigError, "reading the run's record", record):
             is_there = exists(record)
         recorded = parse_config(read_limited(record, MAX_BYTES), str(record)) if is_there else None
-    found: WeightType | None = None
-    if config.model.dtype == AUTO and recorded is not None:
-        before = recorded.model.dtype
-        found = None if before == AUTO else WeightType(before, "as the run began")
-    if found is None:
-        is_open = config.model.dtype == AUTO and device.type != "cpu" and config.model.path is not None
-        stored = stored_dtype(config.model.path) if is_open and config.model.path is not None else None
-        found = weight_type(config.model.dtype, device, stored, trains=True)
-    model = config.model.model_copy(update={"dtype": found.name})
-    lora = config.lora
+    dtype, path, before = config.model.dtype, config.model.path, AUTO if recorded is None else recorded.model.dtype
+    if dtype == AUTO and before != AUTO:
+        found = WeightType(before, "as the run began")
+    else:
+        stored = stored_dtype(path) if dtype == AUTO and device.type != "cpu" and path is not None else None
+        found = weight_type(dtype, device, stored, trains=True)
+    model, lora, eval_ = config.model.model_copy(update={"dtype": found.name}), config.lora, config.eval
     if lora is not None:
-        lora = filled_lora(lora, None if recorded is None else recorded.lora)
-    eval_ = config.eval
-    if config.model.path is not None:  # which says how its texts are drawn, where the configuration does not
-        drawn = file_drawing([Path(config.model.path)])
+        lora = _filled_lora(lora, None if recorded is None else recorded.lora)
+    if path is not None:  # which says how its texts are drawn, where the configuration does not
+        drawn = file_drawing([Path(path)])
         names = {"temperature", "top_k", "top_p"} & drawn.keys() - eval_.model_fields_set
         eval_ = eval_.model_copy(update={name: drawn[name] for name in names})
     return config.model_copy(update={"model": model, "lora": lora, "eval": eval_}), found
 
 
-def sample_drawing(config: Config) -> Sampling:
-    """How the tokens of a run's samples are drawn."""
-    settings, path = config.eval, config.model.path
-    drawn = {} if path is None else file_drawing([Path(path)])
-    more = {name: drawn[name] for name in ("min_p", "repetition_penalty") if name in drawn}
-    return Sampling(settings.temperature, settings.top_k, settings.top_p, config.train.seed, **more)
+def _filled_lora(lora: LoraConfig, recorded: LoraConfig | None) -> LoraConfig:
+    """`lora` with what it leaves to the adapter in `init_from`.
+
+    Args:
+        recorded: of the run that is resumed, which has them already.
+
+    Raises:
+        ConfigError: a setting contradicts the adapter's. ModelError: that is no adapter.
+    """
+    if lora.init_from is None:
+        return lora
+    if recorded is not None and recorded.init_from == lora.init_from:
+        found = recorded.model_dump()
+    else:
+        found = _settings_of_adapter(lora.init_from)
+
+    def in_order(value: Any) -> Any:  # lists of names are sets
+        return sorted(value) if isinstance(value, list) else value
+
+    for key in LORA:
+        given = getattr(lora, key)
+        if given is not None and key not in FREE and in_order(given) != in_order(found[key]):
+            what = f"lora.{key} is {show(given)}, and that of the adapter in lora.init_from {show(found[key])}"
+            next = f"remove lora.{key}: training goes on with what the adapter has"
+            raise ConfigError(what, where=escape(lora.init_from), next=next)
+    return lora.model_copy(update={key: found[key] for key in LORA if getattr(lora, key) is None})
 
 
-def sample_drawing_line(config: Config) -> str | None:
-    """What the model's generation_config.json decides of `sample_drawing`; None where it decides nothing."""
-    if config.model.path is None or not config.eval.prompts:
-        return None
-    folders = [Path(config.model.path)]
-    found = file_drawing(folders)
-    given = {name: value for name in found if (value := getattr(config.eval, name, found[name])) != found[name]}
-    return drawing_line(folders, given)
-
-
-def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:
-    """What `train.precision` comes to, and a line about it where that is not all it may promise."""
-    if config.train.precision is None:
-        return None, None
-    stays, widest = f"precision: {config.model.dtype}: fp8", widest_matmul(shape)
-    if not fuses(shape):
-        return None, f"{stays} is for fused layers, and those of {shape.model_type} are plain"
-    if widest < fp8_ops.MIN_COLUMNS:
-        return (
-            None,
-            f"{stays} is for matmuls of at least {fp8_ops.MIN_COLUMNS} columns, and the model's widest has {widest}",
-        )
-    if device == CPU:
-        return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
-    lack = fp8_ops.lacking(cuda.get_device_capability(device), device)
-    return (config.train.precision, None) if lack is None else (None, f"{stays} {lack}")
+def _settings_of_adapter(folder: str) -> dict[str, Any]:
+    """Those of the adapter that training starts from. Raises: ModelError, with what the folder is instead."""
+    try:
+        adapter = read_adapter(folder)
+    except ModelError as error:
+        newest, advice = newest_checkpoint(folder), hub_advice(folder)
+        next = error.next if newest is None else f"name its newest checkpoint: {escape(newest)}"
+        raise ModelError(
+            error.what, where=error.where or "lora.init_from", next=next if advice is None else f"{next}; {advice}"
+        ) from error
+    settings = {key: getattr(adapter, key) for key in LORA}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

@@ -1,28 +1,33 @@
-"""`genesis train`: lock the folder, prepare data and model, restore a checkpoint, run the loop, close the run."""
+"""`genesis train`: settle what the configuration means here, build the run, restore a checkpoint, train, finish.
+
+`benchmarks/config_walk.py` follows the configuration through the files that take part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from genesis import cuda, random
+from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
 from genesis.backend.cuda.compilations import given_up_on_error
+from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, InterruptedRun, escape
+from genesis.errors import ConfigError, InterruptedRun, OutOfMemoryError, escape
 from genesis.files.atomic import FolderUpdate, sweep
 from genesis.files.strict_json import indented_bytes
 from genesis.files.trust import check_owner
 from genesis.train.checkpoint import BEST, TRAINER, Checkpoints
 from genesis.train.config import Config
-from genesis.train.config_file import RESOLVED, Change, Overrides, check_reads_back, recorded_settings
+from genesis.train.config_file import RESOLVED, Change, Overrides, parse_config, recorded_settings
 from genesis.train.loop import Summary, Training, total_steps
 from genesis.train.metrics import (
     FILE_NAME,
@@ -40,31 +45,37 @@ from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.report.page import loss_picture
 from genesis.train.signals import Interrupts
 from genesis.train.state import Snapshot, TrainState
-from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
-from genesis_cli.session.compile_ahead import compile_samples, compiled_ahead
-from genesis_cli.session.generation import sample_prompts, sample_texts
-from genesis_cli.session.memory import advised, planned_memory
-from genesis_cli.session.model_files import ModelFiles
+from genesis_cli.session.dry_run import compile_samples, compiled_ahead, planned_memory
+from genesis_cli.session.model import (
+    ModelFiles,
+    adapter_to_resume,
+    check_trained,
+    checked_base,
+    frozen_base,
+    make_model,
+    model_config,
+    trained_lines,
+    usable_precision,
+)
 from genesis_cli.session.preparation import (
     describe_gpu,
     file_lines,
-    model_config,
     new_token_lines,
     prepare_data,
     resolve_device,
     sample_counts,
 )
-from genesis_cli.session.ranks import check_same_data, joined, same_settings
-from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.settings import sample_drawing, sample_drawing_line, settled, usable_precision
-from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
-from genesis_models.adapters import Base, load_adapter
+from genesis_cli.session.ranks import check_same_data, joined
+from genesis_cli.session.run_folder import Resume, RunFolder
+from genesis_cli.session.settings import settled
+from genesis_models.adapters import Base
 from genesis_models.blocks import CausalLM
-from genesis_models.chat_files import stop_ids
-from genesis_models.config import ModelConfig
-from genesis_models.folder import load, read_config
-from genesis_models.registry import build, parameter_count
+from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
+from genesis_models.engine import Request, Sampling, continue_texts
+from genesis_models.folder import read_config
+from genesis_models.generate import engine_for
+from genesis_models.registry import parameter_count
 from genesis_models.weights import WeightType, check_finite
 
 
@@ -86,8 +97,7 @@ def train(
     Raises:
         GenesisError: of the class that names what is wrong; see `genesis.errors`.
     """
-    check_reads_back(config)
-    check_places(config)
+    folder = RunFolder(config, overrides)
     with (
         advised(config),
         given_up_on_error(),
@@ -96,38 +106,38 @@ def train(
         ranks.during("preparation", PREPARING_S),
     ):
         console = console if ranks.is_main else Output(None)
-        return _train(config, resume, resume_from, console, interrupts, ranks, overrides or {})
+        return _train(config, folder, resume, resume_from, console, interrupts, ranks)
 
 
 def _train(
     config: Config,
+    folder: RunFolder,
     resume: Resume,
     resume_from: str | None,
     console: Output,
     interrupts: Interrupts,
     ranks: Ranks,
-    overrides: Overrides,
 ) -> Summary:
     """`train` on one of the ranks: rank 0 holds the folder, and does first what others find done then."""
     device = resolve_device(config.train.device, ranks)
-    with RunFolder(config, is_held=ranks.is_main, overrides=overrides) as folder, arithmetic(config, ranks):
+    with folder.held(ranks.is_main), arithmetic(config, ranks):
+        # Settle what the configuration means here, and refuse at once what cannot be trained or does not fit.
         with ranks.main_first("folder"):
             asks = bool(resume) or resume_from is not None
             config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
             changed = folder.check_previous(config, resume, resume_from)
-        if (kept := recorded_settings(overrides)) is not None:
+        if (kept := recorded_settings(folder.overrides)) is not None:
             console.line(kept)
         config = same_settings(ranks, config)
         previous = adapter_to_resume(config, resume, resume_from)
         base = checked_base(config, previous)
-        if not folder.is_known:
-            folder.record(config)
-        shape = model_config(config)
-        # Before the data: what cannot be trained or does not fit is refused at once.
+        folder.begin()
+        shape, sampling = model_config(config), sample_drawing(config)
         check_trained(config, shape, previous)
         with compiled_ahead(device):
             memory = planned_memory(config, shape, device, ranks)
-        compile_samples(config, shape, device)
+        compile_samples(config, shape, sampling, device)
+        # Build the run, at the beginning or at a checkpoint.
         encoders = EncoderFactory(config.data, config.model.path)
         with ranks.main_first("data"):  # the others find it in the cache
             data = prepare_data(config, shape, console, encoders=encoders)
@@ -135,15 +145,12 @@ def _train(
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
         training = assemble(config, data, model, device, interrupts, console, base, chat, ranks)
-        if (warning := overlong_schedule(config.optim, training.steps)) is not None:
-            console.line(warning)
         check_same_data(ranks, training.state.loader)
         if ranks.is_main:
             # A killed run may have left its checkpoint between two renames.
             sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, changed, console)
         check_finite(model, where=escape(config.model.path or config.train.output_dir))
-        folder.record(config)  # not earlier: a start that is refused changes no record
         with training.open():
             folder.keep()
             interrupts.deferred = True
@@ -156,6 +163,19 @@ def _train(
             if ranks.is_main:
                 _finish(config, training, data.held_out, summary, console)
     return summary
+
+
+@contextmanager
+def advised(config: Config) -> Iterator[None]:
+    """Names a run's own settings where what ran out of memory could not know them."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if error.next == OutOfMemoryError.ADVICE:
+            rows = "train.batch_size or " * (config.train.batch_size > 1)
+            more = ", or set train.activation_checkpointing to full"
+            error.next = f"lower {rows}data.seq_len{more * (config.train.activation_checkpointing != 'full')}"
+        raise
 
 
 @contextmanager
@@ -187,28 +207,10 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         set_threads(before)
 
 
-def make_model(
-    config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device, adapter: Path | None = None
-) -> CausalLM:
-    """The model with the weights that training starts from.
-
-    Args:
-        adapter: a checkpoint that is about to be loaded.
-    """
-    random.manual_seed(config.train.seed)
-    if config.model.path is not None:
-        rows = 0 if config.lora is not None else tokenizer.vocab_size
-        model = load(config.model.path, device=str(device), dtype=config.model.dtype, vocab_size=rows)
-    else:
-        raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
-        fresh = ModelConfig.from_dict(raw, where="model.config")
-        model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
-    select_trained(config, model, adapter)
-    if adapter is None and config.lora is not None and config.lora.init_from is not None:
-        load_adapter(model, config.lora.init_from, dropout=config.lora.dropout)
-    model.activation_checkpointing = config.train.activation_checkpointing
-    model.precision, _ = usable_precision(config, model.config, device)
-    return model
+def same_settings(ranks: Ranks, config: Config) -> Config:
+    """Rank 0's settings, which may have come from the run that is resumed."""
+    text = ranks.from_main("settings", config.resolved_yaml())
+    return config if ranks.is_main else parse_config(text.encode(), "what rank 0 settled")
 
 
 def announce(
@@ -231,8 +233,12 @@ def announce(
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
-    if (drawn := sample_drawing_line(config)) is not None:
-        console.line(drawn)
+    if config.model.path is not None and config.eval.prompts:  # whose generation_config.json may say how they are drawn
+        folders = [Path(config.model.path)]
+        found = file_drawing(folders)
+        given = {name: value for name in found if (value := getattr(config.eval, name, found[name])) != found[name]}
+        if (drawn := drawing_line(folders, given)) is not None:
+            console.line(drawn)
     for line in trained_lines(config, model):
         console.line(line)
     if memory is not None:
@@ -243,17 +249,14 @@ def announce(
     held_out = f"{data.held_out.tokens.num_documents:,} held out" if data.held_out is not None else "none held out"
     size = f"{train.num_documents:,} documents, {train.total_bytes:,} bytes, {train.num_tokens:,} tokens"
     console.line(f"data: {size} {vocabulary}{sample_counts(train)}; {held_out}")
-    if data.report.defects.total:
-        count = data.report.defects.total
-        console.line(f"data: {count:,} record{'s' * (count != 1)} left out; the first: {_first_defect(data)}")
+    if count := data.report.defects.total:
+        first = escape(next(iter(data.report.defects.examples.values()), ""))
+        console.line(f"data: {count:,} record{'s' * (count != 1)} left out; the first: {first}")
     if (warning := unused_settings(config, data.train)) is not None:
         console.line(warning)
+
     if data.report.shared_documents:
         console.line(f"warning: {data.report.shared_documents:,} training documents are also in data.eval")
-
-
-def _first_defect(data: Prepared) -> str:
-    return escape(next(iter(data.report.defects.examples.values()), ""))
 
 
 def assemble(
@@ -282,8 +285,11 @@ def assemble(
     seed, accumulated = config.train.seed, config.train.accumulation_steps
     group, zero = ranks.group, config.train.zero
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)
+    lr_at, warning = build_schedule(config.optim, steps), overlong_schedule(config.optim, steps)
+    if warning is not None:
+        console.line(warning)
     files = ModelFiles(config, data.tokenizer, model, base, chat)
-    state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks, objective=objective)
+    state = TrainState(model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective)
     held_out = [] if data.held_out is None else list(data.held_out.sets.values()) or [data.held_out.tokens]
     objective.prepare(model, [data.train, *held_out], device)
     sampling = sample_drawing(config)
@@ -320,7 +326,7 @@ def assemble(
             read_masters=None if config.lora is None else files.read_masters,
             warn=progress.note,
         ),
-        lr_at=build_schedule(config.optim, steps),
+        lr_at=lr_at,
         sample=sample,
         joint="" if chat.template is None else "\n",
         held_out=data.held_out,
@@ -330,6 +336,64 @@ def assemble(
         device=device,
         steps=steps,
     )
+
+
+def sample_drawing(config: Config) -> Sampling:
+    """How the tokens of a run's samples are drawn."""
+    settings, path = config.eval, config.model.path
+    drawn = {} if path is None else file_drawing([Path(path)])
+    more = {name: drawn[name] for name in ("min_p", "repetition_penalty") if name in drawn}
+    return Sampling(settings.temperature, settings.top_k, settings.top_p, config.train.seed, **more)
+
+
+def sample_prompts(
+    config: Config, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
+) -> tuple[list[list[int]], frozenset[int]]:
+    """The ids of a run's `eval.prompts`, which are a user's messages where the run has a template, and the template's
+    ends of turn.
+
+    Raises:
+        ConfigError: a prompt that fills the context. DataError: one that the template cannot render.
+    """
+    encoded, prompts = list[list[int]](), config.eval.prompts
+    with ExitStack() as stack:
+        chats = stack.enter_context(ChatPrompts(tokenizer, template)) if template is not None and prompts else None
+        for number, prompt in enumerate(prompts):
+            where = f"eval.prompts[{number}]"
+            if chats is not None:
+                ids = chats.encode([{"role": "user", "content": prompt}], where=where)
+            else:
+                ids = tokenizer.prompt(prompt, parse_special=config.data.parse_special)
+            if len(ids) >= context:
+                what = f"the prompt has {len(ids):,} tokens, the model's context holds {context:,}"
+                raise ConfigError(what, where=where, next="shorten it")
+            encoded.append(ids)
+        return encoded, frozenset(() if chats is None else chats.end_of_turn_ids)
+
+
+def sample_texts(
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    count: int,
+    *,
+    stop: frozenset[int],
+    goes_on: Callable[[], bool],
+) -> list[str]:
+    """The continuations of a run's prompts, which run together; each is what `genesis generate` makes of its prompt.
+
+    Args:
+        count: the most tokens of each.
+        stop: the ids that end a text.
+        goes_on: asked before each token; where it says no, the texts end.
+    """
+    requests = [Request(each, sampling, count, stop) for each in prompts]
+    texts = [""] * len(prompts)
+    pieces = continue_texts(engine_for(model, requests), requests, tokenizer)
+    for piece in itertools.takewhile(lambda _: goes_on(), pieces):
+        texts[piece.request] += piece.text
+    return texts
 
 
 def _sinks(config: Config, output: Path, *, resumed: bool) -> tuple[Any, ...]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from genesis.data.loader import PackedLoader
 from genesis.files.atomic import temporary_folder
 from genesis.train.config import Config
-from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis_cli.session.chat import unused_settings
-from genesis_cli.session.memory import planned_memory
-from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device, sample_counts
-from genesis_cli.session.run_folder import check_is_ours, check_places
+from genesis_cli.session.dry_run import planned_memory
+from genesis_cli.session.model import check_trained, model_config
+from genesis_cli.session.preparation import file_lines, prepare_data, resolve_device, sample_counts
+from genesis_cli.session.run_folder import RunFolder, check_is_ours
 from genesis_cli.session.settings import settled
-from genesis_cli.session.trained_parameters import check_trained
 from genesis_cli.session.training import arithmetic
 from genesis_models.folder import check_weights
 from genesis_models.registry import parameter_count
@@ -24,10 +21,9 @@ from genesis_models.registry import parameter_count
 
 def validate(config: Config, *, console: Output) -> None:
     """Check what `train` would use, without training and without writing: device, model, memory, data, tokenizer."""
-    check_reads_back(config)
-    check_places(config)
+    folder = RunFolder(config)
     device = resolve_device(config.train.device)
-    check_is_ours(Path(config.train.output_dir))
+    check_is_ours(folder.path)
     config, dtype = settled(config, device)
     shape = model_config(config)
     trained = check_trained(config, shape)

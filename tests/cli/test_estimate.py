@@ -12,13 +12,12 @@ import pytest
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config_file import parse_config
+from genesis_cli.session.dry_run import PlannedRanks, advice, run_plan, with_batch
 from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, measured_step
 from genesis_cli.session.host_plan import _counted as counted
 from genesis_cli.session.host_plan import host_plan
-from genesis_cli.session.memory import advice, advised, run_plan, with_batch
-from genesis_cli.session.memory_plan import PlannedRanks
-from genesis_cli.session.preparation import model_config
-from genesis_cli.session.training import cpu_threads
+from genesis_cli.session.model import model_config
+from genesis_cli.session.training import advised, cpu_threads
 from tests.cli.command import printed
 from tests.models.golden import golden
 

@@ -16,7 +16,8 @@ from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis_cli.session.generation import chosen_sampling
 from genesis_cli.session.serving.protocol import CompletionBody, parsed
-from genesis_cli.session.settings import sample_drawing, settled
+from genesis_cli.session.settings import settled
+from genesis_cli.session.training import sample_drawing
 from genesis_models.chat_files import drawing_line, file_drawing
 from genesis_models.engine import Sampling
 from genesis_models.source import find_source

@@ -19,7 +19,7 @@ from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
-from genesis_cli.session.memory_plan import MemoryPlan, PlannedRanks, memory_plan
+from genesis_cli.session.dry_run import MemoryPlan, PlannedRanks, memory_plan
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build, parameter_count, preset
 

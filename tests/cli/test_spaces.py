@@ -13,9 +13,9 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
-from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.speaker import Speaker
 from genesis_cli.session.talk import Talk
+from genesis_cli.session.training import sample_texts
 from genesis_models import CausalLM, Sampling
 from genesis_models.source import find_source
 from tests.cli.command import printed

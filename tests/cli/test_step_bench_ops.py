@@ -171,7 +171,7 @@ def test_no_longer_than_the_models_positions() -> None:
 
 
 def test_memory_grows_as_the_plan_or_with_the_tokens() -> None:
-    from genesis_cli.session.memory_plan import memory_plan
+    from genesis_cli.session.dry_run import memory_plan
 
     # 3 of the 7 MiB are activations, and double.
     (found, _) = doublings(CONFIG, [row_of(1, 8, 1.0)], "none", "float32", CPU, 10 << 20)

@@ -29,11 +29,10 @@ from genesis.train.device_steps import steps_of
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import measure
-from genesis_cli.session import compile_ahead
-from genesis_cli.session.compile_ahead import draw_samples
-from genesis_cli.session.generation import sample_texts
-from genesis_cli.session.memory import run_plan
-from genesis_cli.session.preparation import model_config
+from genesis_cli.session import dry_run
+from genesis_cli.session.dry_run import draw_samples, run_plan
+from genesis_cli.session.model import model_config
+from genesis_cli.session.training import sample_drawing, sample_texts
 from genesis_models.engine import Sampling
 from genesis_models.registry import build
 from tests.kernels.collecting import collecting
@@ -61,7 +60,7 @@ def not_told(folder: Path) -> list[str]:
         properties = cuda.get_device_properties(CUDA)
         with told(properties, lambda kernel, signature: heard.add(key_of(kernel, signature))):
             run_plan(config, shape, CUDA)
-            draw_samples(config, shape, counting_device(properties))
+            draw_samples(config, shape, sample_drawing(config), counting_device(properties))
         model = build(shape, 0, device="cuda", dtype="bfloat16")
         launched.clear()  # those of random weights: a run from a folder has none
         take(config, model)
@@ -110,11 +109,12 @@ def test_a_prompt_that_is_too_long_is_no_matter_here(tmp_path: Path, monkeypatch
         f"eval.prompts=[{'word ' * 400}]",
     )
     asked = list[int]()
-    monkeypatch.setattr(compile_ahead, "is_compiling", lambda: not asked.append(1))
-    compile_ahead.compile_samples(config, model_config(config), CUDA)
+    monkeypatch.setattr(dry_run, "is_compiling", lambda: not asked.append(1))
+    drawing = model_config(config), sample_drawing(config)
+    dry_run.compile_samples(config, *drawing, CUDA)
     assert asked
     with pytest.raises(UsageError):
-        draw_samples(config, model_config(config), counting_device(cuda.get_device_properties(CUDA)))
+        draw_samples(config, *drawing, counting_device(cuda.get_device_properties(CUDA)))
 
 
 def test_an_error_gives_up_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:

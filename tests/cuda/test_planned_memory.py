@@ -15,8 +15,8 @@ from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis_cli import session
 from genesis_cli.session import training
-from genesis_cli.session.memory import planned_memory, run_plan
-from genesis_cli.session.preparation import model_config
+from genesis_cli.session.dry_run import planned_memory, run_plan
+from genesis_cli.session.model import model_config
 from tests.train.runs import load, make, make_lora
 
 CUDA = Device("cuda", 0)

@@ -26,7 +26,7 @@ from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import measure
-from genesis_cli.session.memory_plan import memory_plan
+from genesis_cli.session.dry_run import memory_plan
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model, preset

@@ -12,9 +12,8 @@ from genesis.backend import CPU, Device
 from genesis.errors import ConfigError, ModelError
 from genesis.profile.peer import PeerLacks
 from genesis_cli.session.bench.versus import lean_config
-from genesis_cli.session.memory_plan import memory_plan
-from genesis_cli.session.preparation import model_config
-from genesis_cli.session.settings import usable_precision
+from genesis_cli.session.dry_run import memory_plan
+from genesis_cli.session.model import model_config, usable_precision
 from genesis_models.config import FAMILIES, ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.registry import build, fuses, parameter_count

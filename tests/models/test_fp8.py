@@ -23,7 +23,7 @@ from genesis.errors import NumericError
 from genesis.op import observe
 from genesis.ops import fp8 as fp8_ops
 from genesis.optim import AdamW
-from genesis_cli.session.settings import usable_precision
+from genesis_cli.session.model import usable_precision
 from genesis_cli.session.training import cpu_threads
 from genesis_models.blocks import CausalLM, widest_matmul
 from genesis_models.config import ModelConfig

@@ -183,7 +183,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "disk": lambda: OSError(28, "No space left on device"),
 }
 PLACES = {
-    "start": (session.training, "check_reads_back"),
+    "start": (session.run_folder, "check_reads_back"),
     "joining": (session.ranks, "job_key"),
     "listening": (genesis.distributed.rendezvous, "wait"),
     "handshake": (genesis.distributed.rendezvous, "answer_challenge"),

@@ -17,7 +17,7 @@ from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun,
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis_cli import session
-from genesis_cli.session import generation
+from genesis_cli.session import training
 from genesis_models.blocks import CausalLM
 from genesis_models.engine import Request
 from genesis_models.engine.text import Runner
@@ -219,7 +219,7 @@ def drawn_from(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[list[Re
         asked.extend(requests)
         return engine_for(model, requests)
 
-    monkeypatch.setattr(generation, "engine_for", engine)
+    monkeypatch.setattr(training, "engine_for", engine)
     told = io.StringIO()
     train(config, console=told)
     return asked, told.getvalue()

@@ -236,7 +236,7 @@ class TestEvaluationsThatASignalCutShort:
             yield Piece(0, "never shown, as the signal came before it", 1)
             raise AssertionError("the sample went on after the signal")
 
-        sampling = mock.patch("genesis_cli.session.generation.continue_texts", signalled)
+        sampling = mock.patch("genesis_cli.session.training.continue_texts", signalled)
         with sampling, pytest.raises(InterruptedRun, match="after step 3") as caught:
             train(config)
         assert caught.value.exit_code == 128 + signal.SIGINT

@@ -11,7 +11,7 @@ from genesis.train.config import OptimConfig
 from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.schema import Doubling, Memory, Row
 from genesis_cli.session.bench.steps import OPTIMIZER
-from genesis_cli.session.memory_plan import memory_plan
+from genesis_cli.session.dry_run import memory_plan
 from genesis_models.config import ModelConfig
 
 

@@ -24,7 +24,7 @@ from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.phases import host_phases, marking_phases
 from genesis_cli.session.bench.schema import Memory, Phases, Row, Scaling
 from genesis_cli.session.bench.steps import LR, MAX_NORM, OPTIMIZER, UNTIL_CAPTURED, GraphSteps, new_state
-from genesis_cli.session.memory_plan import memory_plan
+from genesis_cli.session.dry_run import memory_plan
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.engine.device_rows import release

@@ -26,7 +26,7 @@ from genesis_cli.session.bench.measuring import Settings, forget, host_memory, l
 from genesis_cli.session.bench.schema import Memory, Row, SharedStep
 from genesis_cli.session.bench.steps import LR, OPTIMIZER, new_state, taking
 from genesis_cli.session.collectives import forget_graphs, mean_of_ranks, timed_collectives
-from genesis_cli.session.memory_plan import PlannedRanks, memory_plan
+from genesis_cli.session.dry_run import PlannedRanks, memory_plan
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build

@@ -1,0 +1,367 @@
+"""A run on a GPU before it begins, by its steps on a fake GPU of the same kind: their memory, and their kernels.
+
+The steps are those of `genesis train`, of the model in full size, with its optimizer. The fake GPU runs no kernel and
+its addresses lead nowhere; but each op asks the same allocator for the same bytes in the same order and launches the
+same kernels, so a change to an op, a block or an optimizer is in the plan as soon as it is in the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import genesis
+from genesis import cuda
+from genesis.array import empty, label
+from genesis.backend import CPU, Device
+from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.compilations import is_compiling
+from genesis.backend.cuda.launch import compile_ahead
+from genesis.backend.cuda.simulated.fake import counting_device, told
+from genesis.data.loader import Batch
+from genesis.distributed.nccl import LITTLE
+from genesis.dtypes import uint8
+from genesis.errors import GenesisError, OutOfMemoryError
+from genesis.train.config import Config, OptimConfig
+from genesis.train.device_steps import steps_of
+from genesis.train.objective import NextTokens, Objective, build_objective
+from genesis.train.optimizer import build_optimizer
+from genesis.train.ranks import ALONE, Ranks, check_divides
+from genesis.train.state import TrainState, snapshot_bytes
+from genesis.train.step import measure
+from genesis_cli.session.model import frozen_base, select_trained, usable_precision
+from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
+from genesis_models.engine import Request, Sampling
+from genesis_models.generate import engine_for
+from genesis_models.registry import empty_model, parameter_count
+from genesis_models.weights import check_fits
+
+STEPS = 2  # the second one has what the first made once
+
+
+class PlannedRanks(NamedTuple):
+    """Ranks that share a run, of which a plan is for one.
+
+    Attributes:
+        size: how many.
+        zero: what they keep parts of, `train.zero`.
+        is_in_stream_order: whether their collectives are, as NCCL's; else all ranks keep the sums of all gradients.
+    """
+
+    size: int = 1
+    zero: int = 1
+    is_in_stream_order: bool = True
+
+
+ONE_RANK = PlannedRanks()
+
+
+class _CountedGroup:
+    """Collectives that do nothing, of the first rank: its parts are the longest."""
+
+    def __init__(self, ranks: PlannedRanks) -> None:
+        self.rank, self.size, self.is_in_stream_order = 0, ranks.size, ranks.is_in_stream_order
+
+    def reduce_scatter(self, *what: Any, **how: Any) -> None: ...
+
+    all_gather = gather = all_reduce = broadcast = buffer = reduce_scatter
+
+    def close(self) -> None: ...
+
+    # What `Ranks` say besides.
+
+    def in_turn(self, own: list[float]) -> list[float]:
+        return [each for each in own for _ in range(self.size)]
+
+    def all(self, own: bool) -> bool:
+        return own
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a training step by what they are for.
+
+    Attributes:
+        weights, gradients: of all parameters; of several ranks, with the sums of gradients that this one keeps.
+        optimizer: its running averages, and masters of 2-byte weights; a part of them where ranks share them.
+        staging: what other ranks send, on its way.
+        batch: tokens, labels and positions on their way, the tables of rotary angles, the figures of steps.
+        activations: what is kept when the decoder's forward pass ends.
+        workspace: the most that is allocated beyond all that at one time, in the loss, backward or the update.
+        reserved: the most that the allocator takes from the driver for it, and for evaluations between steps. What is
+            beyond `total` are free places between blocks, and what evaluations take beside the memory of graphs.
+        saved: what a checkpoint holds of weights and optimizer; a snapshot of it takes as much of the host's memory.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    batch: int
+    activations: int
+    workspace: int
+    reserved: int
+    saved: int
+    staging: int = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes at the peak, which add up to it."""
+        left_out = ("reserved", "saved") if self.staging else ("reserved", "saved", "staging")
+        return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
+
+    @property
+    def total(self) -> int:
+        """The peak: what `genesis.cuda.max_memory_allocated` will say."""
+        return sum(self.parts.values())
+
+
+def memory_plan(
+    config: ModelConfig,
+    device: Device,
+    *,
+    batch: int,
+    length: int,
+    accumulation_steps: int = 1,
+    activation_checkpointing: str = "none",
+    precision: str | None = None,
+    dtype: str = "bfloat16",
+    optim: OptimConfig | None = None,
+    select: Callable[[CausalLM], None] = lambda model: None,
+    eval_batch: int | None = None,
+    ranks: PlannedRanks = ONE_RANK,
+    objective: Objective | None = None,
+) -> MemoryPlan:
+    """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
+
+    Args:
+        eval_batch: sequences in a batch of evaluations, None where there are none.
+        select: adds adapters, freezes what is not trained.
+        ranks: who shares the batches.
+        objective: what the model learns; next tokens unless given.
+
+    Raises:
+        ConfigError: ranks that do not divide the batches.
+    """
+    check_divides(ranks.size, accumulation_steps)
+    fake = counting_device(cuda.get_device_properties(device))
+    gc.collect()  # graphs of the plan before, which refer to themselves
+    cuda.empty_cache(fake)
+    with cuda.device(fake):
+        model = empty_model(config, device=str(fake), dtype=dtype)
+        select(model)
+        model.activation_checkpointing, model.precision = activation_checkpointing, precision
+        group: Any = _CountedGroup(ranks)
+        shared = {"ranks": group, "zero": ranks.zero}
+        optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps, **shared)
+        loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
+        state = TrainState(model, optimizer, loader, ranks=group, objective=objective or NextTokens())
+        held_out = None if eval_batch is None else Batch.empty(eval_batch, length)
+        staging = optimizer.largest_exchange + LITTLE if optimizer.exchanges_beside else 0
+        kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
+        plan = _counted(state, fake, [Batch.empty(batch, length)] * accumulation_steps, held_out, staging)
+        del kept
+        return plan
+
+
+def _counted(
+    state: TrainState, device: Device, batches: list[Batch], held_out: Batch | None, staging: int
+) -> MemoryPlan:
+    """Takes steps, evaluates, and counts."""
+    model: Any = state.model
+    model.train()
+    if state.ranks.size > 1:  # the first step of ranks is not as others are
+        steps_of(state)(state, device, 1.0, 1).take(batches, 1e-5)
+        gc.collect()
+        cuda.empty_cache(device)
+    after_forward, earlier = list[int](), list[int]()
+    hook = model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
+    steps = steps_of(state)(state, device, 1.0, STEPS)
+    cuda.reset_peak_memory_stats(device)
+    for _ in range(STEPS):
+        earlier = after_forward.copy()
+        after_forward.clear()
+        steps.take(batches, 1e-5)
+    lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
+    at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
+    activations = max(after_forward or earlier) - at_rest  # a step of replays runs no hook
+    hook.remove()
+    if held_out is not None:
+        model.eval()
+        measure(state.objective, model, held_out, device)
+    return MemoryPlan(
+        **lasting,
+        batch=at_rest - sum(lasting.values()) - staging,
+        staging=staging,
+        activations=activations,
+        workspace=peak - at_rest - activations,
+        reserved=cuda.max_memory_reserved(device),
+        saved=saved_bytes(state),
+    )
+
+
+def saved_bytes(state: TrainState) -> int:
+    """What a snapshot takes of a run with this model: of adapters alone where it has them."""
+    state.base = frozen_base(state.model)  # type: ignore[arg-type]
+    return snapshot_bytes(state)
+
+
+# --- The memory of a run ----------------------------------------------------------------------------------------------
+
+
+TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
+SAVING = ("none", "selective", "full")
+SIZED = ("batch", "activations", "workspace")  # parts that grow with the tokens of a step
+SHORTEST = 16  # tokens of a sequence that a run may be asked to have
+
+
+def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any) -> MemoryPlan:
+    """The plan of a run's steps, with some settings of `memory_plan` changed."""
+    settings: dict[str, Any] = {
+        "batch": config.train.batch_size,
+        "length": config.data.seq_len,
+        "accumulation_steps": config.train.accumulation_steps,
+        "activation_checkpointing": config.train.activation_checkpointing,
+        "precision": usable_precision(config, shape, device)[0],
+        "dtype": config.model.dtype,
+        "optim": config.optim,
+        "select": functools.partial(select_trained, config),
+        "eval_batch": None if config.data.eval_fraction == 0 else config.eval_batch_size,
+        "objective": build_objective(config),
+    }
+    return memory_plan(shape, device, **(settings | changed))
+
+
+def planned_memory(config: Config, shape: ModelConfig, device: Device, ranks: Ranks = ALONE) -> str | None:
+    """What a run on `device` will take, in a line; None on the CPU.
+
+    Args:
+        ranks: who shares the run; each has a device, and this is about one.
+
+    Raises:
+        OutOfMemoryError: the run cannot fit into what is free.
+    """
+    if device == CPU:
+        check_fits(parameter_count(shape), config.model.dtype, device, where="model")
+        return None
+    planned = PlannedRanks(ranks.size, config.train.zero, ranks.group.is_in_stream_order)
+    plan, (free, total) = run_plan(config, shape, device, ranks=planned), cuda.mem_get_info(device)
+    room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in plan.parts.items() if name != "batch")
+    if plan.total * (1 - TOLERANCE) > room:
+        raise OutOfMemoryError(
+            f"a step of this run needs {_gib(plan.total)} GiB on {device}, of whose {_gib(total)} GiB {_gib(room)} are"
+            f" free: {parts}",
+            where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
+            next=advice(config, shape, device, plan, room, planned),
+        )
+    return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}; {_gib(plan.reserved)} reserved"
+
+
+def advice(
+    config: Config,
+    shape: ModelConfig,
+    device: Device,
+    plan: MemoryPlan,
+    room: int,
+    ranks: PlannedRanks = ONE_RANK,
+) -> str:
+    """What the largest part is and what lowers it, as far as the run would fit then: of batch and length those that
+    suffice, and the least checkpointing.
+    """
+    name = max(plan.parts, key=plan.parts.__getitem__)
+    found = [f"the largest part is {name}: {_remedies(config, shape, device, name, room, ranks)}"]
+    if name in ("gradients", "optimizer") and config.model.path is not None and config.lora is None:
+        found.append("train adapters (lora: {}), which need little of both")
+    for how in SAVING[SAVING.index(config.train.activation_checkpointing) + 1 :]:
+        less = run_plan(config, shape, device, activation_checkpointing=how, ranks=ranks).total
+        if less <= room:
+            found.append(f"set train.activation_checkpointing to {how}, which needs {_gib(less)} GiB")
+            break
+    return ", or ".join(found)
+
+
+def _remedies(config: Config, shape: ModelConfig, device: Device, name: str, room: int, ranks: PlannedRanks) -> str:
+    optim, found = config.optim, list[str]()
+    if name in SIZED:
+
+        def fits(rows: int, length: int) -> bool:
+            return run_plan(with_batch(config, rows, length), shape, device, ranks=ranks).reserved <= room
+
+        rows, length = config.train.batch_size, config.data.seq_len
+        shorter = min(length, SHORTEST)
+        if rows > 1 and fits(1, length):
+            found.append("lower train.batch_size")
+        if length > shorter and fits(rows, shorter):
+            found.append("lower data.seq_len")
+        if not found and rows > 1 and fits(1, shorter):
+            found.append("lower train.batch_size and data.seq_len")
+    if name == "gradients" and config.model.dtype == "bfloat16" and optim.grad_dtype != "bfloat16":
+        found.append("set optim.grad_dtype to bfloat16")
+    if name == "optimizer" and optim.state_dtype != "bfloat16":
+        found.append("set optim.state_dtype to bfloat16")
+    if name == "optimizer" and config.model.dtype == "bfloat16" and optim.low_precision != "stochastic":
+        found.append("set optim.low_precision to stochastic")
+    return ", or ".join(found or ["take a smaller model"])
+
+
+def with_batch(config: Config, rows: int, length: int | None = None) -> Config:
+    """`config` with another train.batch_size, and another data.seq_len where one is given."""
+    train = config.train.model_copy(update={"batch_size": rows})
+    data = config.data.model_copy(update={"seq_len": length or config.data.seq_len})
+    return config.model_copy(update={"train": train, "data": data})
+
+
+def _gib(size: int) -> str:
+    """In GiB: one digit behind the point, two significant ones below."""
+    return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.2g}"
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+CHARACTERS = 4  # of a prompt's token, about
+TOKENS = 4  # of a sample that are drawn: the first, those of steps before they are captured, and one after it
+
+
+@contextmanager
+def compiled_ahead(device: Device) -> Iterator[None]:
+    """Inside the block, what is launched on the fake GPU like `device` begins to be compiled for `device`: for a run
+    that goes on, as a process ends when all is compiled.
+    """
+    driver = None if device == CPU else backend_of(device).driver
+    if driver is None or driver.prepare is not None:  # nothing is compiled there
+        yield
+        return
+    with told(cuda.get_device_properties(device), functools.partial(compile_ahead, driver)):
+        yield
+
+
+def compile_samples(config: Config, shape: ModelConfig, sampling: Sampling, device: Device) -> None:
+    """Begin to compile the kernels of a run's samples, where those of its steps were not all in the cache."""
+    if device != CPU and config.eval.prompts and is_compiling():
+        # What is wrong with a prompt is said when it is drawn from.
+        with compiled_ahead(device), suppress(GenesisError):
+            draw_samples(config, shape, sampling, counting_device(cuda.get_device_properties(device)))
+
+
+def draw_samples(config: Config, shape: ModelConfig, sampling: Sampling, fake: Device) -> None:
+    """Draw the first tokens of a run's samples on a fake GPU, from prompts of about its prompts' lengths."""
+    settings = config.eval
+    with cuda.device(fake), genesis.no_grad():
+        model = empty_model(shape, device=str(fake), dtype=config.model.dtype)
+        select_trained(config, model)
+        model.eval()
+        requests = [
+            Request([0] * max(1, len(prompt) // CHARACTERS), sampling, settings.sample_tokens, sequence=number)
+            for number, prompt in enumerate(settings.prompts)
+        ]
+        tokens = engine_for(model, requests).run(iter(requests))
+        for _ in itertools.islice(tokens, TOKENS * len(requests)):
+            pass

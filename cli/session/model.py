@@ -1,0 +1,309 @@
+"""The model of a run: its shape, the base of its adapters, what of it is trained, the model itself, and its files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genesis import cuda, random
+from genesis.backend import CPU, Device
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import ConfigError, ModelError, escape
+from genesis.files.atomic import FolderWriter
+from genesis.files.hf import (
+    CHECKPOINT,
+    GENERATION_CONFIG,
+    MAX_TEMPLATE_BYTES,
+    SIDE_FILES,
+    TOKENIZER_FILES,
+    side_files,
+)
+from genesis.files.paths import safe_join
+from genesis.files.strict_json import read_limited
+from genesis.nn import LoRALinear, init
+from genesis.ops import fp8
+from genesis.train.checkpoint import BEST
+from genesis.train.config import LORA, Config, fine_tuning_defaults
+from genesis.train.config_help import show
+from genesis.train.optimizer import check_factors, freeze
+from genesis.train.state import FrozenBase, Snapshot, masters
+from genesis_cli.session.chat import ChatFormat
+from genesis_cli.session.run_folder import Resume
+from genesis_models.adapters import (
+    BASE_NAME,
+    AdapterConfig,
+    Base,
+    adapted_layers,
+    adapter_parameters,
+    adapter_values,
+    apply_adapters,
+    apply_adapters_of,
+    base_of,
+    check_same_base,
+    is_adapter,
+    load_adapter,
+    read_base,
+    write_adapter,
+)
+from genesis_models.blocks import CausalLM, widest_matmul
+from genesis_models.chat_files import chat_files, generation_config
+from genesis_models.config import ModelConfig
+from genesis_models.folder import load, read_config, write_model
+from genesis_models.registry import ARCHITECTURES, build, fuses, preset
+from genesis_models.source import check_model_folder
+
+
+def model_config(config: Config) -> ModelConfig:
+    """The shape of the model to train, from its folder, its preset or the configuration itself."""
+    if config.model.path is not None:
+        found = read_config(config.model.path)
+    elif config.model.preset is not None:
+        found = ModelConfig.from_dict(preset(config.model.preset), where="model.preset")
+    else:
+        try:
+            found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
+        except ModelError as error:  # what the user wrote into the configuration
+            raise ConfigError(error.what, where=error.where, next=error.next) from error
+    if config.data.seq_len > found.packed_length:
+        what = f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions"
+        if found.packed_length < found.context_length:
+            what += f" of a row: rotary angles of longer sequences depend on their length (rope_type {found.rope.kind})"
+        raise ConfigError(what, where="data.seq_len", next="lower it")
+    if config.train.activation_checkpointing == "selective" and not fuses(found):
+        raise ConfigError(
+            f"activation_checkpointing selective is for fused layers, and those of {found.model_type} are plain",
+            where="train.activation_checkpointing",
+            next="set it to none or full",
+        )
+    return found
+
+
+def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:
+    """What `train.precision` comes to, and a line about it where that is not all it may promise."""
+    if config.train.precision is None:
+        return None, None
+    stays, widest = f"precision: {config.model.dtype}: fp8", widest_matmul(shape)
+    if not fuses(shape):
+        return None, f"{stays} is for fused layers, and those of {shape.model_type} are plain"
+    if widest < fp8.MIN_COLUMNS:
+        why = f"is for matmuls of at least {fp8.MIN_COLUMNS} columns, and the model's widest has {widest}"
+        return None, f"{stays} {why}"
+    if device == CPU:
+        return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
+    lack = fp8.lacking(cuda.get_device_capability(device), device)
+    return (config.train.precision, None) if lack is None else (None, f"{stays} {lack}")
+
+
+def make_model(
+    config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device, adapter: Path | None = None
+) -> CausalLM:
+    """The model with the weights that training starts from.
+
+    Args:
+        adapter: a checkpoint that is about to be loaded.
+    """
+    random.manual_seed(config.train.seed)
+    if config.model.path is not None:
+        rows = 0 if config.lora is not None else tokenizer.vocab_size
+        model = load(config.model.path, device=str(device), dtype=config.model.dtype, vocab_size=rows)
+    else:
+        raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
+        fresh = ModelConfig.from_dict(raw, where="model.config")
+        model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
+    select_trained(config, model, adapter)
+    if adapter is None and config.lora is not None and config.lora.init_from is not None:
+        load_adapter(model, config.lora.init_from, dropout=config.lora.dropout)
+    model.activation_checkpointing = config.train.activation_checkpointing
+    model.precision, _ = usable_precision(config, model.config, device)
+    return model
+
+
+# --- The base of adapters ---------------------------------------------------------------------------------------------
+
+
+def adapter_to_resume(config: Config, resume: Resume, resume_from: str | None) -> Path | None:
+    """The checkpoint that a run with adapters goes on from; None where it begins, or that folder holds none."""
+    output = Path(config.train.output_dir)
+    if config.lora is None or not (resume or resume_from) or not output.is_dir():
+        return None
+    steps = [int(match[1]) for name in os.listdir(output) if (match := CHECKPOINT.fullmatch(name))]
+    is_named = resume_from not in (None, BEST)  # every checkpoint of a run is of the same base
+    name = Path(resume_from or "").name if is_named or not steps else f"checkpoint-{max(steps)}"
+    return output / name if name and is_adapter(output / name) else None
+
+
+def checked_base(config: Config, checkpoint: Path | None) -> Base | None:
+    """The base of a run with adapters, its files hashed unless `checkpoint` knows them; None without adapters.
+
+    Raises:
+        ModelError: it cannot be read, or is not the one that the checkpoint was trained on.
+    """
+    if config.lora is None:
+        return None
+    assert config.model.path is not None, "the schema asks for it"
+    known = None if checkpoint is None else read_base(checkpoint)
+    try:
+        check_model_folder(config.model.path)
+        base = base_of(config.model.path, known)
+    except ModelError as error:
+        if known is None:
+            raise
+        where = f"in {escape(config.model.path)}"
+        if os.path.realpath(config.model.path) != known.path:
+            where += f", and the run began with it in {escape(known.path)}"
+        what = f"the base model of the run is not {where}: {error.what}"
+        raise ModelError(
+            what, where=escape(checkpoint), next="put it back, or name its folder: model.path=FOLDER"
+        ) from error
+    if known is not None:
+        check_same_base(base, known, escape(checkpoint), setting="model.path")
+    return base
+
+
+# --- What is trained --------------------------------------------------------------------------------------------------
+
+
+def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[str] | None = None) -> None:
+    """Give `model` the adapters of a run, with fresh values, and freeze what it does not learn.
+
+    Args:
+        adapter: the folder of one that went on from `lora.init_from`, which may be gone.
+
+    Raises:
+        ConfigError: a pattern names no parameter or layer, or nothing is left to train. ModelError: the adapter in
+            `lora.init_from` cannot be read or is not of this model.
+    """
+    lora = config.lora
+    if lora is not None and lora.init_from is not None:
+        apply_adapters_of(model, lora.init_from if adapter is None else adapter, dropout=lora.dropout)
+    elif lora is not None:
+        values = ((key, getattr(lora, key)) for key in LORA)
+        settings: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in values}
+        try:
+            apply_adapters(model, AdapterConfig(**settings))
+        except ConfigError as error:
+            raise ConfigError(error.what, where=f"lora.{error.where}", next=error.next) from error
+    freeze(model.named_parameters(), config.train.freeze)
+
+
+def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike[str] | None = None) -> list[str]:
+    """Check the settings that name parts of the model, without the memory of its weights; returns `trained_lines`.
+
+    Raises:
+        ConfigError, ModelError: as in `select_trained`; ConfigError: of `optim.lr_factors`.
+    """
+    with init.shapes_only():
+        model = ARCHITECTURES[shape.model_type](shape)
+        select_trained(config, model, adapter)
+    check_factors(config.optim.lr_factors, [name for name, p in model.named_parameters() if p.requires_grad])
+    return list(trained_lines(config, model))
+
+
+def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
+    """What is trained, and which settings have the defaults of fine-tuning, in a line each; nothing from scratch."""
+    parameters = dict(model.named_parameters())
+    total = sum(p.numel() for p in parameters.values())
+    trained = sum(p.numel() for p in parameters.values() if p.requires_grad)
+    share = f"{trained:,} of {total:,} parameters are trained, {100 * trained / total:.3g} %"
+    if config.lora is not None:
+        layers = adapted_layers(model)
+        whole = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in model.modules_to_save))
+        yield f"{_kind_of(layers)}{f'; {whole} as a whole' if whole else ''}: {share}"
+        if wide := {name: layer for name, layer in layers.items() if layer.r > min(layer.weight.shape)}:
+            name, layer = next(iter(wide.items()))
+            rows, columns = layer.weight.shape
+            others = f" (one of {len(wide):,} such layers)" if len(wide) > 1 else ""
+            yield (
+                f"warning: r {layer.r} is more than the rank that the matrix of {escape(name)}, {rows} x {columns}, can"
+                f" have{others}: r {min(rows, columns)} learns as much there"
+            )
+    elif config.model.path is not None or trained < total:
+        yield f"all {total:,} parameters are trained" if trained == total else share
+    if chosen := fine_tuning_defaults(config):
+        kind = "in full" if config.lora is None else "with adapters"
+        values = ", ".join(f"{key} {show(value)}" for key, value in chosen.items())
+        yield f"defaults of fine-tuning {kind}, as model.path names a trained model: {values}"
+
+
+def _kind_of(layers: Mapping[str, LoRALinear]) -> str:
+    """Kind, ranks and scalings of adapters, and the layers that have one."""
+    one, sizes = next(iter(layers.values())), list[str]()
+    kind = ("DoRA" if one.lora_magnitude_vector is not None else "LoRA") + (", rank-stabilized" * one.use_rslora)
+    for key in ("r", "scaling"):
+        values = sorted(getattr(layer, key) for layer in layers.values())
+        sizes.append(f"{key} " + " to ".join(f"{value:g}" for value in sorted({values[0], values[-1]})))
+    ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+    return f"{kind}: {', '.join(sizes)}, on {len(layers):,} layers ({ends})"
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def frozen_base(model: CausalLM, base: Base | None = None) -> FrozenBase | None:
+    """What of a model with adapters no checkpoint holds; None where the model itself is trained."""
+    adapters = adapter_parameters(model).keys()
+    names = frozenset(name for name, _ in model.named_parameters()) - adapters
+    return FrozenBase("" if base is None else base.sha256, names) if adapters else None
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Writes and reads the files of a run's model in a checkpoint and at its end: a Hugging Face folder, or PEFT's.
+
+    Attributes:
+
+        base: of adapters.
+        chat: the format of chats that the model learns.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    model: CausalLM
+    base: Base | None
+    chat: ChatFormat
+
+    def write(self, folder: FolderWriter, snapshot: Snapshot) -> None:
+        """Model, tokenizer and side files; of a source folder's own files, what training does not change is kept byte
+        for byte.
+        """
+        source, end, ends = self.config.model.path, self.tokenizer.eos_id, self.chat.ends
+        if self.config.lora is None:
+            # What is not given is copied from the source.
+            files = None if self._keeps_tokenizer and self.chat.templates is None else self.tokenizer_files
+            own: dict[str, Any] = {"source": source, "extra_files": files, "eos_token_id": end, "ends": ends}
+            write_model(self.model, folder, values=snapshot.weights, **own)
+            return
+        assert self.base is not None, "a run that saves has it"
+        values = masters(snapshot.weights, snapshot.optimizer)
+        write_adapter(self.model, folder, base=self.base.path, values=values)
+        folder.write(BASE_NAME, self.base.to_json())
+        folder.write(GENERATION_CONFIG, generation_config(self.model.config, source, ends, end))
+        for name, data in self.tokenizer_files.items():
+            folder.write(name, data)
+
+    @property
+    def _keeps_tokenizer(self) -> bool:
+        return self.config.model.path is not None and self.config.data.tokenizer is None
+
+    @cached_property
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """Name -> bytes of the tokenizer's files, the chat template among them."""
+        source, files = self.config.model.path, self.tokenizer.files()
+        if self._keeps_tokenizer and source is not None:
+            names = [name for name in side_files(source) if TOKENIZER_FILES.fullmatch(name)]
+            where = escape(source)
+            files = {
+                name: read_limited(safe_join(source, name, where=where), SIDE_FILES.get(name, MAX_TEMPLATE_BYTES))
+                for name in names
+            }
+        return files if self.chat.templates is None else chat_files(self.chat.templates, files)
+
+    def read_masters(self, folder: Path) -> Mapping[str, np.ndarray]:
+        """The values of the adapters in a checkpoint, in float32, by the names of parameters."""
+        return adapter_values(self.model, folder)
