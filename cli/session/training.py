@@ -1,6 +1,6 @@
 """`genesis train`: settle what the configuration means here, build the run, restore a checkpoint, train, finish.
 
-`benchmarks/config_walk.py` follows the configuration through the files that take part.
+`tests/train/config_walk.py` follows the configuration through the files that take part.
 """
 
 from __future__ import annotations

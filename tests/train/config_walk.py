@@ -25,8 +25,6 @@ from genesis.train.config import Section
 from genesis.train.loop import Summary, Training
 from genesis_cli.train import train
 
-__all__ = ["climbs", "walk"]
-
 ROOTS = {"genesis": genesis, "cli": genesis_cli, "models": genesis_models}
 FOLDERS = {str(Path(str(module.__file__)).resolve().parent): name for name, module in ROOTS.items()}
 CARRIED = "genesis/train/config.py"
