@@ -22,13 +22,7 @@ class Spec(NamedTuple):
 
 
 class Array:
-    """A strided window on a storage.
-
-    Attributes:
-        storage: the bytes, shared by all views of them.
-        shape, strides: sizes and steps; strides and `offset` count elements.
-        dtype, device: element type and place.
-    """
+    """A strided window on a storage, which all its views share. Strides and `offset` count elements."""
 
     __slots__ = ("__weakref__", "_np", "_spec", "device", "dtype", "layout", "offset", "shape", "storage", "strides")
 
@@ -131,10 +125,8 @@ def label(array: Array, owner: str) -> Array:
 
 
 def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
-    """An array over numpy's memory, or over a copy of it.
-
-    Memory is shared when `share` is set, the values are writable, aligned and their strides are non-negative multiples
-    of the element size; a copy is made otherwise.
+    """An array over numpy's memory; over a copy of it unless `share` is set and the values are writable, aligned and
+    have strides that are non-negative multiples of the element size.
     """
     values = np.asarray(values)
     dtype = as_dtype(values.dtype)

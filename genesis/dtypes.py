@@ -152,7 +152,7 @@ def result_type(operands: Iterable[object]) -> DType:
 
 
 class finfo:  # noqa: N801  torch's name
-    """The limits of a float type (float32 unless given).
+    """The limits of a float type (float32 unless given), its name as `dtype`. Raises: DTypeError, for another type.
 
     Attributes:
         bits: of one value.
@@ -160,10 +160,6 @@ class finfo:  # noqa: N801  torch's name
         max, min: the largest value and the smallest, which is its negative.
         tiny, smallest_normal: the smallest positive value that is not subnormal.
         resolution: 10 to the minus number of decimal digits that are kept.
-        dtype: the type's name.
-
-    Raises:
-        DTypeError: for a type that is no float type.
     """
 
     __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
@@ -186,11 +182,7 @@ class finfo:  # noqa: N801  torch's name
 
 
 class iinfo:  # noqa: N801  torch's name
-    """The limits of an integer type: `bits`, `min`, `max`, and its name as `dtype`.
-
-    Raises:
-        DTypeError: for a type that is no integer type.
-    """
+    """The limits of an integer type: `bits`, `min`, `max`; its name as `dtype`. Raises: DTypeError, for another type."""
 
     __slots__ = ("bits", "dtype", "max", "min")
 

@@ -45,22 +45,15 @@ def escape(text: object) -> str:
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The one of `names` that `name` most likely means: spelled alike, or with the same letters; None where none is.
 
-    Case does not count, and `-` counts as `_`.
-
-    Args:
-        cutoff: how much must be alike, from 0 (nothing) to 1 (all of it).
+    Case does not count, and `-` counts as `_`. The `cutoff` says how much must be alike, from 0 to 1 (all of it).
     """
     import difflib
 
-    known = {_plain(each): each for each in names}
-    meant = _plain(name)
+    known = {each.lower().replace("-", "_"): each for each in names}
+    meant = name.lower().replace("-", "_")
     found = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
     found += [each for each in known if sorted(each) == sorted(meant)]
     return known[found[0]] if found else None
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
 
 
 class GenesisError(Exception):
@@ -118,11 +111,7 @@ class DeviceError(GenesisError, RuntimeError):
 
 
 class OutOfMemoryError(GenesisError, MemoryError, RuntimeError):
-    """A device or the host has no room for a request.
-
-    Attributes:
-        ADVICE: what to do next where the caller's own settings are not known.
-    """
+    """A device or the host has no room. `ADVICE`: what to do next where the caller's settings are not known."""
 
     exit_code = 7
     ADVICE = "lower the batch size or the length of sequences, or in training use activation checkpointing"
@@ -147,11 +136,10 @@ class DistributedError(GenesisError, RuntimeError):
 
 
 class PeerGoneError(DistributedError):
-    """Another rank failed, or its connection closed. Its own output says why; this error is the echo.
+    """Another rank failed, or its connection closed; its own output says why, and this error is the echo.
 
     Attributes:
-        rank: which rank it was.
-        phase: what this rank was doing.
+        rank, phase: which rank it was, and what this rank was doing.
     """
 
     def __init__(self, what: str, *, rank: int, phase: str, where: str = "", next: str = "") -> None:

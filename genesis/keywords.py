@@ -1,7 +1,7 @@
 """One rule for keywords that a public function or class does not take: a KeywordError that names the nearest one.
 
 `checked` and `check_calls` cost nothing but a call: the signature is read only where Python has refused the arguments.
-Functions that also convert arguments are published by `genesis.functions.arguments` instead.
+Functions that also convert arguments are published by `genesis.functions.surface` instead.
 """
 
 from __future__ import annotations

@@ -75,9 +75,8 @@ NO_LEASES: Mapping[int, GradientLease] = {}
 class Context:
     """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient.
 
-    A vjp may also ask where the gradient of an input is stored (`gradient_slot`), and for what has accumulated there
-    (`take_accumulated`), and so save the engine a copy or a sum. Outside of a backward pass both give None: a vjp works
-    by itself, too.
+    A vjp may also ask for the memory of an input's gradient (`gradient_slot`) and for what has accumulated there
+    (`take_accumulated`), to save the engine a copy or a sum. Outside of a backward pass both give None.
 
     Attributes:
         leases: by index, outputs that were made in the gradient slot of a leaf; see `Op.gradient_outputs`.
@@ -107,8 +106,7 @@ class Context:
         """Memory for the gradient of input `i`: contiguous, of its shape and dtype, contents undefined.
 
         It is the leaf's slot in a flat buffer, while `.grad` is None and no other gradient was accumulated or has a
-        lease of the slot. A vjp that writes the gradient there returns this very array, and nothing is copied. It may
-        also leave it alone and return another array.
+        lease of it. A vjp that writes there returns this very array, and nothing is copied; it need not use it.
         """
         return None if self._step is None else self._step.gradient_slot(i)
 
@@ -127,9 +125,7 @@ class Context:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing reads this context after the vjp (no retain_graph), which may then write over outputs that
-        only it can reach, such as those of `Op.gradient_outputs`.
-        """
+        """Whether the vjp may write over outputs that only it can reach: nothing reads them later (no retain_graph)."""
         return self._step is not None and self._step.is_last
 
 
@@ -149,31 +145,29 @@ class Op:
             Inputs are numpy arrays or Python numbers. For a view op it returns the numpy view instead.
         infer: `infer(*inputs, **attrs)` gives the output `Spec`, or several, and raises ShapeError or DTypeError.
         vjp: `vjp(ctx, *grads)` gives one gradient (or None) per input, computed with ops on arrays; None when the op
-            has no gradient. Gradients of broadcast operands are summed to the operand's shape afterwards by the tape.
+            has no gradient. The tape sums gradients of broadcast operands to the operand's shape.
         saves: what backward reads: indices of inputs, "out" for all outputs, "out1" for the one of index 1; or a
-            function that gives them from which inputs need a gradient, where that spares memory (a matmul with a
-            constant keeps only the constant).
+            function of which inputs need a gradient (a matmul with a constant keeps only the constant).
         view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, instead of running anything.
+        flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
             of them, and gradients are summed to the shape of broadcast operands.
         auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.
-        gradient_outputs: pairs (output, input): an auxiliary output which becomes the gradient of that input in
-            backward and is of its shape and dtype. `apply` has it made in the gradient slot of a leaf, if that is free.
-            Only the vjp may read such an output: it is moved when others need the slot.
+        gradient_outputs: pairs (output, input): an auxiliary output, which only the vjp may read, becomes the gradient
+            of that input and is of its shape and dtype. `apply` makes it in the leaf's gradient slot if that is free,
+            and moves it when others need the slot.
         join: `join(inputs, attrs)` gives the same call on fewer operands where some are next to each other in memory
             (as weights do in a flat buffer), else its arguments; the tape keeps the operands as they were.
         mutates: indices of inputs that the reference changes in place (optimizer steps). Where such an op has no
             outputs, `infer` returns an empty tuple and `out` is one too.
-        flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
         family: the file that defines it; groups rows in reports.
         nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once,
             and what is changed in place twice.
-        cuda_impl: the CUDA side of an op that is not in the registry, because a user made it (`genesis.custom`);
-            those in it have theirs in `genesis.kernels`.
-        public: the name under which users find the op as a function of one or two tensors, made of this record alone
+        cuda_impl: the CUDA side of a user's op (`genesis.custom`), which is not in the registry; others have theirs in
+            `genesis.kernels`.
+        public: users find the op under this name as a function of one or two tensors, made of this record alone
             (`genesis.functions.pointwise`). Empty where there is none, or where it is written by hand.
-        method: the public function is also a method of Tensor.
-        in_place: Tensor also has the method with a trailing underscore, which overwrites its tensor.
+        method, in_place: the public function is also a method of Tensor, and one with a trailing underscore.
         module: the name of the activation module in `genesis.nn`; `nn.functional` has the function, too.
         autocast: what inputs of float types are cast to inside `autocast`. "low_precision": matmuls, and what is fused
             with them (norm, activation and sums in it are fp32 inside, and rounded once); "fp32": what needs range or
@@ -221,8 +215,8 @@ class Op:
         """Run on arrays, without gradients; one Array, or a tuple where the op has several outputs.
 
         Args:
-            out: memory for the result; for several outputs a tuple, None where memory is to be taken. In a tuple the
-                arrays have the outputs' shapes and dtypes, are contiguous and overlap no input.
+            out: memory for the result; for several outputs a tuple of None (memory is taken) and of contiguous arrays
+                of the outputs' shapes and dtypes.
         """
         outputs = execute(self, inputs, attrs, out)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -257,11 +251,7 @@ class Op:
         return Context(kept, out, attrs, needs, specs)
 
     def gradient(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
-        """Apply the vjp.
-
-        Raises:
-            GradientError: if the op has none.
-        """
+        """Apply the vjp. Raises: GradientError, if the op has none."""
         if self.vjp is None:
             raise GradientError(f"{self.name} has no gradient", next="detach() its input, or leave it out of the loss")
         return self.vjp(ctx, *grads)
@@ -313,11 +303,7 @@ def observe(observer: Observer, begins: Callable[[Op], None] | None = None) -> I
 
 
 def common_device(name: str, inputs: tuple[Any, ...]) -> Device:
-    """The one device of all array inputs.
-
-    Raises:
-        DeviceError: naming the op and the devices when they differ.
-    """
+    """The one device of all array inputs. Raises: DeviceError, naming the op and the devices when they differ."""
     device: Device | None = None
     for x in inputs:
         if isinstance(x, Array):
@@ -385,41 +371,24 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
         backend_for(device).run(op, outputs, inputs, attrs)
         return outputs
     if isinstance(out, tuple):
-        return _compute_several(op, specs, inputs, attrs, out, device)
-    _check_out(op.name, specs, out)
-    # References of other ops may assume that the memory they write is contiguous.
-    fits = out.dtype is specs[0].dtype and (op.elementwise or out.is_contiguous)
-    if fits and not _aliases(op, out, inputs):
-        target = out
+        given = out
+        for o, s in zip(out, specs, strict=True):
+            assert o is None or (o.spec == s and o.is_contiguous), f"{op.name}: out has {o}, the result is {s}"
     else:
-        target = empty(specs[0].shape, specs[0].dtype, device)
-    backend_for(device).run(op, (target,), inputs, attrs)
-    if target is not out:
-        backend_for(device).run(registry["copy"], (out,), (target,), {})
-    out.storage.version += 1
-    return (out,)
-
-
-def _compute_several(
-    op: Op, specs: tuple[Spec, ...], inputs: tuple[Any, ...], attrs: dict[str, Any], out: tuple[Array | None, ...],
-    device: Device,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Several outputs, those that `out` has in its memory."""
-    direct = [o is not None and not _aliases(op, o, inputs) for o in out]
-    targets = tuple(
-        [
-            o if o is not None and d else empty(s.shape, s.dtype, device)
-            for s, o, d in zip(specs, out, direct, strict=True)
-        ]
-    )
-    backend_for(device).run(op, targets, inputs, attrs)
-    for o, target in zip(out, targets, strict=True):
+        _check_out(op.name, specs, out)
+        given = (out,)
+    targets = []
+    for o, s in zip(given, specs, strict=True):
+        # References of other ops may assume that the memory they write is contiguous.
+        fits = o is not None and o.dtype is s.dtype and (op.elementwise or o.is_contiguous)
+        targets.append(o if o is not None and fits and not _aliases(op, o, inputs) else empty(s.shape, s.dtype, device))
+    backend_for(device).run(op, tuple(targets), inputs, attrs)
+    for o, target in zip(given, targets, strict=True):
         if o is not None:
-            assert o.spec == target.spec and o.is_contiguous, f"{op.name}: out has {o}, the result is {target}"
             if o is not target:
                 backend_for(device).run(registry["copy"], (o,), (target,), {})
             o.storage.version += 1
-    return tuple([t if o is None else o for o, t in zip(out, targets, strict=True)])
+    return tuple([t if o is None else o for o, t in zip(given, targets, strict=True)])
 
 
 def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:

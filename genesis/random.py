@@ -31,7 +31,7 @@ def philox(seed: int, offset: int, blocks: int) -> np.ndarray:
     """Random bits of counters offset … offset + blocks - 1.
 
     Args:
-        seed, offset, blocks: the first two below 2^64, as is their last counter.
+        seed, offset: below 2^64, as is the last counter.
 
     Returns:
         uint32 `[blocks, 4]`: one row of four words per counter.
@@ -95,11 +95,7 @@ class Generator:
             self._offset = offset
 
     def manual_seed(self, seed: int) -> Generator:
-        """Start over from `seed`.
-
-        Raises:
-            DTypeError: if it is no integer. UsageError: if it is not in that range.
-        """
+        """Start over from `seed`. Raises: DTypeError, if it is no integer; UsageError, if it is out of range."""
         try:
             seed = operator.index(seed)
         except TypeError:

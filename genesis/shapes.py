@@ -66,11 +66,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """numpy's broadcasting of shapes.
-
-    Raises:
-        ShapeError: naming the shapes and the dimension that differs.
-    """
+    """numpy's broadcasting of shapes. Raises: ShapeError, naming the shapes and the dimension that differs."""
     first = shapes[0]
     if all(s == first for s in shapes):
         return first

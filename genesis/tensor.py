@@ -133,11 +133,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     # --- Out of the framework ----------------------------------------------------------------------------------------
 
     def item(self) -> Any:
-        """The one element as a Python number.
-
-        Raises:
-            ShapeError: if there is not exactly one.
-        """
+        """The one element as a Python number. Raises: ShapeError, if there is not exactly one."""
         if self.array.size != 1:
             raise ShapeError(f"item() of a tensor with {self.array.size} elements", next="index it, or use tolist()")
         return self.array.item()
@@ -324,11 +320,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return HookHandle(remove)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of a non-leaf in `.grad`.
-
-        Raises:
-            GradientError: for a tensor that requires no gradient.
-        """
+        """Keep the gradient of a non-leaf in `.grad`. Raises: GradientError, for a tensor that requires no gradient."""
         if not self.requires_grad:
             raise GradientError("retain_grad() of a tensor that requires no gradient")
         if not self.is_leaf:

@@ -113,11 +113,7 @@ class Saved:
         self.versions = [(x, x.storage.version) for x in kept if isinstance(x, Array)]
 
     def checked(self, name: str) -> Context:
-        """The context.
-
-        Raises:
-            GradientError: if one of its arrays was changed in place since.
-        """
+        """The context. Raises: GradientError, if one of its arrays was changed in place since."""
         for array, version in self.versions:
             if array.storage.version != version:
                 raise GradientError(

@@ -236,11 +236,7 @@ _DOTS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _labels(term: str, ndim: int, equation: str) -> tuple[str, ...]:
-    """The label of each of an operand's dimensions.
-
-    Raises:
-        ShapeError: naming the equation and the term.
-    """
+    """The label of each of an operand's dimensions. Raises: ShapeError, naming the equation and the term."""
     head, dots, tail = term.partition("...")
     letters = head + tail
     if not all(c.isascii() and c.isalpha() for c in letters):

@@ -324,11 +324,7 @@ concat = cat
 
 @public(method=False)
 def stack(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Tensors of one shape side by side along a new dimension.
-
-    Raises:
-        ShapeError: if shapes differ.
-    """
+    """Tensors of one shape side by side along a new dimension. Raises: ShapeError, if shapes differ."""
     tensors = _several("stack", tensors)
     shapes = [array_of(t, "stack").shape for t in tensors]
     if not shapes or any(s != shapes[0] for s in shapes):

@@ -40,11 +40,7 @@ DeviceLike: TypeAlias = Device | str | None
 
 
 def array_of(x: Any, name: str) -> Array:
-    """The array of a tensor argument.
-
-    Raises:
-        DTypeError: for anything else, naming the function.
-    """
+    """The array of a tensor argument. Raises: DTypeError, for anything else, naming the function."""
     if not isinstance(x, TensorBase):
         raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
     return x.array

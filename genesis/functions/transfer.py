@@ -101,11 +101,7 @@ def _castable(values: np.ndarray, target: Array) -> Any:
 
 
 def record_stream(array: Array, stream: int) -> None:
-    """Note that work of another stream uses an array's memory.
-
-    Raises:
-        DeviceError: for memory of the host.
-    """
+    """Note that work of another stream uses an array's memory. Raises: DeviceError, for memory of the host."""
     if array.device == CPU:
         block = _block(array)
         if block is None:
