@@ -1026,7 +1026,8 @@ def scatter_add(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | b
     """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
 
 def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
-    """The part at `index` of dimension `dim`, which goes away."""
+    """The part at `index` of dimension `dim`, which goes away. Raises: IndexRangeError, naming dimension and
+    size."""
 
 def sigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + e^-x)."""
@@ -1051,7 +1052,7 @@ def sort(
 def split(
     tensor: Tensor, split_size_or_sections: builtins.int | Sequence[builtins.int], dim: builtins.int = 0
 ) -> tuple[Tensor, ...]:
-    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
+    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed, which add up to its."""
 
 def sqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """√x."""
@@ -1063,7 +1064,7 @@ def squeeze(input: Tensor, dim: builtins.int | Sequence[builtins.int] | None = N
     """Without the dimensions of size 1: all of them, or those in `dim`."""
 
 def stack(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Tensors of one shape side by side along a new dimension."""
+    """Tensors of one shape side by side along a new dimension. Raises: ShapeError, if shapes differ."""
 
 def std(
     input: Tensor,

@@ -182,7 +182,7 @@ class finfo:  # noqa: N801  torch's name
 
 
 class iinfo:  # noqa: N801  torch's name
-    """The limits of an integer type: `bits`, `min`, `max`; its name as `dtype`. Raises: DTypeError, for another type."""
+    """The limits of an integer type: `bits`, `min`, `max`; its name, `dtype`. Raises: DTypeError, for another type."""
 
     __slots__ = ("bits", "dtype", "max", "min")
 

@@ -6,7 +6,7 @@ Everything takes `dtype` (a DType or its name), `device` (a Device or "cpu", "cu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,6 @@ def _wrap(array: Array, requires_grad: bool = False) -> Any:
     return made.requires_grad_() if requires_grad else made
 
 
-def _first_number(data: Any) -> Any:
-    """The first leaf of nested lists; an empty list where there is none."""
-    while isinstance(data, (list, tuple)) and data:
-        data = data[0]
-    return data
-
-
 def _values(data: Any) -> tuple[np.ndarray, DType]:
     """`data` as numpy, and the dtype torch gives it: Python floats become float32, ints int64; numpy's types stay.
 
@@ -54,25 +47,17 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
         values = np.asarray(data)
     except ValueError as error:
         raise ShapeError("nested lists must have equal lengths at each level") from error
+    leaf = data
+    while isinstance(leaf, (list, tuple)) and leaf:
+        leaf = leaf[0]
     if values.dtype.kind in "OUSVcMm" and values.dtype != bfloat16.numpy:
         raise DTypeError(
-            f"a tensor cannot be made from {type(_first_number(data)).__name__} values",
+            f"a tensor cannot be made from {type(leaf).__name__} values",
             next="give numbers, bools, numpy arrays or nested lists of them",
         )
-    typed = isinstance(data, (np.ndarray, np.generic)) or isinstance(
-        _first_number(data), (np.ndarray, np.generic, TensorBase)
-    )
-    if not typed and values.dtype.kind == "f":
+    if values.dtype.kind == "f" and not isinstance(leaf, (np.ndarray, np.generic, TensorBase)):
         return values, float32
     return values, as_dtype(values.dtype)
-
-
-def _placed(values: np.ndarray, dtype: DType, device: Device) -> Array:
-    """A copy of numpy values on a device."""
-    made = arrays.label(arrays.empty(values.shape, dtype, device), "tensor")
-    with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
-        backend_for(device).from_numpy(values, made)
-    return made
 
 
 @public(method=False)
@@ -89,7 +74,11 @@ def tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, req
     if dtype is not None and values.size and not isinstance(data, (np.ndarray, TensorBase)):  # arrays wrap around
         for extreme in (values.min(), values.max()):
             fitting(extreme.item(), as_dtype(dtype), "tensor")
-    return _wrap(_placed(values, found if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
+    place = as_device(device)
+    made = arrays.label(arrays.empty(values.shape, found if dtype is None else as_dtype(dtype), place), "tensor")
+    with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
+        backend_for(place).from_numpy(values, made)
+    return _wrap(made, requires_grad)
 
 
 @public(method=False)
@@ -275,31 +264,21 @@ def empty_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None,
     return empty(x.array.shape, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-@public(function=False)
-def new_zeros(
-    x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
-) -> Tensor:
-    """Zeros of another shape in x's dtype and on its device."""
-    kind, place = _as(x, "new_zeros", dtype, device)
-    return zeros(*size, dtype=kind, device=place, requires_grad=requires_grad)
+def _new(make: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """The method that makes what `make` does, in a tensor's dtype and on its device unless told otherwise."""
+
+    def method(
+        x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+    ) -> Tensor:
+        kind, place = _as(x, method.__name__, dtype, device)
+        return make(*size, dtype=kind, device=place, requires_grad=requires_grad)
+
+    method.__name__ = method.__qualname__ = f"new_{make.__name__}"
+    method.__doc__ = f"{what} of another shape in x's dtype and on its device."
+    return public(function=False)(method)
 
 
-@public(function=False)
-def new_ones(
-    x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
-) -> Tensor:
-    """Ones of another shape in x's dtype and on its device."""
-    kind, place = _as(x, "new_ones", dtype, device)
-    return ones(*size, dtype=kind, device=place, requires_grad=requires_grad)
-
-
-@public(function=False)
-def new_empty(
-    x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
-) -> Tensor:
-    """Undefined contents of another shape in x's dtype and on its device."""
-    kind, place = _as(x, "new_empty", dtype, device)
-    return empty(*size, dtype=kind, device=place, requires_grad=requires_grad)
+new_zeros, new_ones, new_empty = _new(zeros, "Zeros"), _new(ones, "Ones"), _new(empty, "Undefined contents")
 
 
 @public(function=False)
@@ -327,18 +306,6 @@ def new_tensor(
 
 
 # --- Type and device --------------------------------------------------------------------------------------------------
-
-
-def _targets(args: Iterable[Any], dtype: Any, device: Any) -> tuple[Any, Any]:
-    """(dtype, device) from the positional forms of `to`: a dtype, a device, both, or another tensor."""
-    for value in args:
-        if isinstance(value, TensorBase):
-            dtype, device = value.array.dtype, value.array.device
-        elif isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda")):
-            device = value
-        elif value is not None:
-            dtype = value
-    return dtype, device
 
 
 class _Moved(Function):
@@ -371,7 +338,13 @@ def to(
         DTypeError: for what is neither a dtype nor a device.
     """
     a = array_of(x, "to")
-    dtype, device = _targets(args, dtype, device)
+    for value in args:
+        if isinstance(value, TensorBase):
+            dtype, device = value.array.dtype, value.array.device
+        elif isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda")):
+            device = value
+        elif value is not None:
+            dtype = value
     place = a.device if device is None else as_device(device)
     made = x
     if dtype is not None and as_dtype(dtype).itemsize <= a.dtype.itemsize:  # the fewer bytes travel

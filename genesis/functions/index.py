@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis.array import Array, from_numpy
+from genesis.autograd.gradient_slot import is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions.elementwise import copy_, fill_, to_dtype
 from genesis.functions.shape import expand, flatten, reshape, unsqueeze
-from genesis.functions.surface import Operand, Sizes, Tensor, array_of, integer, public
+from genesis.functions.surface import Operand, Sizes, Tensor, array_of, integer, plain, public
 from genesis.functions.transfer import moved
 from genesis.indexing import Kind, plan_get, plan_set
 from genesis.keywords import check_calls
@@ -62,10 +63,9 @@ class IndexPlan(NamedTuple):
     Attributes:
         kind: VIEW or GATHER where it reads; COPY, FILL or SCATTER where it writes. Equal to its name as a string.
         result_shape: of what is read or written.
-        result_strides: in elements; those of the view, or of the new tensor that a GATHER makes. A SCATTER writes
-            values with these strides in any places.
-        ptr_offset_bytes: from the tensor's first element to that of the view; of a GATHER or SCATTER, to the view that
-            the integers and slices of the index give, in which the index tensors count.
+        result_strides: in elements; those of the view, of the new tensor that a GATHER makes, of a SCATTER's values.
+        ptr_offset_bytes: from the tensor's first element to that of the view, which for a GATHER or SCATTER the
+            integers and slices of the index give, and in which the index tensors count.
         index_tensor: the positions that are gathered or written: int64, a tuple where several dimensions have their
             own, None where there are none, or where a mask serves without.
         needs_mask_compaction: whether a bool mask must be counted and its positions listed, which waits for the device.
@@ -96,7 +96,9 @@ def index_plan(x: Tensor, index: Any, value: Any = _READS) -> IndexPlan:
     masked = any(_is_mask(e) for e in entries)
     if value is _READS and isinstance(key, Array) and key.dtype is bool_ and key.shape == array.shape and key.shape:
         found = _selected(TensorBase.wrap(array), key).array
-        return IndexPlan(Kind.GATHER, found.shape, found.strides, 0, None, True, _nbytes(ops.mask_offsets.infer(key)))
+        offsets: Any = ops.mask_offsets.infer(key)
+        nbytes = numel(offsets.shape) * offsets.dtype.itemsize
+        return IndexPlan(Kind.GATHER, found.shape, found.strides, 0, None, True, nbytes)
     is_number = not isinstance(value, TensorBase) or not value.array.shape
     plan = plan_get(array, key) if value is _READS else plan_set(array, key, is_number)
     gathers = plan.kind in (Kind.GATHER, Kind.SCATTER)
@@ -118,10 +120,6 @@ def _is_mask(entry: Any) -> bool:
     if isinstance(entry, Array):
         return entry.dtype is bool_
     return isinstance(entry, np.ndarray | list) and np.asarray(entry).dtype == np.bool_
-
-
-def _nbytes(spec: Any) -> int:
-    return numel(spec.shape) * int(spec.dtype.itemsize)
 
 
 def _selected(x: Any, mask: Array) -> Any:
@@ -153,7 +151,9 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         _write(part, value, plan.indices, plan.dims, named=plan.named)
     elif number:
         fill_(part, value)
-    elif not (_same_memory(part.array, value.array) and value.owner is x.owner):  # as after x[i] += 1, not off the tape
+    elif not (
+        is_same_window(part.array, value.array) and value.owner is x.owner
+    ):  # as after x[i] += 1, not off the tape
         copy_(part, value)
 
 
@@ -165,10 +165,9 @@ def _as_value(value: Any, x: Array) -> Any:
         from genesis.functions.create import as_tensor
 
         return as_tensor(np.asarray(value))
-    if isinstance(value, (np.generic, np.ndarray)):
-        value = value.item()
-    if not isinstance(value, (bool, int, float)):
+    if (found := plain(value)) is None:
         raise DTypeError(f"a value of type {type(value).__name__} cannot be assigned to elements")
+    value = found
     if x.dtype is bool_:
         return bool(value)
     if x.dtype.category != INTEGER:
@@ -189,10 +188,6 @@ def _fitting(value: Any, shape: Shape) -> Any:
     if len(given) > len(shape) or any(v not in (1, s) for v, s in zip(given[::-1], shape[::-1], strict=False)):
         raise ShapeError(f"a value of shape {given} cannot be assigned to an index of shape {shape}")
     return value
-
-
-def _same_memory(a: Array, b: Array) -> bool:
-    return a.storage is b.storage and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
 
 
 def _write(
@@ -325,34 +320,26 @@ def index_put_(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate
 # --- Element by element along one dimension ---------------------------------------------------------------------------
 
 
-def _grid(name: str, x: Any, dim: int, index: Any) -> tuple[int, tuple[Any, ...]]:
-    """(dimension, an index for every dimension): `index` along `dim`, each element's own position along the others."""
-    shape, given = array_of(x, name).shape, array_of(index, name)
+def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...], Shape]:
+    """(x with at least one dimension, an index for each, all dimensions).
+
+    The indices are `index` along `dim`, and each element's own position along the others.
+    """
+    if not array_of(x, name).shape:
+        x, index = apply(views.reshape, x, shape=(1,)), reshape(index, -1)
+    shape, given = x.array.shape, array_of(index, name)
     if given.dtype.category != INTEGER:
         raise DTypeError(f"{name}: the index is {given.dtype}, expected integers")
-    dim = normalize_axis(dim, len(shape))
-    if given.ndim != len(shape) or any(
-        g > s for d, (g, s) in enumerate(zip(given.shape, shape, strict=True)) if d != dim
-    ):
+    dim, ndim = normalize_axis(dim, len(shape)), len(shape)
+    if given.ndim != ndim or any(g > s for d, (g, s) in enumerate(zip(given.shape, shape, strict=True)) if d != dim):
         raise ShapeError(f"{name}: an index of shape {given.shape} does not suit a tensor of shape {shape}, dim {dim}")
     places = [
-        index
-        if d == dim
-        else arange(start=0, step=1, count=n, dtype=int64, device=given.device).view(
-            tuple(n if i == d else 1 for i in range(len(shape))), (0,) * d + (1,) + (0,) * (len(shape) - d - 1)
+        arange(start=0, step=1, count=n, dtype=int64, device=given.device).view(
+            tuple(n if i == d else 1 for i in range(ndim)), (0,) * d + (1,) + (0,) * (ndim - d - 1)
         )
         for d, n in enumerate(given.shape)
     ]
-    return dim, tuple(places)
-
-
-def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...], Shape]:
-    """(x with at least one dimension, its indices, all its dimensions)."""
-    if not array_of(x, name).shape:
-        x = apply(views.reshape, x, shape=(1,))
-        index = reshape(index, -1)
-    _, places = _grid(name, x, dim, index)
-    return x, places, tuple(range(x.array.ndim))
+    return x, (*places[:dim], index, *places[dim + 1 :]), tuple(range(ndim))
 
 
 @public
@@ -393,43 +380,40 @@ def _source(name: str, x: Any, index: Any, src: Any) -> Any:
     return to_dtype(src, x.array.dtype)
 
 
-def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool) -> Any:
+def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool = False) -> Any:
+    """Write `src`, or add it; in place where the name says so."""
     value = _source(name, x, index, src)
     target, places, dims = _along(name, x, dim, index)
-    along = normalize_axis(dim, len(dims))
-    found = apply(ops.index_put, target, value, *places, dims=dims, accumulate=accumulate, along=along)
+    how: dict[str, Any] = {"dims": dims, "accumulate": accumulate, "along": normalize_axis(dim, len(dims))}
+    if name[-1] == "_":
+        _write(target, value, places, **how)
+        return x
+    found = apply(ops.index_put, target, value, *places, **how)
     return found if found.array.shape == x.array.shape else reshape(found, x.array.shape)
-
-
-def _scatter_(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool) -> Any:
-    value = _source(name, x, index, src)
-    target, places, dims = _along(name, x, dim, index)
-    _write(target, value, places, dims, accumulate=accumulate, along=normalize_axis(dim, len(dims)))
-    return x
 
 
 @public(keywords={"value": "src"})
 def scatter(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
-    return _scatter("scatter", x, dim, index, src, False)
+    return _scatter("scatter", x, dim, index, src)
 
 
 @public(keywords={"value": "src"})
 def scatter_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """`scatter` in place."""
-    return _scatter_("scatter_", x, dim, index, src, False)
+    return _scatter("scatter_", x, dim, index, src)
 
 
 @public
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
-    return _scatter("scatter_add", x, dim, index, src, True)
+    return _scatter("scatter_add", x, dim, index, src, accumulate=True)
 
 
 @public
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """`scatter_add` in place."""
-    return _scatter_("scatter_add_", x, dim, index, src, True)
+    return _scatter("scatter_add_", x, dim, index, src, accumulate=True)
 
 
 @public
@@ -445,9 +429,10 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
     dim = normalize_axis(dim, len(shape))
     if not shape:
         x, shape = reshape(x, 1), (1,)
-    if not isinstance(repeats, (TensorBase, Sequence, np.ndarray)) or (
-        isinstance(repeats, TensorBase) and not repeats.array.shape
-    ):
+    is_one = (
+        not repeats.array.shape if isinstance(repeats, TensorBase) else not isinstance(repeats, (Sequence, np.ndarray))
+    )
+    if is_one:
         repeats = integer(repeats, "repeat_interleave", "repeats")
         wide = expand(unsqueeze(x, dim + 1), *shape[: dim + 1], repeats, *shape[dim + 1 :])
         return reshape(apply(elementwise.copy, wide), *shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])

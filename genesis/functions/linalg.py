@@ -188,14 +188,12 @@ def linear(
         low_rank: what an adapter adds, for one weight.
     """
     array_of(x, "linear"), array_of(weight, "linear")
+    attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
     if low_rank is not None:
-        pairs, attr = with_pairs(low_rank, (weight,), x.numel())
-        attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
-        return apply(linear_ops.linear, x, weight, bias, residual, *pairs, **attrs, low_rank=attr)[0]
-    if fp8:
-        return apply(linear_ops.linear, x, weight, bias, residual, fp8=fp8)
-    if residual is not None:
-        return apply(linear_ops.linear, x, weight, bias, residual)
+        pairs, attrs["low_rank"] = with_pairs(low_rank, (weight,), x.numel())
+        return apply(linear_ops.linear, x, weight, bias, residual, *pairs, **attrs)[0]
+    if fp8 or residual is not None:
+        return apply(linear_ops.linear, x, weight, bias, residual, **attrs)
     return apply(linear_ops.linear, x, weight) if bias is None else apply(linear_ops.linear, x, weight, bias)
 
 
@@ -223,8 +221,8 @@ def packed_linear(
     attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
     if low_rank is None:
         return apply(linear_ops.packed_linear, x, *weights, *biases, **attrs)
-    pairs, attr = with_pairs(low_rank, weights, x.numel())
-    return apply(linear_ops.packed_linear, x, *weights, *biases, *pairs, **attrs, low_rank=attr)[0]
+    pairs, attrs["low_rank"] = with_pairs(low_rank, weights, x.numel())
+    return apply(linear_ops.packed_linear, x, *weights, *biases, *pairs, **attrs)[0]
 
 
 # --- einsum -----------------------------------------------------------------------------------------------------------

@@ -381,7 +381,8 @@ class Methods:
     def scatter_add_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
         """`scatter_add` in place."""
     def select(self, dim: int, index: int) -> Tensor:
-        """The part at `index` of dimension `dim`, which goes away."""
+        """The part at `index` of dimension `dim`, which goes away. Raises: IndexRangeError, naming dimension and
+        size."""
     def sigmoid(self, *, out: Tensor | None = None) -> Tensor:
         """1 / (1 + e^-x)."""
     def sigmoid_(self) -> Self:
@@ -401,7 +402,7 @@ class Methods:
     def sort(self, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
         """x in order along `dim` (the last one unless given), and where each element came from."""
     def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-        """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
+        """Views along `dim`: of one size (the last may be smaller), or of the sizes listed, which add up to its."""
     def sqrt(self, *, out: Tensor | None = None) -> Tensor:
         """√x."""
     def sqrt_(self) -> Self:
@@ -485,7 +486,8 @@ class Methods:
     ) -> Tensor:
         """Σ (x - mean)² / (n - correction) over `dim`."""
     def view(self, *shape: Sizes) -> Tensor:
-        """x seen as `shape` (one size may be -1)."""
+        """x seen as `shape` (one size may be -1). Raises: ShapeError, if that takes a copy or the element count
+        differs."""
     def view_as(self, other: Tensor) -> Tensor:
         """x seen in the shape of `other`."""
     def zero_(self) -> Self:

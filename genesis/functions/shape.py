@@ -11,18 +11,14 @@ from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.functions.surface import Sizes, Tensor, array_of, public, sizes_of
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
-from genesis.shapes import normalize_axes, normalize_axis, resolve_shape, view_strides
+from genesis.shapes import normalize_axes, normalize_axis, numel, resolve_shape, view_strides
 
 # --- Views: the same memory, other sizes ------------------------------------------------------------------------------
 
 
 @public(function=False, keywords={"size": "shape"})
 def view(x: Tensor, *shape: Sizes) -> Tensor:
-    """x seen as `shape` (one size may be -1).
-
-    Raises:
-        ShapeError: if that takes a copy (use reshape) or the element count differs.
-    """
+    """x seen as `shape` (one size may be -1). Raises: ShapeError, if that takes a copy or the element count differs."""
     return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape, "view"), array_of(x, "view").size))
 
 
@@ -57,10 +53,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         return reshape(x, 1)
     if first > last:
         raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {shape}")
-    size = 1
-    for s in shape[first : last + 1]:
-        size *= s
-    return reshape(x, *shape[:first], size, *shape[last + 1 :])
+    return reshape(x, *shape[:first], numel(shape[first : last + 1]), *shape[last + 1 :])
 
 
 @public
@@ -183,11 +176,7 @@ def _part(x: Any, dim: int, item: ops.Item) -> Any:
 
 @public
 def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """The part at `index` of dimension `dim`, which goes away.
-
-    Raises:
-        IndexRangeError: naming dimension, size and index.
-    """
+    """The part at `index` of dimension `dim`, which goes away. Raises: IndexRangeError, naming dimension and size."""
     shape = array_of(x, "select").shape
     if not shape:
         raise IndexRangeError("select() of a tensor without dimensions")
@@ -201,8 +190,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """`length` elements of dimension `dim` from `start` on; a negative start counts from the end.
 
-    Raises:
-        IndexRangeError: naming dimension, size and range.
+    Raises: IndexRangeError, naming dimension, size and range.
     """
     shape = array_of(x, "narrow").shape
     if not shape:
@@ -217,11 +205,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 @public(keywords={"split_size": "split_size_or_sections", "tensor": "x"})
 def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed.
-
-    Raises:
-        ShapeError: if the sizes do not add up to the dimension's.
-    """
+    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed, which add up to its."""
     shape = array_of(x, "split").shape
     dim = normalize_axis(dim, len(shape))
     size = shape[dim] if shape else 1
@@ -306,8 +290,7 @@ def _several(name: str, tensors: Any) -> tuple[Any, ...]:
 def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped.
 
-    Raises:
-        ShapeError: if shapes differ outside `dim`.
+    Raises: ShapeError, if shapes differ outside `dim`.
     """
     tensors = _several("cat", tensors)
     arrays = [array_of(t, "cat") for t in tensors]
@@ -317,9 +300,6 @@ def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None 
         raise ShapeError("cat: a tensor without dimensions cannot be joined", next="use stack()")
     ndim = max((a.ndim for a in arrays if a.shape != (0,)), default=1)
     return apply(ops.cat, *tensors, out=out, dim=normalize_axis(dim, ndim))
-
-
-concat = cat
 
 
 @public(method=False)
