@@ -102,14 +102,6 @@ def _takes_part(x: Any) -> bool:
     return isinstance(x, Array) and x.dtype.is_floating_point and x.dtype is not float64
 
 
-def _widest(arrays: tuple[Any, ...]) -> list[DType | None]:
-    found = [x.dtype for x in arrays if _takes_part(x) and x.device.type in autocasting.low]
-    if not found:
-        return []
-    widest = functools.reduce(promote_types, found)
-    return [widest if _takes_part(x) and x.dtype is not widest else None for x in arrays]
-
-
 def wanted_types(op: Op, arrays: tuple[Any, ...]) -> list[DType | None]:
     """For each input the type that it is to be cast to, None to leave it as it is; empty where nothing is cast."""
     if op.autocast == "low_precision":
@@ -117,7 +109,11 @@ def wanted_types(op: Op, arrays: tuple[Any, ...]) -> list[DType | None]:
         return [low_precision_type(x) if count is None or i < count else None for i, x in enumerate(arrays)]
     if op.autocast == "fp32":
         return [fp32_type(x) for x in arrays]
-    return _widest(arrays) if op.autocast else []
+    found = [x.dtype for x in arrays if _takes_part(x) and x.device.type in autocasting.low] if op.autocast else []
+    if not found:
+        return []
+    widest = functools.reduce(promote_types, found)
+    return [widest if _takes_part(x) and x.dtype is not widest else None for x in arrays]
 
 
 # --- What users call --------------------------------------------------------------------------------------------------

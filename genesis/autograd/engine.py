@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -223,7 +223,9 @@ def run_backward(
     Returns:
         The gradients at `capture` (None where there is none), else an empty list.
     """
-    with tape_watches[0].runs_backward() if tape_watches else nullcontext():
+    # Hooks and custom functions compute in the types that they are given.
+    no_autocast = resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
+    with no_grad(), no_autocast, tape_watches[0].runs_backward() if tape_watches else nullcontext():
         return _run(roots, retain_graph, capture)
 
 
@@ -268,16 +270,14 @@ def _turn(node: BaseNode) -> tuple[bool, int]:
 def _run_hooks(node: BaseNode, grads: list[Array | None]) -> None:
     for output, hook in tuple(node.hooks):
         grad = grads[output]
-        if grad is not None:
-            replaced = hook(grad)
-            if replaced is not None:
-                if replaced.shape != grad.shape:
-                    raise GradientError(
-                        f"a hook on the gradient of {node.name} returned shape {replaced.shape} for {grad.shape}"
-                    )
-                grads[output] = (
-                    replaced if replaced.dtype is grad.dtype else registry["cast"](replaced, dtype=grad.dtype)
-                )
+        replaced = None if grad is None else hook(grad)
+        if grad is None or replaced is None:
+            continue
+        if replaced.shape != grad.shape:
+            raise GradientError(
+                f"a hook on the gradient of {node.name} returned shape {replaced.shape} for {grad.shape}"
+            )
+        grads[output] = replaced if replaced.dtype is grad.dtype else registry["cast"](replaced, dtype=grad.dtype)
 
 
 def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
@@ -295,8 +295,7 @@ def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
 
 def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]:
     """The edge of an output with the gradient that enters there."""
-    edge = tensor.edge()
-    array = tensor.array
+    edge, array = tensor.edge(), tensor.array
     if edge is None:
         raise GradientError(
             "backward() of a tensor that requires no gradient", next="set requires_grad on a leaf it uses"
@@ -311,9 +310,9 @@ def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]
         registry["fill"](out=ones, value=1, shape=array.shape, dtype=array.dtype)
         units.add(ones)
         return edge, ones
-    if gradient.array.shape != array.shape:
-        raise ShapeError(f"the gradient has shape {gradient.array.shape}, the tensor has {array.shape}")
     given = gradient.array
+    if given.shape != array.shape:
+        raise ShapeError(f"the gradient has shape {given.shape}, the tensor has {array.shape}")
     return edge, given if given.dtype is array.dtype else registry["cast"](given, dtype=array.dtype)
 
 
@@ -340,11 +339,6 @@ def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_gr
     return [_seed(t, g) for t, g in zip(outputs, given, strict=True)]
 
 
-def _without_autocast() -> AbstractContextManager[None]:
-    """Around a backward pass: hooks and custom functions compute in the types that they are given."""
-    return resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
-
-
 def backward(
     tensors: TensorBase | Sequence[TensorBase],
     gradient: TensorBase | Sequence[TensorBase | None] | None = None,
@@ -363,9 +357,7 @@ def backward(
     Raises:
         GradientError: for a tensor that requires no gradient, a second pass over a released graph, create_graph.
     """
-    roots = _roots(tensors, gradient, create_graph)
-    with no_grad(), _without_autocast():
-        run_backward(roots, retain_graph=retain_graph)
+    run_backward(_roots(tensors, gradient, create_graph), retain_graph=retain_graph)
 
 
 def grad(
@@ -389,8 +381,7 @@ def grad(
         raise GradientError("grad() of an input that requires no gradient", next="set requires_grad_() on it first")
     roots = _roots(outputs, grad_outputs, create_graph)
     unique = list(dict.fromkeys(present))
-    with no_grad(), _without_autocast():
-        found = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
+    found = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
     result = tuple(found[e] for e in present)
     if not allow_unused and any(g is None for g in result):
         raise GradientError("an input of grad() is not used by the outputs", next="pass allow_unused=True")

@@ -16,8 +16,7 @@ from genesis.op import BackwardStep, registry
 class FunctionContext:
     """What `forward` leaves for `backward`; other attributes may be set freely.
 
-    Attributes:
-        needs_input_grad: per argument of forward, whether its gradient will be used.
+    `needs_input_grad` says of each argument of forward whether its gradient will be used.
     """
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
@@ -56,21 +55,17 @@ class _FunctionNode(BaseNode):
     def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
         if self.context is None:
             raise self.released()
-        found = self.function.backward(self.context, *self._given(grads))
-        found = found if isinstance(found, tuple) else (found,)
-        if len(found) != len(self.edges):
-            raise GradientError(f"{self.name}.backward returned {len(found)} gradients for {len(self.edges)} arguments")
-        return [self._fit(i, g) for i, g in enumerate(found)]
-
-    def _given(self, grads: list[Array | None]) -> list[Any]:
-        """The gradients of the outputs as backward takes them: zeros for a float one on which nothing depends."""
         device = next(g.device for g in grads if g is not None)
-        given: list[Any] = []
+        given: list[Any] = []  # with zeros for a float output on which nothing depends
         for grad, spec in zip(grads, self.specs, strict=True):
             if grad is None and spec is not None and spec.dtype.is_floating_point:
                 grad = registry["fill"](value=0, shape=spec.shape, dtype=spec.dtype, device=device)
             given.append(None if grad is None else TensorBase.wrap(grad))
-        return given
+        found = self.function.backward(self.context, *given)
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) != len(self.edges):
+            raise GradientError(f"{self.name}.backward returned {len(found)} gradients for {len(self.edges)} arguments")
+        return [self._fit(i, g) for i, g in enumerate(found)]
 
     def _fit(self, i: int, grad: Any) -> Array | None:
         spec = self.input_specs[i]
@@ -87,7 +82,7 @@ class _FunctionNode(BaseNode):
 
 
 def _specs(values: tuple[Any, ...]) -> tuple[Spec | None, ...]:
-    return tuple(Spec(v.array.shape, v.array.dtype) if isinstance(v, TensorBase) else None for v in values)
+    return tuple(v.array.spec if isinstance(v, TensorBase) else None for v in values)
 
 
 class Function:

@@ -23,17 +23,8 @@ def is_same_window(x: Array, y: Array) -> bool:
     return x.storage is y.storage and (x.offset, x.shape, x.strides, x.dtype) == (y.offset, y.shape, y.strides, y.dtype)
 
 
-def _nothing() -> None:
-    return None
-
-
 class Lease:
-    """One use of a slot.
-
-    Attributes:
-        array: the slot, as an array of its own.
-        is_movable: whether the values may be moved elsewhere when others need the slot.
-    """
+    """One use of a slot, an array of its own. `is_movable`: its values may be moved when others need the slot."""
 
     __slots__ = ("__weakref__", "array", "is_movable")
 
@@ -65,7 +56,7 @@ class GradientSlot:
 
     def __init__(self, array: Array, is_wider: bool = False) -> None:
         self.array, self.is_wider = array, is_wider
-        self.idle_memory: Callable[[], Array | None] = _nothing
+        self.idle_memory: Callable[[], Array | None] = lambda: None
         self.arrived: Callable[[], None] | None = None
         self._lease: weakref.ref[Lease] | None = None
 

@@ -150,10 +150,7 @@ class TensorBase:
         self._gradient_slot = None if array is None else GradientSlot(array, array.dtype is not self.array.dtype)
 
     def claim_gradient_slot(self) -> Array | None:
-        """The memory of the gradient, to be written now: what an op's forward keeps there is moved out of the way.
-
-        None where there is no gradient slot, or a backward pass that goes on uses it.
-        """
+        """The memory of the gradient, to be written now, see `GradientSlot.claim`; None where there is no slot."""
         return None if self._gradient_slot is None else self._gradient_slot.claim()
 
     def accumulate_grad(self, grad: Array, *more: Array) -> None:
@@ -232,9 +229,7 @@ Edges = tuple[Edge | None, ...]
 
 
 def _edges(inputs: tuple[Any, ...]) -> Edges | None:
-    """Where the gradients of inputs go; None where none of them wants one, which is seen here without a call for each:
-    this runs for every op.
-    """
+    """Where the gradients of inputs go; None where none wants one, seen without a call each: this runs for every op."""
     edges, wanted = [], False
     for x in inputs:
         edge = None
@@ -248,18 +243,13 @@ def _edges(inputs: tuple[Any, ...]) -> Edges | None:
 Leases = dict[int, Lease]
 
 
-def _slot_of(leaf: Any) -> GradientSlot | None:
-    return leaf._gradient_slot if isinstance(leaf, TensorBase) else None
-
-
 def _leases(op: Op, inputs: tuple[Any, ...]) -> Leases:
     """The gradient slots that outputs of `op` are made in, by output."""
     leases: Leases = {}
     for output, source in op.gradient_outputs:
         leaf = inputs[source]
-        slot = _slot_of(leaf)
-        if slot is not None and leaf.grad is None and leaf.requires_grad:
-            lease = slot.lease(is_movable=True)
+        if isinstance(leaf, TensorBase) and leaf._gradient_slot and leaf.grad is None and leaf.requires_grad:
+            lease = leaf._gradient_slot.lease(is_movable=True)
             if lease is not None:
                 leases[output] = lease
     return leases
@@ -268,7 +258,7 @@ def _leases(op: Op, inputs: tuple[Any, ...]) -> Leases:
 def _with_idle_memory(op: Op, inputs: tuple[Any, ...]) -> AbstractContextManager[None]:
     """Inside the block, `op` may take its temporaries from memory next to the gradient slots that it writes."""
     for _, source in op.gradient_outputs:
-        slot = _slot_of(inputs[source])
+        slot = inputs[source]._gradient_slot if isinstance(inputs[source], TensorBase) else None
         memory = None if slot is None else slot.idle_memory()
         if memory is not None:
             return memory.storage.backend.temporaries_from(memory)
@@ -327,11 +317,10 @@ def _all_cast(tensors: tuple[Any, ...], wanted: Callable[[Array], DType | None])
 
 
 def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> Any:
-    """Run `op` on tensors (and numbers) and record it when a gradient may be asked for.
+    """Run `op` on tensors (and numbers) and record it when a gradient may be asked for; one tensor, or several.
 
-    Returns:
-        One tensor, or a tuple of them; integer and bool outputs never require a gradient. A float result of an op that
-        has no gradient does require one where its inputs do, and says so when backward reaches it.
+    Integer and bool outputs never require a gradient. A float result of an op that has no gradient does require one
+    where its inputs do, and says so when backward reaches it.
     """
     found, tracked = [], False
     for x in inputs:
@@ -342,7 +331,12 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
             found.append(x)
     arrays = tuple(found)
     if out is not None:
-        return _apply_out(op, inputs, arrays, out, attrs)
+        if is_grad_enabled() and any(isinstance(x, TensorBase) and x.requires_grad for x in (*inputs, out)):
+            raise GradientError(
+                f"{op.name}: out= does not record gradients", next="drop out=, or use it inside no_grad()"
+            )
+        execute(op, arrays, attrs, out.array)
+        return out
     if autocasting.low and (wanted := wanted_types(op, arrays)):
         inputs = tuple([_cast(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)])
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
@@ -365,8 +359,10 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)
     )
-    if op.view is not None:
-        _follow_base(tensors[0], inputs[0])
+    source = inputs[0] if op.view is not None else None
+    if isinstance(source, TensorBase) and tensors[0].array.storage is source.array.storage:
+        tensors[0].base = source.owner
+        tensors[0]._view_history = source.owner.history
     return tensors[0] if len(tensors) == 1 else tensors
 
 
@@ -378,19 +374,6 @@ def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], leases: Leases
         leases.clear()
         return None
     return tuple([leases[i].array if i in leases else None for i in range(count)])
-
-
-def _follow_base(view: TensorBase, source: Any) -> None:
-    if isinstance(source, TensorBase) and view.array.storage is source.array.storage:
-        view.base = source.owner
-        view._view_history = view.base.history
-
-
-def _apply_out(op: Op, inputs: tuple[Any, ...], arrays: tuple[Any, ...], out: TensorBase, attrs: dict[str, Any]) -> Any:
-    if is_grad_enabled() and any(isinstance(x, TensorBase) and x.requires_grad for x in (*inputs, out)):
-        raise GradientError(f"{op.name}: out= does not record gradients", next="drop out=, or use it inside no_grad()")
-    execute(op, arrays, attrs, out.array)
-    return out
 
 
 def apply_(op: Op, target: TensorBase, *inputs: Any, **attrs: Any) -> Any:

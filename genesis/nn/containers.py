@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import Any
 
 from genesis.errors import IndexRangeError, UsageError
 from genesis.nn.module import Module
@@ -23,9 +23,6 @@ class _Numbered(Module):
             raise IndexRangeError(f"module {index} of {count}")
         return str(index % count)
 
-    def _renumber(self, modules: Iterable[Module | None]) -> None:
-        self._modules.update({str(i): m for i, m in enumerate(list(modules))})
-
     def append(self, module: Module) -> Any:
         """Add a module at the end."""
         self.add_module(str(len(self._modules)), module)
@@ -42,13 +39,9 @@ class _Numbered(Module):
         order: list[Module | None] = list(self._modules.values())
         order.insert(index, module)
         self.append(module)  # checks it and makes room
-        self._renumber(order)
+        self._modules.update({str(i): m for i, m in enumerate(order)})
         return self
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             chosen = list(self._modules.values())[index]
@@ -62,7 +55,7 @@ class _Numbered(Module):
         order: list[Module | None] = list(self._modules.values())
         del order[index]
         self._modules.clear()
-        self._renumber(order)
+        self._modules.update({str(i): m for i, m in enumerate(order)})
 
     def __len__(self) -> int:
         return len(self._modules)

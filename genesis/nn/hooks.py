@@ -14,8 +14,7 @@ from genesis.tensor import Tensor
 
 _ids = itertools.count()
 
-# Given a module, what is entered around its forward.
-CallWatch = Callable[[Any], AbstractContextManager[None]]
+CallWatch = Callable[[Any], AbstractContextManager[None]]  # of a module, what is entered around its forward
 call_watches: list[CallWatch] = []
 
 

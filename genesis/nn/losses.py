@@ -116,10 +116,9 @@ def cross_entropy(
         logits = logits.movedim(1, -1)
     flat = logits.reshape(-1, logits.shape[-1])
     labels = target.reshape(-1)
-    attrs: dict[str, Any]
+    attrs: dict[str, Any] = {"label_smoothing": float(label_smoothing), "z_loss": float(z_loss)}
     if weight is None:
-        attrs = {"ignore_index": ignore_index, "label_smoothing": float(label_smoothing), "z_loss": float(z_loss)}
-        losses = apply(loss_ops.cross_entropy, flat, labels, **attrs)[0]
+        losses = apply(loss_ops.cross_entropy, flat, labels, ignore_index=ignore_index, **attrs)[0]
         shares = labels != ignore_index
     elif z_loss:
         raise UsageError("cross_entropy takes a weight or z_loss, not both")
@@ -331,15 +330,8 @@ class CrossEntropyLoss(_Loss):
         self.ignore_index, self.label_smoothing, self.z_loss = ignore_index, label_smoothing, z_loss
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(
-            input,
-            target,
-            self.weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-            z_loss=self.z_loss,
-        )
+        how = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        return cross_entropy(input, target, self.weight, reduction=self.reduction, **how)
 
 
 class MSELoss(_Loss):

@@ -1,18 +1,31 @@
-"""Module: a tree of parameters, buffers and submodules, with the names and rules of torch. `state.py` loads one."""
+"""Module: a tree of parameters, buffers and submodules, with the names and rules of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
+
+from genesis.array import Array, from_numpy
 from genesis.autograd.graph import HookHandle
-from genesis.errors import DTypeError, UsageError
+from genesis.errors import DTypeError, ModelError, UsageError, escape
+from genesis.functions.transfer import moved
 from genesis.keywords import refuse_unknown
 from genesis.nn.hooks import BackwardWatch, call_watches, hook_in
 from genesis.nn.parameter import Parameter, cuda_device, move, targets
-from genesis.nn.state import LoadResult, load_state
+from genesis.op import registry
 from genesis.tensor import Tensor
+
+SHOWN = 10  # names in an error; a wrong folder would list thousands
+
+
+class LoadResult(NamedTuple):
+    """Names that the state lacked, and names that the module has no place for."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Module:
@@ -359,15 +372,12 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        lines = [f"({name}): {_indented(repr(module))}" for name, module in self._modules.items()]
+        lines = [f"({name}): {module!r}" for name, module in self._modules.items()]
         extra = self.extra_repr()
         if not lines:
             return f"{type(self).__name__}({extra})"
-        return f"{type(self).__name__}(\n  " + "\n  ".join([extra, *lines] if extra else lines) + "\n)"
-
-
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n  ")
+        inside = "\n".join([extra, *lines] if extra else lines).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {inside}\n)"
 
 
 def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
@@ -378,3 +388,49 @@ def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
                 parameter.grad = None
             else:
                 parameter.grad.zero_()
+
+
+def listed(names: Sequence[str]) -> str:
+    """At most ten names, then how many more there are."""
+    shown = ", ".join(escape(n) for n in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def load_state(owner: str, targets: Mapping[str, Tensor], given: Mapping[str, Any], strict: bool) -> LoadResult:
+    """Copy `given` into `targets` (cast to their dtypes); see `Module.load_state_dict`."""
+    if not isinstance(given, Mapping):
+        raise ModelError(f"a state is a dict of tensors by name, not a {type(given).__name__}")
+    arrays: dict[str, Array] = {}
+    for name, value in given.items():
+        if not isinstance(value, (Tensor, np.ndarray)):
+            raise ModelError(f"{escape(name)} is a {type(value).__name__}, not a tensor")
+        arrays[name] = value.array if isinstance(value, Tensor) else from_numpy(value)
+    names: dict[int, list[str]] = {}  # of each tensor
+    for name, tensor in targets.items():
+        names.setdefault(id(tensor), []).append(name)
+    missing = [n for n, t in targets.items() if not any(a in arrays for a in names[id(t)])]
+    unexpected = [n for n in arrays if n not in targets]
+    shapes = [
+        f"{n} is {list(arrays[n].shape)}, expected {list(t.array.shape)}"
+        for n, t in targets.items()
+        if n in arrays and arrays[n].shape != t.array.shape
+    ]
+    kinds = ({"missing": missing, "unexpected": unexpected} if strict else {}) | {"of the wrong shape": shapes}
+    problems = [f"{len(each)} {kind}: {listed(each)}" for kind, each in kinds.items() if each]
+    if problems:
+        raise ModelError(
+            f"the state does not fit {owner}: {'; '.join(problems)}",
+            next="load the weights of this architecture and these sizes",
+        )
+    for name, tensor in targets.items():
+        first = next((a for a in names[id(tensor)] if a in arrays), name)
+        same = name not in arrays or arrays[name] is arrays[first]
+        if not same and not np.array_equal(arrays[name].numpy(), arrays[first].numpy()):
+            raise ModelError(
+                f"{escape(first)} and {escape(name)} are one tied parameter of {owner}, but the state holds two values",
+                next="load it into a model with untied weights",
+            )
+    for name, tensor in targets.items():
+        if name in arrays:
+            registry["cast"](moved(arrays[name], tensor.device), dtype=tensor.array.dtype, out=tensor.array)
+    return LoadResult(missing, unexpected)

@@ -105,14 +105,12 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
 def vector_to_parameters(vector: Tensor, parameters: Iterable[Tensor]) -> None:
     """Copy a vector as `parameters_to_vector` makes it back into the parameters."""
     targets = list(parameters)
-    if vector.shape != (sum(p.numel() for p in targets),):
-        raise ShapeError(f"a vector of shape {vector.shape} for {sum(p.numel() for p in targets)} values")
-    start = 0
+    sizes = [p.numel() for p in targets]
+    if vector.shape != (sum(sizes),):
+        raise ShapeError(f"a vector of shape {vector.shape} for {sum(sizes)} values")
     with no_grad():
-        for parameter in targets:
-            part = vector[start : start + parameter.numel()]
+        for parameter, part in zip(targets, vector.split(sizes), strict=True):
             parameter.copy_(part.reshape(parameter.shape))
-            start += parameter.numel()
 
 
 check_calls(globals(), __all__)
