@@ -231,7 +231,8 @@ def linspace(
 # --- Like another tensor ----------------------------------------------------------------------------------------------
 
 
-def _as(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, Device]:
+def kind_and_place(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, Device]:
+    """The dtype and the device of x, unless given."""
     a = array_of(x, name)
     return a.dtype if dtype is None else as_dtype(dtype), a.device if device is None else as_device(device)
 
@@ -241,7 +242,7 @@ def full_like(
     x: Tensor, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
     """`fill_value` in x's shape, dtype and device, unless given."""
-    kind, place = _as(x, "full_like", dtype, device)
+    kind, place = kind_and_place(x, "full_like", dtype, device)
     return full(x.array.shape, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
 
@@ -260,7 +261,7 @@ def ones_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, 
 @public(method=False)
 def empty_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Undefined contents in x's shape, dtype and device, unless given."""
-    kind, place = _as(x, "empty_like", dtype, device)
+    kind, place = kind_and_place(x, "empty_like", dtype, device)
     return empty(x.array.shape, dtype=kind, device=place, requires_grad=requires_grad)
 
 
@@ -270,7 +271,7 @@ def _new(make: Callable[..., Any], what: str) -> Callable[..., Any]:
     def method(
         x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
     ) -> Tensor:
-        kind, place = _as(x, method.__name__, dtype, device)
+        kind, place = kind_and_place(x, method.__name__, dtype, device)
         return make(*size, dtype=kind, device=place, requires_grad=requires_grad)
 
     method.__name__ = method.__qualname__ = f"new_{make.__name__}"
@@ -292,7 +293,7 @@ def new_full(
     requires_grad: bool = False,
 ) -> Tensor:
     """`fill_value` of another shape in x's dtype and on its device."""
-    kind, place = _as(x, "new_full", dtype, device)
+    kind, place = kind_and_place(x, "new_full", dtype, device)
     return full(size, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
 
@@ -301,7 +302,7 @@ def new_tensor(
     x: Tensor, data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
     """A tensor of `data` in x's dtype and on its device."""
-    kind, place = _as(x, "new_tensor", dtype, device)
+    kind, place = kind_and_place(x, "new_tensor", dtype, device)
     return tensor(data, dtype=kind, device=place, requires_grad=requires_grad)
 
 

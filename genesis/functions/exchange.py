@@ -16,20 +16,7 @@ from genesis.array import Array, from_numpy
 from genesis.autograd.record import TensorBase
 from genesis.backend import CPU, Device, as_device, backend_for, dlpack
 from genesis.backend.cpu import CpuStorage
-from genesis.dtypes import (
-    DType,
-    as_dtype,
-    bfloat16,
-    bool_,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-)
+from genesis.dtypes import ALL, FLOAT, DType, as_dtype, bfloat16, bool_, uint8
 from genesis.errors import DeviceError, DTypeError
 from genesis.functions.surface import Tensor, public
 from genesis.functions.transfer import moved, record_stream
@@ -39,19 +26,9 @@ from genesis.shapes import contiguous_strides
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-_SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
-_KINDS: dict[DType, tuple[int, int]] = {
-    float64: (_FLOAT, 64),
-    float32: (_FLOAT, 32),
-    float16: (_FLOAT, 16),
-    bfloat16: (_BFLOAT, 16),
-    int64: (_SIGNED, 64),
-    int32: (_SIGNED, 32),
-    int16: (_SIGNED, 16),
-    int8: (_SIGNED, 8),
-    uint8: (_UNSIGNED, 8),
-    bool_: (_BOOL, 8),
-}
+# DLDataTypeCode and bits: signed integers are 0, unsigned 1, floats 2, bfloat16 4, bools 6.
+_CODES = {bfloat16: 4, bool_: 6, uint8: 1}
+_KINDS = {d: (_CODES.get(d, 2 if d.category == FLOAT else 0), 8 * d.itemsize) for d in ALL}
 _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
 _LEGACY = 1  # how other libraries and the driver name the default stream, which is 0 here
 
@@ -118,8 +95,13 @@ def from_dlpack(source: Any) -> Tensor:
     """
     try:
         kind, number = source.__dlpack_device__()
-        options = {} if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) else {"stream": _our_stream(number)}
-        taken = dlpack.take(_capsule_of(source, options))
+        is_cuda = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+        options = {"stream": _backend(Device("cuda", number)).stream or _LEGACY} if is_cuda else {}
+        try:
+            capsule = source.__dlpack__(max_version=dlpack.VERSION, **options)
+        except TypeError:  # a producer from before the versioned form
+            capsule = source.__dlpack__(**options)
+        taken = dlpack.take(capsule)
     except (AttributeError, BufferError, RuntimeError, ValueError) as error:
         raise DTypeError(f"from_dlpack: {type(source).__name__} cannot be taken over: {error}") from error
     dtype = _DTYPES.get(taken.described.kind)
@@ -130,21 +112,11 @@ def from_dlpack(source: Any) -> Tensor:
     if place in (dlpack.CPU, dlpack.CUDA_HOST):
         array = _host_array(taken, dtype)
     elif place in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-        array = _device_array(taken, dtype)
+        pointer, (_, number), _, shape, strides = taken.described
+        array = _adopted(pointer, shape, strides, dtype, Device("cuda", number), taken, taken.read_only)
     else:
         raise DeviceError(f"from_dlpack: memory of DLPack device {place}", next="move it to the host or to CUDA")
     return TensorBase.wrap(array)
-
-
-def _our_stream(number: int) -> int:
-    return _backend(Device("cuda", number)).stream or _LEGACY
-
-
-def _capsule_of(source: Any, options: dict[str, Any]) -> Any:
-    try:
-        return source.__dlpack__(max_version=dlpack.VERSION, **options)
-    except TypeError:  # a producer from before the versioned form
-        return source.__dlpack__(**options)
 
 
 def _host_array(taken: dlpack.Taken, dtype: DType) -> Array:
@@ -162,21 +134,22 @@ def _host_array(taken: dlpack.Taken, dtype: DType) -> Array:
     return from_numpy(np.ndarray(described.shape, dtype.numpy, block, -before * item, strides), share=False)
 
 
-def _device_array(taken: dlpack.Taken, dtype: DType) -> Array:
-    pointer, (_, number), _, shape, strides = taken.described
-    device = Device("cuda", number)
-    array = _adopted(pointer, shape, strides, dtype, device, taken)
-    return registry["copy"](array) if taken.read_only else array
-
-
 def _adopted(
-    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device, owner: object
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: DType,
+    device: Device,
+    owner: object,
+    read_only: bool,
 ) -> Array:
+    """An array over memory of another library, or over a copy where that is not to be written."""
     if any(stride < 0 for stride in strides):
         raise DeviceError("CUDA memory with negative strides cannot be shared", next="make it contiguous first")
     extent = 0 if 0 in shape else 1 + sum((n - 1) * st for n, st in zip(shape, strides, strict=True))
     storage = _backend(device).adopt(pointer, extent * dtype.itemsize, owner)
-    return Array(storage, shape, strides, dtype, device)
+    array = Array(storage, shape, strides, dtype, device)
+    return registry["copy"](array) if read_only else array
 
 
 # --- __cuda_array_interface__ -----------------------------------------------------------------------------------------
@@ -224,5 +197,4 @@ def from_cuda_array_interface(source: Any) -> Array:
     if stream is not None:
         backend = _backend(device)
         backend.driver.follow(backend.stream, 0 if stream == _LEGACY else int(stream))
-    array = _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source)
-    return registry["copy"](array) if read_only else array
+    return _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source, read_only)

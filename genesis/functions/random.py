@@ -12,6 +12,7 @@ from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import BOOL, DType, as_dtype, finfo, float32, float64, iinfo, int64
 from genesis.errors import UsageError
+from genesis.functions.create import kind_and_place
 from genesis.functions.elementwise import copy_
 from genesis.functions.shape import expand
 from genesis.functions.surface import (
@@ -39,56 +40,62 @@ def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
     return {"seed": seed, "offset": offset}
 
 
-def _words(op: Op, dtype: DType, shape: Shape) -> int:
-    return 2 * numel(shape) if op is ops.randint else ops.words_for(dtype, shape)
+def _draw(op: Op, generator: Generator | None, shape: Shape, dtype: DType, **attrs: Any) -> dict[str, Any]:
+    """The attributes of an op that draws a tensor; wrong ones do not move the generator."""
+    attrs |= {"shape": shape, "dtype": dtype}
+    op.infer(seed=0, offset=0, **attrs)
+    words = 2 * numel(shape) if op is ops.randint else ops.words_for(dtype, shape)
+    return attrs | _reserve(generator, words)
 
 
 def _create(
     op: Op, shape: Shape, generator: Generator | None, dtype: Any, device: Any, requires_grad: bool, **attrs: Any
 ) -> Any:
-    dtype = as_dtype(dtype)
-    attrs |= {"shape": shape, "dtype": dtype}
-    op.infer(seed=0, offset=0, **attrs)  # wrong arguments must not move the generator
-    drawn = _reserve(generator, _words(op, dtype, shape))
-    made = apply(op, **drawn, **attrs, device=as_device(device))
+    made = apply(op, **_draw(op, generator, shape, as_dtype(dtype), **attrs), device=as_device(device))
     return made.requires_grad_() if requires_grad else made
 
 
 def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any:
     array = array_of(x, op.name + "_")
-    attrs |= {"shape": array.shape, "dtype": array.dtype}
-    op.infer(seed=0, offset=0, **attrs)
-    drawn = _reserve(generator, _words(op, array.dtype, array.shape))
+    drawn = _draw(op, generator, array.shape, array.dtype, **attrs)
     if is_grad_enabled() and x.requires_grad:  # copy_ records that the old value no longer counts
-        return copy_(x, apply(op, **drawn, **attrs, device=array.device))
-    return apply_(op, x, **drawn, **attrs)
+        return copy_(x, apply(op, **drawn, device=array.device))
+    return apply_(op, x, **drawn)
 
 
 # --- New tensors ------------------------------------------------------------------------------------------------------
 
 
-@public(method=False)
-def rand(
-    *size: Sizes,
-    generator: Generator | None = None,
-    dtype: DTypeLike = float32,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-) -> Tensor:
-    """Uniform values in [0, 1), of shape `size`."""
-    return _create(ops.uniform, sizes_of(size, "rand"), generator, dtype, device, requires_grad, low=0.0, high=1.0)
+def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
+    """The function that draws a tensor of a shape, and the one that draws a tensor like another."""
+
+    def new(
+        *size: Sizes,
+        generator: Generator | None = None,
+        dtype: DTypeLike = float32,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        return _create(op, sizes_of(size, name), generator, dtype, device, requires_grad, **attrs)
+
+    def like(
+        x: Tensor,
+        *,
+        generator: Generator | None = None,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        kind, place = kind_and_place(x, name + "_like", dtype, device)
+        return _create(op, x.array.shape, generator, kind, place, requires_grad, **attrs)
+
+    new.__name__, new.__doc__ = name, f"{what}, of shape `size`."
+    like.__name__, like.__doc__ = f"{name}_like", f"`{name}` of x's shape, dtype and device."
+    return public(method=False)(new), public(method=False)(like)
 
 
-@public(method=False)
-def randn(
-    *size: Sizes,
-    generator: Generator | None = None,
-    dtype: DTypeLike = float32,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-) -> Tensor:
-    """Standard normal values, of shape `size`."""
-    return _create(ops.normal, sizes_of(size, "randn"), generator, dtype, device, requires_grad, mean=0.0, std=1.0)
+rand, rand_like = _drawn("rand", "Uniform values in [0, 1)", ops.uniform, low=0.0, high=1.0)
+randn, randn_like = _drawn("randn", "Standard normal values", ops.normal, mean=0.0, std=1.0)
 
 
 @public(method=False)
@@ -138,39 +145,6 @@ def randperm(
     return apply(ops.randperm, **_reserve(generator, 2 * n), **attrs, device=as_device(device))
 
 
-def _like(x: Any, dtype: Any, device: Any, name: str) -> tuple[Any, Any]:
-    array = array_of(x, name)
-    return array.dtype if dtype is None else dtype, array.device if device is None else device
-
-
-@public(method=False)
-def rand_like(
-    x: Tensor,
-    *,
-    generator: Generator | None = None,
-    dtype: DTypeLike = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-) -> Tensor:
-    """`rand` of x's shape, dtype and device."""
-    dtype, device = _like(x, dtype, device, "rand_like")
-    return rand(x.array.shape, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
-
-
-@public(method=False)
-def randn_like(
-    x: Tensor,
-    *,
-    generator: Generator | None = None,
-    dtype: DTypeLike = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-) -> Tensor:
-    """`randn` of x's shape, dtype and device."""
-    dtype, device = _like(x, dtype, device, "randn_like")
-    return randn(x.array.shape, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
-
-
 @public(method=False)
 def randint_like(
     x: Tensor,
@@ -182,9 +156,9 @@ def randint_like(
     device: DeviceLike = None,
 ) -> Tensor:
     """`randint` of x's shape, dtype and device."""
-    dtype, device = _like(x, dtype, device, "randint_like")
+    kind, place = kind_and_place(x, "randint_like", dtype, device)
     low, high = (0, low) if high is None else (low, high)
-    return randint(low, high, x.array.shape, generator=generator, dtype=dtype, device=device)
+    return randint(low, high, x.array.shape, generator=generator, dtype=kind, device=place)
 
 
 # --- In place ---------------------------------------------------------------------------------------------------------
