@@ -14,12 +14,7 @@ from genesis.tensor import Tensor
 
 
 class RoPE(Module):
-    """Rotary position embedding of heads.
-
-    Args:
-        size: of a head, even.
-        theta: base of the wavelengths.
-    """
+    """Rotary position embedding of heads of an even `size`; `theta` is the base of the wavelengths."""
 
     def __init__(self, size: int, theta: float = 10_000.0) -> None:
         super().__init__()
@@ -37,10 +32,9 @@ class RoPE(Module):
 
 
 class KVCache:
-    """Keys and values of the tokens seen so far, for generation: memory grows by doubling, and is reused after `reset`.
+    """Keys and values of the `length` tokens seen so far, for generation.
 
-    Attributes:
-        length: how many tokens it holds.
+    Memory grows by doubling, and is reused after `reset`.
     """
 
     def __init__(self) -> None:

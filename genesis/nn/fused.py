@@ -139,12 +139,9 @@ def norm_rope(
 ) -> Tensor:
     """Queries and keys normalised by head and rotated, the values behind them as they are.
 
-    Args:
-        qkv: `[B, T, heads + 2·key_heads, D]`.
-        cos, sin: `[T, D/2]` or `[B, T, D/2]`.
+    qkv is `[B, T, heads + 2·key_heads, D]`, cos and sin are `[T, D/2]` or `[B, T, D/2]`.
     """
-    weights = _weights_of(query_norm, key_norm)
-    if weights is not None:
+    if (weights := _weights_of(query_norm, key_norm)) is not None:
         query, key, eps = weights
         return F.norm_rope(qkv, query, key, cos, sin, heads=heads, key_heads=key_heads, eps=eps)
     return F.rope(_normalised(qkv, query_norm, key_norm, heads, key_heads), cos, sin, heads + key_heads)
@@ -194,6 +191,5 @@ def _weights_of(query_norm: RMSNorm, key_norm: RMSNorm) -> tuple[Tensor, Tensor,
 
 
 def _normalised(qkv: Tensor, query_norm: Module, key_norm: Module, heads: int, key_heads: int) -> Tensor:
-    """The same by the modules."""
     q, k, v = qkv.split([heads, key_heads, key_heads], -2)
     return cat([query_norm(q), key_norm(k), v], -2)  # type: ignore[no-any-return]

@@ -89,8 +89,7 @@ def rms_norm(
     """x / √(mean(x²) + eps)·weight over the last dimensions of x = `input`, with statistics in float32 or wider.
 
     Args:
-        normalized_shape: the sizes of the last dimensions, usually of the last one alone.
-        weight: of that shape.
+        normalized_shape: the sizes of the last dimensions, and of the weight; usually of the last one alone.
         eps: None means the step at 1 of the type that computes: float32's for 2-byte floats, as in torch.
     """
     rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
@@ -115,10 +114,7 @@ def norm_linear(
     """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
 
     Args:
-        scale: the norm's weight.
-        weights: each `[out, in]`.
-        biases: one `[out]` for each weight, or none.
-        fp8, low_rank: as for `packed_linear`.
+        scale: the norm's weight; the rest as for `packed_linear`.
     """
     attrs: dict[str, Any] = {"eps": eps, "fp8": fp8} if fp8 else {"eps": eps}
     pairs: tuple[Any, ...] = ()
@@ -176,8 +172,7 @@ def layer_norm(
     """(x - mean) / √(var + eps)·weight + bias over the last dimensions of x = `input`; float32 statistics or wider.
 
     Args:
-        normalized_shape: the sizes of the last dimensions, usually of the last one alone.
-        weight, bias: of that shape.
+        normalized_shape: the sizes of the last dimensions, and of weight and bias; usually of the last one alone.
     """
     rows, (weight, bias) = _as_rows("layer_norm", input, normalized_shape, weight, bias)
     weight = _filled(rows, 1) if weight is None else weight
@@ -307,11 +302,5 @@ def attention_packed(
     if tables is not None:
         inputs = (qkv, starts, *tables)
     factor = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    attrs: dict[str, Any] = {
-        "heads": heads,
-        "key_heads": key_heads,
-        "scale": factor,
-        "causal": causal,
-        "window": window,
-    }
-    return apply(attention_ops.attention_packed, *inputs, **attrs)[0]  # type: ignore[no-any-return]
+    how: dict[str, Any] = {"scale": factor, "causal": causal, "window": window}
+    return apply(attention_ops.attention_packed, *inputs, heads=heads, key_heads=key_heads, **how)[0]  # type: ignore[no-any-return]

@@ -21,14 +21,11 @@ from genesis.tensor import Tensor
 
 
 class Linear(Module):
-    """x·Wᵀ + b on the last dimension.
-
-    Args:
-        in_features, out_features: sizes of the last dimension before and after.
-        bias: whether there is a b.
+    """x·Wᵀ + b on the last dimension, of the sizes `in_features` before and `out_features` after.
 
     Attributes:
-        weight: `[out_features, in_features]`, uniform within ±1/√in_features, as is `bias` `[out_features]`.
+        weight: `[out_features, in_features]`, uniform within ±1/√in_features.
+        bias: `[out_features]`, likewise; None where there is none.
     """
 
     def __init__(
@@ -56,14 +53,10 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table by integer ids.
+    """Rows of a table by integer ids: of `weight` `[num_embeddings, embedding_dim]`, standard normal.
 
     Args:
-        num_embeddings, embedding_dim: rows and width of the table.
         padding_idx: a row that is 0 at the start and gets no gradient.
-
-    Attributes:
-        weight: `[num_embeddings, embedding_dim]`, standard normal.
     """
 
     def __init__(
@@ -202,11 +195,7 @@ class Identity(Module):
 
 
 class GELU(Module):
-    """x·Φ(x), or its approximation by tanh.
-
-    Args:
-        approximate: "none" or "tanh".
-    """
+    """x·Φ(x), or its approximation by tanh: `approximate` is "none" or "tanh"."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -229,9 +218,7 @@ class SwiGLU(Module):
 class Dropout(Module):
     """In training, elements become 0 with probability p and the others are divided by 1 - p.
 
-    Args:
-        p: the probability.
-        generator: of the draws; None means the default one.
+    `generator` draws; None means the default one.
     """
 
     def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:

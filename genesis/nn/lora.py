@@ -145,9 +145,7 @@ class LoRALinear(Linear):
         return self._squares[2]
 
     def merged_weight(self) -> Tensor:
-        """c∘(W + s·B·A) `[out_features, in_features]` in float32, without gradient: a linear layer's weight that does
-        what this layer does.
-        """
+        """c∘(W + s·B·A) `[out_features, in_features]`, float32, no gradient: the weight of a linear layer that does the same."""
         with no_grad():
             a, b = self.lora_A.weight.to(float32), self.lora_B.weight.to(float32)
             whole = self.weight.to(float32) + (b @ a) * self.scaling
@@ -166,11 +164,7 @@ class LoRALinear(Linear):
 
 
 class Magnitude(Module):
-    """The length of each row of a weight, float32.
-
-    Attributes:
-        weight: `[out_features]`.
-    """
+    """The length of each row of a weight, as its own float32 `weight` `[out_features]`."""
 
     def __init__(self, out_features: int, *, device: Any = None) -> None:
         super().__init__()
@@ -182,9 +176,6 @@ def low_rank_pairs(layers: Sequence[Module]) -> LowRankPairs:
     adapters = [layer if isinstance(layer, LoRALinear) else None for layer in layers]
     pairs = [None if a is None else (a.lora_A.weight, a.lora_B.weight, a.scaling) for a in adapters]
     dora = [a._of_dora() if a is not None and a.lora_magnitude_vector is not None else None for a in adapters]
-    factors = None
-    if any(dora):
-        sizes = [layer.out_features for layer in layers]
-        factors = dora_factors(dora, sizes)[0]
+    factors = dora_factors(dora, [layer.out_features for layer in layers])[0] if any(dora) else None
     dropout = max(a.dropout if a is not None and a.training else 0.0 for a in adapters)
     return LowRankPairs(pairs, factors, dropout)

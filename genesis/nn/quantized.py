@@ -14,7 +14,7 @@ from genesis.array import Array, empty
 from genesis.autograd import apply, no_grad
 from genesis.autograd.modes import fixed_weights
 from genesis.backend.recording import mode
-from genesis.dtypes import DType, float8_e4m3fn, float32, int8, uint8
+from genesis.dtypes import DType, float32, int8, uint8
 from genesis.nn.layers import Linear
 from genesis.nn.module import Module
 from genesis.ops.elementwise import copy
@@ -120,24 +120,14 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Array, Array]:
     for start in range(0, weight.shape[0], rows):
         part = weight[start : start + rows]
         pieces = [slices(each, [start, len(part)])[1] for each in (codes, scale)]
-        made = _int8(part.float()) if kind == "int8" else _e4m3(part)
+        if kind == "int8":
+            part = part.float()
+            largest = part.abs().amax(-1)
+            by_row = largest.where(largest != 0, 1.0) / 127
+            made = (part / by_row.unsqueeze(-1)).round().to(dtype="int8").array, by_row.array
+        else:
+            bits, by_row = quantize_rows(part.array)  # as bytes, which tensors can hold
+            made = Array(bits.storage, bits.shape, bits.strides, uint8, bits.device, bits.offset), by_row
         for piece, values in zip(pieces, made, strict=True):
             copy(values, out=piece)
     return codes, scale
-
-
-def _int8(weight: Tensor) -> tuple[Array, Array]:
-    largest = weight.abs().amax(-1)
-    scale = largest.where(largest != 0, 1.0) / 127
-    return (weight / scale.unsqueeze(-1)).round().to(dtype="int8").array, scale.array
-
-
-def _e4m3(weight: Tensor) -> tuple[Array, Array]:
-    codes, scale = quantize_rows(weight.array)
-    assert codes.dtype is float8_e4m3fn
-    return _as_bits(codes), scale
-
-
-def _as_bits(codes: Array) -> Array:
-    """e4m3 as bytes, which tensors can hold."""
-    return Array(codes.storage, codes.shape, codes.strides, uint8, codes.device, codes.offset)

@@ -66,8 +66,9 @@ def scaled_dot_product_attention(
         found = _fused(q, k, v, is_causal, factor)
     else:
         given = None if attn_mask is None else _four_dimensional(attn_mask, (*query.shape[:-1], k.shape[2]))
-        mask = _causal_mask(q, k) if is_causal else given
-        found = _by_formula(q, k, v, mask, dropout_p, factor)
+        if is_causal:  # bool [T, S]: query i sees keys 0 to i
+            given = arange(q.shape[2], device=q.device).unsqueeze(1) >= arange(k.shape[2], device=q.device)
+        found = _by_formula(q, k, v, given, dropout_p, factor)
     return found if query.ndim == 4 else found.reshape(*query.shape[:-1], v.shape[-1])
 
 
@@ -128,12 +129,6 @@ def _run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tens
 
 
 # --- The formula ------------------------------------------------------------------------------------------------------
-
-
-def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
-    """bool `[T, S]`: query i sees keys 0 to i."""
-    queries, keys = arange(q.shape[2], device=q.device), arange(k.shape[2], device=q.device)
-    return queries.unsqueeze(1) >= keys  # type: ignore[no-any-return]
 
 
 def _by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float) -> Tensor:
