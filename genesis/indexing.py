@@ -61,14 +61,6 @@ class IndexPlan:
 # --- Reading the index ------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Parsed:
-    """The basic part, and the arrays: (dimension of the window, dimension of x, array or mask)."""
-
-    items: list[Item]
-    arrays: list[tuple[int, int, Array]]
-
-
 def _on_device(values: np.ndarray, device: Device) -> Array:
     if device.type == "cpu":
         return from_numpy(values)
@@ -126,65 +118,56 @@ def _range(entry: slice, dim: int, size: int) -> tuple[int, int, int]:
     return start, len(range(start, stop, step)), step
 
 
-def _parse(x: Array, index: Any) -> _Parsed:
+def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[tuple[int, int, Array]]]:
+    """The basic part (None where it changes nothing), the view it gives, and the arrays of the index: (dimension of
+    the view, dimension of x, array or mask).
+    """
     entries = [_as_index(e, x.device) for e in (index if isinstance(index, tuple) else (index,))]
     used = sum(_consumed(e) for e in entries)
     if used > x.ndim:
         raise IndexRangeError(f"{used} indices for a tensor of {x.ndim} dimensions, shape {x.shape}")
-    dots = [i for i, e in enumerate(entries) if e is Ellipsis]
-    if len(dots) > 1:
+    if sum(e is Ellipsis for e in entries) > 1:
         raise IndexRangeError("an index has more than one ellipsis (...)")
-    parsed = _Parsed([], [])
+    items: list[Item] = []
+    arrays: list[tuple[int, int, Array]] = []
     dim = place = 0  # in x, in the window
     for entry in entries:
         if entry is Ellipsis:
             whole = x.ndim - used
-            parsed.items += [(0, size, 1) for size in x.shape[dim : dim + whole]]
+            items += [(0, size, 1) for size in x.shape[dim : dim + whole]]
             dim, place = dim + whole, place + whole
         elif isinstance(entry, bool):
-            parsed.items.append(None)
-            parsed.arrays.append((place, dim, _on_device(np.zeros(int(entry), np.int64), x.device)))
+            items.append(None)
+            arrays.append((place, dim, _on_device(np.zeros(int(entry), np.int64), x.device)))
             place += 1
         elif entry is None:
-            parsed.items.append(None)
+            items.append(None)
             place += 1
         elif isinstance(entry, int):
             size = x.shape[dim]
             if not -size <= entry < size:
                 raise IndexRangeError(f"index {entry} is out of range for dimension {dim} of size {size}")
-            parsed.items.append(entry % size)
+            items.append(entry % size)
             dim += 1
         elif isinstance(entry, slice):
-            parsed.items.append(_range(entry, dim, x.shape[dim]))
+            items.append(_range(entry, dim, x.shape[dim]))
             dim, place = dim + 1, place + 1
         else:
-            dim, place = _parse_array(x, entry, dim, place, parsed)
-    return parsed
-
-
-def _parse_array(x: Array, entry: Array, dim: int, place: int, parsed: _Parsed) -> tuple[int, int]:
-    """Note an integer array or a mask, and move on past what it indexes."""
-    width = _consumed(entry)
-    if entry.dtype is bool_ and entry.shape != x.shape[dim : dim + width]:
-        raise IndexRangeError(
-            f"a mask of shape {entry.shape} at dimension {dim} does not match a tensor of shape {x.shape}"
-        )
-    parsed.arrays.append((place, dim, entry))
-    if width == 0:  # a mask without dimensions indexes a new dimension of size 1
-        parsed.items.append(None)
-        return dim, place + 1
-    parsed.items += [(0, size, 1) for size in x.shape[dim : dim + width]]
-    return dim + width, place + width
+            width = _consumed(entry)
+            sizes = x.shape[dim : dim + width]
+            if entry.dtype is bool_ and entry.shape != sizes:
+                raise IndexRangeError(
+                    f"a mask of shape {entry.shape} at dimension {dim} does not match a tensor of shape {x.shape}"
+                )
+            arrays.append((place, dim, entry))
+            # A mask without dimensions indexes a new dimension of size 1.
+            items += [(0, size, 1) for size in sizes] if width else [None]
+            dim, place = dim + width, place + max(width, 1)
+    window = slice_layout(x.shape, x.strides, items=tuple(items))
+    return None if window == (x.shape, x.strides, 0) else tuple(items), window, arrays
 
 
 # --- Planning ---------------------------------------------------------------------------------------------------------
-
-
-def _window(x: Array, items: list[Item]) -> tuple[tuple[Item, ...] | None, Layout]:
-    """The basic part as a view of x, or None where it changes nothing."""
-    found = tuple(items)
-    layout = slice_layout(x.shape, x.strides, items=found)
-    return (None if layout == (x.shape, x.strides, 0) else found), layout
 
 
 def _numbers(place: int, dim: int, entry: Array) -> list[tuple[int, int, Array]]:
@@ -198,10 +181,11 @@ def _numbers(place: int, dim: int, entry: Array) -> list[tuple[int, int, Array]]
     return [(place + i, dim + i, found.view((count,), (1,), i * count)) for i in range(entry.ndim)]
 
 
-def _arrays(kind: Kind, x: Array, parsed: _Parsed) -> IndexPlan:
+def _with_arrays(
+    kind: Kind, items: tuple[Item, ...] | None, window: Layout, arrays: list[tuple[int, int, Array]]
+) -> IndexPlan:
     """The plan of an index with arrays in it."""
-    items, window = _window(x, parsed.items)
-    flat = [n for entry in parsed.arrays for n in _numbers(*entry)]
+    flat = [n for entry in arrays for n in _numbers(*entry)]
     dims = tuple(place for place, _, _ in flat)
     indices = tuple(array for _, _, array in flat)
     shape = placed(window.shape, dims, broadcast_shapes(*(i.shape for i in indices)))[0]
@@ -218,10 +202,9 @@ def plan_get(x: Array, index: Any) -> IndexPlan:
         IndexRangeError: naming dimension, size and index.
         DTypeError: for index tensors that are neither integers nor bools.
     """
-    parsed = _parse(x, index)
-    if parsed.arrays:
-        return _arrays(Kind.GATHER, x, parsed)
-    items, window = _window(x, parsed.items)
+    items, window, arrays = _parse(x, index)
+    if arrays:
+        return _with_arrays(Kind.GATHER, items, window, arrays)
     return IndexPlan(Kind.VIEW, items, window, window.shape)
 
 
@@ -233,14 +216,12 @@ def plan_set(x: Array, index: Any, scalar: bool) -> IndexPlan:
     Raises:
         IndexRangeError, DTypeError: as `plan_get`.
     """
-    parsed = _parse(x, index)
-    if not parsed.arrays:
-        items, window = _window(x, parsed.items)
+    items, window, arrays = _parse(x, index)
+    if not arrays:
         return IndexPlan(Kind.FILL if scalar else Kind.COPY, items, window, window.shape)
-    place, _, mask = parsed.arrays[0]
-    if not (scalar and len(parsed.arrays) == 1 and mask.dtype is bool_):
-        return _arrays(Kind.SCATTER, x, parsed)
-    items, window = _window(x, parsed.items)
+    place, _, mask = arrays[0]
+    if not (scalar and len(arrays) == 1 and mask.dtype is bool_):
+        return _with_arrays(Kind.SCATTER, items, window, arrays)
     after = len(window.shape) - place - max(mask.ndim, 1)
     shape = (*(mask.shape or (1,)), *(1,) * after)
     wide = mask.view(shape, (*(mask.strides or (0,)), *contiguous_strides((1,) * after)))

@@ -66,10 +66,7 @@ def philox_rounds(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.n
 
 
 class Generator:
-    """A seed and a position. Every draw moves the position by the counters it used.
-
-    Args:
-        seed: 0 to 2^64 - 1.
+    """A seed (0 to 2^64 - 1) and a position, which every draw moves by the counters it used.
 
     Attributes:
         fixed_draws: how many draws, since the generator was made, a graph of their kernels would repeat as they were;
@@ -122,12 +119,9 @@ class Generator:
 
     @contextmanager
     def positioned_by(self, position: Any) -> Iterator[None]:
-        """Inside the block `reserve_relative` counts from the block's start, whose offset `position` holds.
+        """Inside the block `reserve_relative` counts from its start, whose offset `position` holds, a 0-d int64 tensor.
 
         So the kernels of a block can be a CUDA graph: before a replay the host writes its offset into `position`.
-
-        Args:
-            position: a 0-d int64 tensor.
         """
         outer, self._base = self._base, (self.offset, position)
         try:
@@ -137,10 +131,7 @@ class Generator:
 
     @contextmanager
     def apart(self, position: int) -> Iterator[None]:
-        """Inside the block this thread draws from `position` on, and moves no other thread's position.
-
-        So threads that share a generator draw the same values in whichever order they do.
-        """
+        """Inside the block this thread draws from `position` on and moves no other's: threads draw in any order."""
         self._apart[get_ident()] = position
         try:
             yield

@@ -49,9 +49,9 @@ Scalar = str | int | float | bool | None
 def save(obj: Any, f: str | os.PathLike[str]) -> None:
     """Save tensors, and dicts, lists and tuples of them with numbers, texts and None: state dicts, for instance.
 
-    The file is a safetensors file: every reader of the format has the tensors, `load` has the rest as well. It appears
-    whole or not at all; an older file at `f` stays until then. A tensor that appears several times is saved once,
-    and `load` gives one object for all of them; views that share only a part of their memory are saved apart.
+    Every reader of safetensors files has the tensors, `load` has the rest as well. The file appears whole or not at
+    all. A tensor that appears several times is saved once, and `load` gives one object for all of them; views that
+    share only a part of their memory are saved apart.
 
     Args:
         obj: numpy arrays become tensors; keys of dicts are texts, numbers or None.
@@ -296,8 +296,7 @@ class _Reader:
             return FLOATS[node["float"]]
         if isinstance(node, list):
             raise self._bad("a list is where a value is expected")
-        found: Scalar = node
-        return found
+        return node  # type: ignore[no-any-return]
 
     def _bad(self, problem: str) -> ModelError:
         return ModelError(

@@ -397,12 +397,8 @@ class Tensor(Methods, TensorBase, concrete=True):
     __hash__ = TensorBase.__hash__
 
 
-def _has_parameters(method: FunctionType) -> builtins.bool:
-    code = method.__code__
-    return code.co_argcount + code.co_kwonlyargcount > 1
-
-
 for _name, _method in list(vars(Tensor).items()):  # keywords as functions have them
-    if isinstance(_method, FunctionType) and not _name.startswith("_") and _has_parameters(_method):
+    _code = _method.__code__ if isinstance(_method, FunctionType) and _name[0] != "_" else None
+    if _code is not None and _code.co_argcount + _code.co_kwonlyargcount > 1:
         setattr(Tensor, _name, normalized(_method))
 Tensor.requires_grad_ = normalized(TensorBase.requires_grad_)  # type: ignore[method-assign]

@@ -23,9 +23,9 @@ CHOICES = (bfloat16, float16)
 
 
 class Kept(NamedTuple):
-    """A parameter's cast, with what it was made of."""
+    """A parameter's cast, with what it was made of: `source` is held so that no other tensor gets its id."""
 
-    source: object  # a tensor; held, so that no other tensor gets its id
+    source: object
     array: Array
     version: int
     made: Any
@@ -131,9 +131,7 @@ def is_autocast_enabled(device_type: str) -> bool:
 
 
 def get_autocast_dtype(device_type: str) -> DType:
-    """The type of matmuls in an `autocast` block for such devices that names none: bfloat16 on the CPU, float16 on
-    CUDA, or what a block around says.
-    """
+    """The type of matmuls in a block that names none: bfloat16 on the CPU, float16 on CUDA, or as a block around."""
     return autocasting.types[_checked(device_type)]
 
 

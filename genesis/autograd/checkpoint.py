@@ -36,16 +36,16 @@ class _Frame:
         self.saved: dict[int, Saved] = {}
 
     def drop(self, saved: Saved) -> Callable[[], Saved]:
-        """While recording: keep only the number of the call."""
+        """While recording: keep only the number of the call; gives what the call saved when it was repeated, once."""
         index = len(self.calls)
         self.calls.append(saved.context.input_specs)
-        return lambda: self.take(index)
 
-    def take(self, index: int) -> Saved:
-        """What call number `index` saved, once."""
-        if index not in self.saved:
-            self._run_again()
-        return self.saved.pop(index)
+        def take() -> Saved:
+            if index not in self.saved:
+                self._run_again()
+            return self.saved.pop(index)
+
+        return take
 
     def _run_again(self) -> None:
         if any(t.array.storage.version != version for t, version in self.versions):

@@ -19,7 +19,7 @@ STEP = 1e-6  # balances truncation (step²) against rounding (eps/step) for valu
 
 def _outputs(function: Callable[..., Any], inputs: Sequence[TensorBase]) -> list[TensorBase]:
     result = function(*inputs)
-    outs = list(result) if isinstance(result, (tuple, list)) else [result]
+    outs = result if isinstance(result, (tuple, list)) else [result]
     return [o for o in outs if o.array.dtype.is_floating_point]
 
 
@@ -49,9 +49,8 @@ def _analytical(function: Callable[..., Any], inputs: Sequence[TensorBase], inde
         jacobian = np.zeros((inputs[index].array.size, size))
         if output.requires_grad:
             for column in range(size):
-                one_hot = np.zeros(size)
-                one_hot[column] = 1.0
-                seed = TensorBase.wrap(from_numpy(one_hot.reshape(output.array.shape)))
+                one_hot = np.eye(1, size, column).reshape(output.array.shape)
+                seed = TensorBase.wrap(from_numpy(one_hot))
                 got = grad(output, inputs[index], seed, retain_graph=True, allow_unused=True)[0]
                 if got is not None:
                     jacobian[:, column] = got.array.numpy().ravel()

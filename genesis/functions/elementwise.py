@@ -186,12 +186,8 @@ def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
 
 def _filling(name: str, x: Any, mask: Any, value: Any) -> Any:
     """The value in x's type: the elements that stay must not pass through another."""
-    for operand in (x, mask):
-        if not isinstance(operand, TensorBase):
-            raise DTypeError(
-                f"{name} takes tensors, got {type(operand).__name__}", next="wrap it with genesis.tensor()"
-            )
-    value, kind = as_operand(value, name), x.array.dtype
+    array_of(mask, name)
+    value, kind = as_operand(value, name), array_of(x, name).dtype
     if isinstance(value, TensorBase):
         if value.array.shape:
             raise ShapeError(f"{name}: the value has shape {value.array.shape}", next="use where(mask, value, x)")

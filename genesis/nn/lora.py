@@ -145,7 +145,7 @@ class LoRALinear(Linear):
         return self._squares[2]
 
     def merged_weight(self) -> Tensor:
-        """c∘(W + s·B·A) `[out_features, in_features]`, float32, no gradient: the weight of a linear layer that does the same."""
+        """c∘(W + s·B·A) `[out_features, in_features]` in float32, without gradient: the linear layer that does this."""
         with no_grad():
             a, b = self.lora_A.weight.to(float32), self.lora_B.weight.to(float32)
             whole = self.weight.to(float32) + (b @ a) * self.scaling
