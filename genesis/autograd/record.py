@@ -258,10 +258,11 @@ def _leases(op: Op, inputs: tuple[Any, ...]) -> Leases:
 def _with_idle_memory(op: Op, inputs: tuple[Any, ...]) -> AbstractContextManager[None]:
     """Inside the block, `op` may take its temporaries from memory next to the gradient slots that it writes."""
     for _, source in op.gradient_outputs:
-        slot = inputs[source]._gradient_slot if isinstance(inputs[source], TensorBase) else None
-        memory = None if slot is None else slot.idle_memory()
-        if memory is not None:
-            return memory.storage.backend.temporaries_from(memory)
+        leaf = inputs[source]
+        if isinstance(leaf, TensorBase) and leaf._gradient_slot is not None:
+            memory = leaf._gradient_slot.idle_memory()
+            if memory is not None:
+                return memory.storage.backend.temporaries_from(memory)
     return nullcontext()
 
 

@@ -330,7 +330,11 @@ class CrossEntropyLoss(_Loss):
         self.ignore_index, self.label_smoothing, self.z_loss = ignore_index, label_smoothing, z_loss
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        how = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        how: dict[str, Any] = {
+            "ignore_index": self.ignore_index,
+            "label_smoothing": self.label_smoothing,
+            "z_loss": self.z_loss,
+        }
         return cross_entropy(input, target, self.weight, reduction=self.reduction, **how)
 
 
