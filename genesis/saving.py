@@ -23,7 +23,7 @@ from genesis.backend import CPU, Device, as_device
 from genesis.dtypes import as_dtype, float8_e4m3fn
 from genesis.errors import DiskError, DTypeError, GenesisError, ModelError, UsageError, escape
 from genesis.files.atomic import atomic_file
-from genesis.files.boundary import close_read
+from genesis.files.boundary import closed_after
 from genesis.files.filesystem import DEFAULT, FileSystem
 from genesis.files.paths import open_regular, quote
 from genesis.files.safetensors import MAX_NAME_CHARS, SafeTensors, write_tensors
@@ -205,33 +205,15 @@ def load(
         raise UsageError(f"load: a device is meant, not a {type(target).__name__}", next='write "cpu" or "cuda:0", say')
     device = CPU if target is None else as_device(target)
     _refuse_other_formats(path)
-    with SafeTensors(path) as file:  # every claim of the header is checked before the library reads it
-        tensors = _tensors(path, file, device)
+    with SafeTensors(path) as file:
+        tensors = {}
+        for name, entry in file.entries.items():
+            _known_dtype(entry.dtype, f"the tensor {quote(name)}", escape(path))
+            tensors[name] = Tensor(from_numpy(file.read(name))).to(device=device)
         if KEY not in file.metadata:
             return tensors
         root = parse_object(file.metadata[KEY].encode(), where=escape(path), max_depth=MAX_DEPTH)
     return _Reader(tensors, escape(path)).whole(root)
-
-
-def _tensors(path: Path, file: SafeTensors, device: Device) -> dict[str, Tensor]:
-    """The file's tensors by name, read by the format's library."""
-    from safetensors import SafetensorError, safe_open
-
-    found = {}
-    try:
-        with safe_open(path, framework="numpy") as opened:
-            for name, entry in file.entries.items():
-                _known_dtype(entry.dtype, f"the tensor {quote(name)}", escape(path))
-                array = opened.get_tensor(name)
-                if array.dtype != entry.dtype or array.shape != entry.shape:
-                    raise ModelError("the file changed while it was read", where=escape(path), next="load it again")
-                if entry.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
-                    what = f"the tensor {quote(name)} holds bytes other than 0 and 1 as BOOL"
-                    raise ModelError(what, where=escape(path))
-                found[name] = Tensor(from_numpy(array)).to(device=device)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"the file cannot be read: {escape(error)[:200]}", where=escape(path)) from error
-    return found
 
 
 class _Reader:
@@ -322,11 +304,8 @@ def _refuse_other_formats(path: Path) -> None:
     """One clear sentence for pickles and all else that people take for a file of tensors."""
     if os.path.isdir(path):
         raise ModelError(f"{quote(str(path), 400)} is a folder", next="genesis_models.load reads model folders")
-    descriptor = open_regular(path)
-    try:
+    with closed_after(open_regular(path)) as descriptor:
         start, size = os.pread(descriptor, 8, 0), os.fstat(descriptor).st_size
-    finally:
-        close_read(descriptor)
     if start.startswith(b"PK\x03\x04") and path.suffix == ".npz":
         raise ModelError("this is an archive of numpy arrays", where=escape(path), next="numpy.load reads it")
     # A header's length may begin like a pickle, whose first bytes make no length that the file could hold.

@@ -22,13 +22,11 @@ import genesis
 from genesis import __version__
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, ModelError, NumericError, UsageError, escape
-from genesis.files.atomic import AtomicFolder
+from genesis.files.atomic import MANIFEST_NAME, AtomicFolder, read_manifest
 from genesis.files.boundary import boundary
-from genesis.files.cards import README, read_head, with_head
 from genesis.files.hashing import sha256_file
-from genesis.files.hf import CHECKPOINT, WeightFolder, list_names, read_json
+from genesis.files.hf import CHECKPOINT, README, WeightFolder, list_names, read_head, read_json, with_head
 from genesis.files.hub_cache import DATA_SOURCE, hub_name, local_path, name_of
-from genesis.files.manifest import MANIFEST_NAME, read_manifest
 from genesis.files.paths import exists, is_folder, list_folder, safe_join
 from genesis.files.safetensors import load_file
 from genesis.files.strict_json import read_limited

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
+from genesis.files.atomic import MANIFEST_NAME
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.files.hub_cache import hub_name, local_path, pull_advice
-from genesis.files.manifest import MANIFEST_NAME
 from genesis.files.paths import exists, is_folder, list_folder, quote, safe_join
 from genesis.files.trust import check_owner
 from genesis_models.adapters import (

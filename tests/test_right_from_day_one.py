@@ -24,7 +24,7 @@ import genesis_models
 from genesis.backend import CPU
 from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
 from genesis.errors import DiskError, InterruptedRun
-from genesis.files.manifest import verify_manifest
+from genesis.files.atomic import verify_manifest
 from genesis.files.safetensors import load_file
 from genesis.train import loop
 from genesis.train.loop import Training

@@ -8,8 +8,8 @@ import numpy as np
 
 from genesis.dtypes import bfloat16
 from genesis.errors import ModelError, escape
+from genesis.files.atomic import verify_manifest
 from genesis.files.boundary import boundary
-from genesis.files.manifest import verify_manifest
 from genesis.files.paths import exists
 from genesis.ops.rounding import split_into
 from genesis.optim.states import MASTER

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis.data.messages import read_messages, read_tools
 from genesis.data.readers.stream import BOM
+from genesis.data.record_formats import read_messages, read_tools
 from genesis.data.records import Conversation, Position
 from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.files.strict_json import parse_object, read_limited

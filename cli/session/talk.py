@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
-from genesis.data.messages import read_messages
+from genesis.data.record_formats import read_messages
 from genesis.data.records import Conversation, Message, Position, content_text
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
 from genesis.files.atomic import write_file

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genesis.data.messages import read_messages, read_tools
+from genesis.data.record_formats import read_messages, read_tools
 from genesis.data.records import Conversation, Position
 from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.train.output import Output

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from genesis.data.formats import SUPPORTED, kind_by_content, looks_like_records
+from genesis.data.readers import SUPPORTED, kind_by_content, looks_like_records
 from genesis.data.readers.stream import EMPTY, TEXT, opened, text_document
 from genesis.data.record_formats import FieldNames, Format, RecordFormat
 from genesis.data.records import Conversation, Defect, Defects, Document, Position, Row, is_learned, record_text

@@ -1,10 +1,9 @@
 """Batches from tokens: each a pure function of (data, seed, epoch, index), so that resuming is arithmetic. No tensors.
 
 An epoch takes every sample once, or as often as its weight says, in an order drawn from (seed, epoch); its rows are
-packed and shuffled. The last
-rows are never dropped: an epoch of R rows has ceil(R / B) batches that share the rows evenly, and a batch with fewer
-than B rows is filled up with rows that hold no token and no target. So shapes are fixed, and no batch lacks targets:
-each sample has one, and of a sample that is cut only the chunks that have one are kept.
+packed and shuffled. The last rows are never dropped: an epoch of R rows has ceil(R / B) batches that share the rows
+evenly, and a batch with fewer than B rows is filled up with rows that hold no token and no target. So shapes are fixed,
+and no batch lacks targets: each sample has one, and of a sample that is cut only the chunks that have one are kept.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genesis.data.documents import TokenSet
-from genesis.data.packing import Chunks, Packing, chunk_counts, cut, pack
+from genesis.data.documents import Ints, TokenSet
+from genesis.data.packing import Chunks, Packing, chunk_counts, chunks_with_target, cut, pack
 from genesis.errors import ConfigError, DataError, IndexRangeError, ModelError, escape
-
-Ints = npt.NDArray[np.int64]
 
 IGNORE_INDEX = -100
 _SAMPLE_ORDER, _ROW_ORDER, _DRAW = 0, 1, 2
@@ -258,15 +255,6 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
     before = np.cumsum(counts) - counts
     ranges: Ints = np.arange(counts.sum()) + np.repeat(starts - before, counts)
     return ranges
-
-
-def chunks_with_target(tokens: TokenSet, seq_len: int) -> npt.NDArray[np.bool_] | None:
-    """Which chunks of all samples, each cut for rows of `seq_len`, in their order have a target; None: all have."""
-    if tokens.mask is None or not (tokens.lengths > seq_len).any():
-        return None
-    chunks = cut(np.arange(len(tokens)), tokens.lengths, seq_len)
-    begins = tokens.starts[chunks.samples] + chunks.offsets
-    return tokens.targets_between(begins, begins + chunks.lengths) > 0
 
 
 def _check_targets(tokens: TokenSet) -> None:

@@ -12,32 +12,32 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from genesis.data.chat.samples import ChatEncoder
 from genesis.data.corpus import Corpus, FileCounts
-from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, index_documents
-from genesis.data.formats import SUPPORTED
+from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, holdout_points, index_documents, split
+from genesis.data.packing import Note, TooLong, fit
+from genesis.data.readers import SUPPORTED
 from genesis.data.record_formats import FieldNames, Format
 from genesis.data.records import Defects, Document
 from genesis.data.sources import WeightedSource, expand
-from genesis.data.split import holdout_points, split
-from genesis.data.tokenize import NO_TARGET, Encoder, SpecialText, reread, tokenize
+from genesis.data.tokenize import NO_TARGET, SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
-from genesis.data.too_long import Note, TooLong, fit
 from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
-from genesis.files.cache import Cache, State
-from genesis.files.entry import EntryWriter
+from genesis.files.cache import Cache, EntryWriter, State
 from genesis.files.strict_json import canonical_bytes
 
 # Called with the stage ("train a tokenizer", "tokenize"), the bytes of text done, and their total.
 StageProgress = Callable[[str, int, int], None]
 # Called where there are records; what it makes is closed here.
-MakeEncoder = Callable[[Tokenizer], Encoder]
+MakeEncoder = Callable[[Tokenizer], ChatEncoder]
 
 TOKENIZER_FORMAT = 1
 # More text changes a vocabulary little; a larger corpus gives a sample of its documents.
@@ -136,7 +136,7 @@ def prepare(
         tokenizer_path: a folder or tokenizer.json; None trains one of `vocab_size` tokens on the training documents.
         cache_dir: where tokens and a trained tokenizer are kept.
         seed: of the split.
-        seq_len, too_long: see `genesis.data.too_long.fit`.
+        seq_len, too_long: see `genesis.data.packing.fit`.
         on_error, max_line_bytes, format, fields: see `genesis.data.corpus.Corpus`.
         progress: called with a stage, the bytes done and their total, while a stage works.
         parse_special: special tokens written out in a text become their ids.
@@ -146,37 +146,35 @@ def prepare(
         DataError: the data cannot be used. ModelError: the tokenizer cannot. ConfigError: `vocab_size` is too small.
         DiskError: the cache cannot be written.
     """
-    cache = Cache(cache_dir)
-    corpus = Corpus(train_sources, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
+    read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
+    how = _How(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    corpus = read(train_sources)
     index, defects = _indexed(corpus, "data.train")
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
     index, is_held_out = _split(corpus, index, seed, fraction)
-    tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
-    how: _How = {"parse_special": parse_special, "too_long": too_long, "make_encoder": make_encoder}
-    done = _samples(corpus, index, tokenizer, cache, _staged(progress, "tokenize"), seq_len, on_error, **how)
+    chosen = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, how.cache, progress)
+    tokenizer, tokenizer_state = chosen
+    done = _samples(corpus, index, tokenizer, how, partial(progress, "tokenize"))
     _check_any(done.tokens, "of data.train", done.notes)
     if not corpus.is_divided:
         is_held_out = _usable(is_held_out, done.tokens, seed, fraction)
 
-    if eval_sources is None:
-        held_out = _held_out(corpus, index, is_held_out, done, cache)
-    else:
-        held_out = prepare_held_out(
-            sources=eval_sources,
-            tokenizer=tokenizer,
-            cache_dir=cache_dir,
-            on_error=on_error,
-            max_line_bytes=max_line_bytes,
-            seq_len=seq_len,
-            format=format,
-            fields=fields,
-            progress=progress,
-            **how,
-        )
-    train = _weighted(done.tokens.select(~is_held_out), corpus.weights)
+    held_out = None
+    if eval_sources is not None:
+        held_out = _held_out(eval_sources, tokenizer, how, progress, "data.eval")
+    elif is_held_out.any():
+        tokens = done.tokens.select(is_held_out)
+        _check_any(tokens, "held out of data.train", done.notes)
+        baseline = _baseline(_chosen(corpus, index, is_held_out), tokens.index, how.cache)
+        held_out = HeldOut(tokens, baseline, Defects())
+    train = done.tokens.select(~is_held_out)
+    if any(weight != 1 for weight in corpus.weights.values()):
+        of_files = np.array([corpus.weights[name] for name in train.index.files], np.float64)
+        train = replace(train, weights=of_files[train.index.file_numbers][train.documents])
     _check_any(train, "of data.train", done.notes)
     train, held_out = _with_fingerprint(train, held_out, done.choices)
-    shared = _shared(train.index, held_out.tokens.index) if held_out else 0
+    known = {row.tobytes() for row in held_out.tokens.index.digests} if held_out else set()
+    shared = sum(row.tobytes() in known for row in train.index.digests)
     tail = index.name(1) if corpus.is_divided else ""
     found = (done.special, done.notes, done.lengths, corpus.formats)
     report = DataReport(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, *found)
@@ -205,17 +203,26 @@ def prepare_held_out(
     Args:
         key: how errors name the sources.
     """
-    cache = Cache(cache_dir)
+    read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
+    how = _How(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    return _held_out(sources, tokenizer, how, progress, key)
+
+
+def _held_out(
+    sources: Sequence[str] | Mapping[str, Sequence[str]],
+    tokenizer: Tokenizer,
+    how: _How,
+    progress: StageProgress,
+    key: str,
+) -> HeldOut:
     sets = sources if isinstance(sources, Mapping) else {}
     set_of_file = _sets_of_files(sets, key)
     sources = [source for each in sets.values() for source in each] if sets else [*sources]
-    corpus = Corpus(sources, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
+    corpus = how.read(sources)
     index, defects = _indexed(corpus, key)
-    staged = _staged(progress, "tokenize held-out data")
-    how: _How = {"parse_special": parse_special, "too_long": too_long, "make_encoder": make_encoder}
-    done = _samples(corpus, index, tokenizer, cache, staged, seq_len, on_error, **how)
+    done = _samples(corpus, index, tokenizer, how, partial(progress, "tokenize held-out data"))
     _check_any(done.tokens, f"of {key}", done.notes)
-    baseline = _baseline(reread(corpus, index), index, cache)
+    baseline = _baseline(reread(corpus, index), index, how.cache)
     found = {}
     for name in sets:
         chosen = np.array([set_of_file[file] == name for file in index.files])
@@ -242,12 +249,17 @@ def _sets_of_files(sets: Mapping[str, Sequence[str]], key: str) -> dict[str, str
     return found
 
 
-class _How(TypedDict):
-    """How documents become samples."""
+@dataclass(frozen=True)
+class _How:
+    """How sources are read and their documents become samples; see `prepare`."""
 
+    cache: Cache
+    read: Callable[[Sequence[str | WeightedSource]], Corpus]
+    on_error: Literal["fail", "skip"]
     parse_special: bool
     too_long: TooLong | None
     make_encoder: MakeEncoder | None
+    seq_len: int
 
 
 @dataclass(frozen=True)
@@ -262,65 +274,39 @@ class _Samples:
     choices: dict[str, str]
 
 
-def _samples(
-    corpus: Corpus,
-    index: DocumentIndex,
-    tokenizer: Tokenizer,
-    cache: Cache,
-    progress: Progress,
-    seq_len: int,
-    on_error: Literal["fail", "skip"],
-    *,
-    parse_special: bool,
-    too_long: TooLong | None,
-    make_encoder: MakeEncoder | None,
-) -> _Samples:
-    """The documents as samples that fit into rows of `seq_len`. Raises: DataError: a record cannot be encoded."""
+def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _How, progress: Progress) -> _Samples:
+    """The documents as samples that fit into rows. Raises: DataError: a record cannot be encoded."""
     encoder, choices = None, {}
     if index.is_record.any():
-        if make_encoder is None:
+        if how.make_encoder is None:
             name = escape(index.name(int(np.argmax(index.is_record))))
             raise DataError("the data hold records, and there is no encoder", where=name, next="give make_encoder")
-        encoder = make_encoder(tokenizer)
+        encoder = how.make_encoder(tokenizer)
         choices["encoder"] = encoder.fingerprint
     with nullcontext() if encoder is None else closing(encoder):
-        done = tokenize(
-            corpus,
-            index,
-            tokenizer,
-            cache,
-            progress,
-            parse_special=parse_special,
-            encoder=encoder,
-            on_error=on_error,
-        )
-    notes = [_left_out_note(kind, count, done.left_out) for kind, count in done.left_out.counts.items()]
-    notes += [
-        Note(count, kind, done.notes.examples[kind], "data.template") for kind, count in done.notes.counts.items()
-    ]
-    notes += _several(done.tokens)
-    turns, first = corpus.not_learned
-    if turns and encoder is not None and not encoder.learns_all:
-        notes.append(Note(turns, "turns are read and not learned (weight 0 or train false)", escape(first)))
-    special = tokenizer.special_ids  # stand for no text
-    tokens, more = fit(done.tokens, seq_len, too_long, lambda id: 0 if id in special else tokenizer.text_bytes(id))
-    if tokens is not done.tokens:
-        choices["too_long"] = too_long or "drop"
-    return _Samples(tokens, done.state, done.special, (*notes, *more), done.tokens.lengths, choices)
-
-
-def _left_out_note(kind: str, count: int, left_out: Defects) -> Note:
-    what = "samples without a target are left out" if kind == NO_TARGET else f"records are left out: {kind}"
-    return Note(count, what, left_out.examples[kind])
-
-
-def _several(tokens: TokenSet) -> Iterator[Note]:
-    """What to say of conversations that a template renders otherwise once later turns are there."""
-    samples = np.bincount(tokens.documents)
+        done = tokenize(corpus, index, tokenizer, how.cache, progress, how.parse_special, encoder, how.on_error)
+    notes: list[Note] = []
+    for kind, count in done.left_out.counts.items():
+        what = "samples without a target are left out" if kind == NO_TARGET else f"records are left out: {kind}"
+        notes.append(Note(count, what, done.left_out.examples[kind]))
+    for kind, count in done.notes.counts.items():
+        notes.append(Note(count, kind, done.notes.examples[kind], "data.template"))
+    samples = np.bincount(done.tokens.documents)
     if (several := samples > 1).any():
         what = "conversations became several samples: the template renders a turn otherwise when others follow"
         first = int(np.argmax(several))
-        yield Note(int(several.sum()), what, f"{escape(tokens.index.name(first))}, {samples[first]:,} samples")
+        notes.append(Note(int(several.sum()), what, f"{escape(index.name(first))}, {samples[first]:,} samples"))
+    turns, where = corpus.not_learned
+    if turns and encoder is not None and not encoder.learns_all:
+        notes.append(Note(turns, "turns are read and not learned (weight 0 or train false)", escape(where)))
+
+    def text_bytes(id: int) -> int:
+        return 0 if id in tokenizer.special_ids else tokenizer.text_bytes(id)
+
+    tokens, more = fit(done.tokens, how.seq_len, how.too_long, text_bytes)
+    if tokens is not done.tokens:
+        choices["too_long"] = how.too_long or "drop"
+    return _Samples(tokens, done.state, done.special, (*notes, *more), done.tokens.lengths, choices)
 
 
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
@@ -329,17 +315,6 @@ def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
         what = f"no sample {which} is left" + "".join(f"; {note}" for note in notes)
         next = "raise data.seq_len, set data.too_long=split, or look at the data: genesis data preview"
         raise DataError(what, next=next)
-
-
-def _held_out(
-    corpus: Corpus, index: DocumentIndex, is_held_out: npt.NDArray[np.bool_], done: _Samples, cache: Cache
-) -> HeldOut | None:
-    """What is held out of the training sources. Raises: DataError: no sample of it is left."""
-    if not is_held_out.any():
-        return None
-    tokens = done.tokens.select(is_held_out)
-    _check_any(tokens, "held out of data.train", done.notes)
-    return HeldOut(tokens, _baseline(_chosen(corpus, index, is_held_out), tokens.index, cache), Defects())
 
 
 def _baseline(documents: Iterator[Document], index: DocumentIndex, cache: Cache) -> float | None:
@@ -433,15 +408,6 @@ def _chosen(corpus: Corpus, index: DocumentIndex, mask: npt.NDArray[np.bool_]) -
             yield document
 
 
-def _weighted(tokens: TokenSet, weights: Mapping[str, float]) -> TokenSet:
-    """The samples with the weights of the files that they are from."""
-    if all(weight == 1 for weight in weights.values()):
-        return tokens
-    index = tokens.index
-    of_files = np.array([weights[name] for name in index.files], np.float64)
-    return replace(tokens, weights=of_files[index.file_numbers][tokens.documents])
-
-
 def _with_fingerprint(
     train: TokenSet, held_out: HeldOut | None, choices: dict[str, str]
 ) -> tuple[TokenSet, HeldOut | None]:
@@ -455,16 +421,6 @@ def _with_fingerprint(
     if held_out:
         held_out = replace(held_out, tokens=replace(held_out.tokens, data_fingerprint=fingerprint))
     return replace(train, data_fingerprint=fingerprint), held_out
-
-
-def _shared(train: DocumentIndex, held_out: DocumentIndex) -> int:
-    """The number of training documents whose text is also held out."""
-    known = {row.tobytes() for row in held_out.digests}
-    return sum(row.tobytes() in known for row in train.digests)
-
-
-def _staged(progress: StageProgress, stage: str) -> Progress:
-    return lambda done, total: progress(stage, done, total)
 
 
 # --- The number to beat -----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 | Source | Files |
 |---|---|
-| a file | itself; an error if its name says that it is no text (`genesis.data.formats`) |
+| a file | itself; an error if its name says that it is no text (`genesis.data.readers`) |
 | a glob: `corpus/**/*.txt` | the files that match, sorted; `**` descends, hidden names need their dot written |
 | a folder | every file below it but hidden ones, sorted; links to folders are not followed |
 | `stdlib:` | the running Python's standard library: `*.py` without tests, site-packages and idlelib, sorted |
@@ -31,12 +31,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from genesis.data.formats import format_by_name, kind_by_name, way_out
+from genesis.data.readers import format_by_name, kind_by_name, way_out
 from genesis.data.readers.stream import TEXT, DataFile
 from genesis.data.record_formats import FieldNames
 from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
-from genesis.files.cards import read_head
+from genesis.files.hf import read_head
 from genesis.files.hub_cache import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
 from genesis.files.paths import exists, is_folder, quote, safe_join
 

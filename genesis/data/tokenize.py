@@ -17,18 +17,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from genesis.data.chat.samples import ChatEncoder
 from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
-from genesis.data.records import Defect, Defects, Document, Remark
+from genesis.data.records import Defect, Defects, Document
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
-from genesis.files.cache import Cache, State
-from genesis.files.entry import Entry, EntryWriter
+from genesis.files.cache import Cache, Entry, EntryWriter, State
 from genesis.files.strict_json import parse_object
 
 FORMAT = 2  # of the files, and of the rules by which a document becomes ids
@@ -51,37 +51,6 @@ PIECE_CHARS = 1 << 15
 _CUT_WINDOW = 1 << 14
 # What is encoded at once where nothing proves that a cut changes no id: some gigabytes of memory.
 MAX_PIECE_CHARS = 1 << 23
-
-
-class EncodedSample(Protocol):
-    """What an encoder makes: ids and which of them are targets, `[n]`, and the bytes of text that those stand for; and
-    notes on its document, at one of its samples.
-    """
-
-    @property
-    def ids(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def is_target(self) -> npt.NDArray[np.bool_]: ...
-    @property
-    def target_bytes(self) -> int: ...
-    @property
-    def notes(self) -> Sequence[Defect | Remark]: ...
-
-
-class Encoder(Protocol):
-    """Makes samples of records until it is closed.
-
-    Attributes:
-        fingerprint: changes with all that decides the samples but the records.
-        learns_all: whether every token is a target, whatever a record says of its turns.
-    """
-
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def learns_all(self) -> bool: ...
-    def encode(self, documents: Sequence[Document]) -> Sequence[Sequence[EncodedSample] | Defect]: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +80,8 @@ def tokenize(
     tokenizer: Tokenizer,
     cache: Cache,
     progress: Progress,
-    *,
     parse_special: bool = False,
-    encoder: Encoder | None = None,
+    encoder: ChatEncoder | None = None,
     on_error: Literal["fail", "skip"] = "fail",
 ) -> Tokenized:
     """The documents of `corpus`, of which `index` was made, as tokens.
@@ -326,7 +294,7 @@ class _Writer:
 class _Records:
     """What an entry with records says of its samples: document, mask and bytes of the targets, and what has none."""
 
-    def __init__(self, encoder: Encoder, index: DocumentIndex, on_error: Literal["fail", "skip"]) -> None:
+    def __init__(self, encoder: ChatEncoder, index: DocumentIndex, on_error: Literal["fail", "skip"]) -> None:
         self._encoder, self._index, self._fails = encoder, index, on_error == "fail"
         self._documents, self._target_bytes, self._mask = list[int](), list[int](), bytearray()
         self._left_out: dict[str, list[Any]] = {}  # kind -> count, and number and defect of the first

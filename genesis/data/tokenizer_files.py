@@ -24,7 +24,7 @@ from typing import Any
 from genesis.errors import ModelError, escape
 from genesis.files import strict_json
 from genesis.files.boundary import boundary
-from genesis.files.cache import USER, Cache, user_folder
+from genesis.files.cache import Cache, user_folder
 from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 from genesis.files.paths import exists, is_folder, quote, safe_join
 from genesis.files.strict_json import parse_object, read_limited
@@ -413,7 +413,7 @@ class CheckedTokenizer:
 @cache
 def user_cache() -> Cache:
     """Where the user's processes keep what they found out about tokenizers."""
-    return Cache(user_folder("tokenizers"), **USER)
+    return Cache.of_user(user_folder("tokenizers"))
 
 
 def cached_tokenizer(

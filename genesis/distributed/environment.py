@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from genesis.errors import UsageError, escape
-from genesis.files.cache import USER, Cache, user_folder
-from genesis.files.entry import EntryWriter
+from genesis.files.cache import Cache, EntryWriter, user_folder
 
 JOB_KEY = "GENESIS_JOB_KEY"
 LAUNCHER = "GENESIS_LAUNCHER"  # the process id of our own launcher
@@ -178,7 +177,7 @@ def job_key(world: World, environ: Mapping[str, str]) -> bytes:
     def make(writer: EntryWriter) -> None:
         writer.write("key", secrets.token_bytes(32))
 
-    kept = Cache(user_folder("ranks"), **USER).get("key", {"of": "this user's ranks on this host"}, make)
+    kept = Cache.of_user(user_folder("ranks")).get("key", {"of": "this user's ranks on this host"}, make)
     # Two jobs of one user have different keys, where only their ports differ.
     return hmac.digest(bytes(kept.entry.part("key")), f"{world.port} {world.size}".encode(), "sha256")
 

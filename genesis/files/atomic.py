@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -32,42 +33,27 @@ import shutil
 import stat
 import sys
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Self
 
 from genesis.errors import DiskError, ModelError, escape
-from genesis.files.boundary import close_read
+from genesis.files.boundary import boundary, closed_after
 from genesis.files.filesystem import DEFAULT, Buffer, FileSystem, Writer, disk_error
-from genesis.files.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest
-from genesis.files.paths import check_name, list_folder, quote
-from genesis.files.strict_json import read_limited
+from genesis.files.hashing import sha256_file
+from genesis.files.paths import check_name, list_folder, quote, safe_join
+from genesis.files.strict_json import canonical_bytes, parse_object, read_limited
 
+MANIFEST_NAME = "manifest.json"
+_VERSION = 1
+_MAX_MANIFEST = 16 << 20
+_NEXT = "this copy is damaged: use another checkpoint, or restore the folder from where it came"
 _MARKER = ".genesis-temporary"
 _MARKER_TEXT = b"Genesis makes this folder while it writes, and removes it.\n"
 _LEFTOVER = re.compile(r"\.(tmp|old|del)-(.+)-[0-9a-f]{16}", re.DOTALL)
 _GET_FLAGS, _FIXED = 0x80086601, 0x10 | 0x20  # FS_IOC_GETFLAGS of Linux; immutable, append only
-
-
-class FolderWriter(Protocol):
-    """What a function needs that writes files into a folder, whichever way they are committed."""
-
-    target: Path  # the folder once they are committed, absolute
-
-    def create(self, name: str) -> Writer:
-        """A writer of the new file `name`."""
-
-    def write(self, name: str, data: Buffer) -> None:
-        """Write the whole file `name`."""
-
-    def existing(self) -> list[str]:
-        """Names that the folder holds from before."""
-
-    def remove(self, name: str) -> None:
-        """Let an older file go when the new ones are committed."""
 
 
 class _StagedFile(Writer):
@@ -110,31 +96,33 @@ class FolderShare:
         return self._files[name]
 
     @property
-    def records(self) -> dict[str, tuple[int, str]]:
+    def records(self) -> Mapping[str, FileRecord]:
         """Bytes and sha256 of the files that are finished, by name: for `AtomicFolder.take_in`."""
-        finished = {name: file.record() for name, file in self._files.items() if file.finished}
-        return {name: (record.size, record.sha256) for name, record in finished.items()}
+        return {name: file.record() for name, file in self._files.items() if file.finished}
 
     def __enter__(self) -> FolderShare:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for file in self._files.values():
             file.abandon()
 
 
-class _Staging(ABC):
-    """A marked temporary folder in `parent` and the files written to it, committed where its block ends well."""
+class FolderWriter:
+    """A marked temporary folder and the files written to it, which take their places when its block ends well.
 
-    def __init__(self, parent: Path, name: str, fs: FileSystem) -> None:
+    Attributes:
+        target: the folder once they are committed, absolute.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], fs: FileSystem) -> None:
+        self.target = self._folder = Path(os.path.abspath(target))
         self._fs = fs
-        self._folder = parent / _leftover_name("tmp", name)
         self._files: dict[str, _StagedFile] = {}
         self._folders: list[str] = []
 
-    def _open(self) -> None:
+    def __enter__(self) -> Self:
+        self._fs.makedirs(self._folder.parent)
         self._fs.mkdir(self._folder)
         try:
             with self._fs.create(self._folder / _MARKER) as marker:
@@ -142,19 +130,28 @@ class _Staging(ABC):
         except BaseException:
             self._discard()
             raise
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
+                unfinished = [name for name, file in self._files.items() if not file.finished]
+                if unfinished:
+                    raise ValueError(f"the file {unfinished[0]!r} was not finished before the commit")
                 self._commit()
         finally:
             self._discard()
 
-    @abstractmethod
     def _commit(self) -> None:
-        """Let the files take their places."""
+        raise NotImplementedError
+
+    def existing(self) -> list[str]:
+        """Names that the folder holds from before, sorted."""
+        return []
+
+    def remove(self, name: str) -> None:
+        """Remove the older file `name` after the new files are in place."""
+        raise ValueError(f"{name!r} is not in the new folder {self.target}")
 
     def create(self, name: str) -> Writer:
         """A writer of the new file `name`; finish it, or use it as a context manager, before the commit.
@@ -183,23 +180,16 @@ class _Staging(ABC):
         with self.create(name) as file:
             file.write(data)
 
-    def _check_finished(self) -> None:
-        unfinished = [name for name, file in self._files.items() if not file.finished]
-        if unfinished:
-            raise ValueError(f"the file {unfinished[0]!r} was not finished before the commit")
-
     def _discard(self) -> None:
         """Remove the temporary folder as far as the disk lets us; `sweep` takes the rest."""
         for file in self._files.values():
             file.abandon()
-        try:
+        with contextlib.suppress(OSError):
             if self._folder.exists():
                 self._fs.rmtree(self._folder, last=(MANIFEST_NAME, _MARKER))
-        except OSError:
-            pass
 
 
-class AtomicFolder(_Staging):
+class AtomicFolder(FolderWriter):
     """Writes a folder that appears at `target` whole, with its manifest, when the block ends without an error.
 
     Args:
@@ -220,11 +210,11 @@ class AtomicFolder(_Staging):
         replace: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self.target = Path(os.path.abspath(target))
+        super().__init__(target, fs)
+        self._folder = self.target.parent / _leftover_name("tmp", self.target.name)
         self.metadata: dict[str, Any] = dict(metadata or {})
         self._replace = replace
         self._of_others: dict[str, FileRecord] = {}
-        super().__init__(self.target.parent, self.target.name, fs)
 
     @property
     def staged(self) -> Path:
@@ -237,19 +227,9 @@ class AtomicFolder(_Staging):
             raise ValueError(f"the file name {min(taken)!r} is taken")
         self._of_others |= {name: FileRecord(*record) for name, record in records.items()}
 
-    def existing(self) -> list[str]:
-        """No names: the folder is a new one."""
-        return []
-
-    def remove(self, name: str) -> None:
-        """Nothing can be removed from a new folder."""
-        raise ValueError(f"{name!r} is not in the new folder {self.target}")
-
-    def __enter__(self) -> AtomicFolder:
+    def __enter__(self) -> Self:
         self._check_target()
-        self._fs.makedirs(self.target.parent)
-        self._open()
-        return self
+        return super().__enter__()
 
     def _check_target(self) -> None:
         """Refuse to replace what was not asked for, or what we did not write."""
@@ -264,7 +244,6 @@ class AtomicFolder(_Staging):
         read_manifest(self.target)
 
     def _commit(self) -> None:
-        self._check_finished()
         own = {name: file.record() for name, file in self._files.items()}
         manifest = Manifest({**own, **self._of_others}, self.metadata)
         with self._fs.create(self._folder / MANIFEST_NAME) as file:
@@ -289,17 +268,15 @@ class AtomicFolder(_Staging):
             self._fs.fsync_dir(parent)
             self._fs.rename(self._folder, self.target)
         except BaseException:
-            try:
+            # Where the disk refuses the way back too, `sweep` takes it at the next start. The first error is reported.
+            with contextlib.suppress(DiskError):
                 self._fs.rename(old, self.target)
-            except DiskError:
-                # The disk refuses the way back too: `sweep` takes it at the next start. The first error is reported.
-                pass
             raise
         self._fs.fsync_dir(parent)
         _remove(old, self.target.name, self._fs)
 
 
-class FolderUpdate(_Staging):
+class FolderUpdate(FolderWriter):
     """Adds or replaces files in a folder that also holds other things, such as the root of a run's output.
 
     The files are written under temporary names and flushed. When the block ends without an error each is renamed, in
@@ -308,30 +285,26 @@ class FolderUpdate(_Staging):
     """
 
     def __init__(self, target: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
-        self.target = Path(os.path.abspath(target))
+        super().__init__(target, fs)
+        self._folder = self.target / _leftover_name("tmp", "update")
         self._removals: list[str] = []
-        super().__init__(self.target, "update", fs)
 
     def existing(self) -> list[str]:
-        """The names in the folder, sorted."""
         with self._fs.errors("list", self.target):
             return sorted(name for name in os.listdir(self.target) if name != self._folder.name)
 
     def remove(self, name: str) -> None:
-        """Remove the file `name` after the new files are in place."""
         if "/" in check_name(name):
             raise ValueError(f"the file name {name!r} has folders")
         self._removals.append(name)
 
-    def __enter__(self) -> FolderUpdate:
-        self._fs.makedirs(self.target)
-        self._open()
-        return self
-
     def _commit(self) -> None:
-        self._check_finished()
         for folder in self._folders:
-            self._make_folder(self.target / folder)
+            path = self.target / folder
+            if not os.path.lexists(path):
+                self._fs.mkdir(path)
+            elif not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise ModelError(f"{escape(path)} is no plain folder, and files go into it", next="move it elsewhere")
         for name in self._files:
             self._fs.rename(self._folder / name, self.target / name)
         for name in self._removals:
@@ -340,13 +313,6 @@ class FolderUpdate(_Staging):
         for folder in self._folders:
             self._fs.fsync_dir(self.target / folder)
         self._fs.fsync_dir(self.target)
-
-    def _make_folder(self, path: Path) -> None:
-        """Make a folder inside the target; what is there already must be one itself, no link to one."""
-        if not os.path.lexists(path):
-            self._fs.mkdir(path)
-        elif not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise ModelError(f"{escape(path)} is no plain folder, and files go into it", next="move it elsewhere")
 
 
 def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = DEFAULT) -> None:
@@ -494,12 +460,11 @@ def _is_fixed(path: Path, found: os.stat_result) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
-    try:
-        return bool(int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)), sys.byteorder) & _FIXED)
-    except OSError:  # a file system without such flags
-        return False
-    finally:
-        close_read(descriptor)
+    with closed_after(descriptor):
+        try:
+            return bool(int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)), sys.byteorder) & _FIXED)
+        except OSError:  # a file system without such flags
+            return False
 
 
 def _is_ours(folder: Path, kind: str) -> bool:
@@ -518,3 +483,85 @@ def _is_ours(folder: Path, kind: str) -> bool:
         return kind != "old" and not names
     except (OSError, ModelError):
         return False
+
+
+# --- The manifest -----------------------------------------------------------------------------------------------------
+# sha256 and size of each file of a committed folder, and the caller's metadata.
+
+
+class FileRecord(NamedTuple):
+    """What a file must be: its size in bytes and its sha256 as 64 hex digits."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of a committed folder and the metadata that was given with them (plain JSON values)."""
+
+    files: Mapping[str, FileRecord]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The one text of this manifest; it carries a hash of its own content, so that bit rot in it is seen too."""
+        content: dict[str, Any] = {
+            "files": {name: {"bytes": r.size, "sha256": r.sha256} for name, r in self.files.items()},
+            "genesis_manifest": _VERSION,
+            "metadata": dict(self.metadata),
+        }
+        content["manifest_sha256"] = hashlib.sha256(canonical_bytes(content)).hexdigest()
+        return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode("ascii")
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """The manifest of `folder`, itself checked, the files not looked at.
+
+    Raises:
+        ModelError: there is none (the folder was never committed), or it is damaged.
+    """
+    where = escape(Path(folder) / MANIFEST_NAME)
+    data = read_limited(safe_join(folder, MANIFEST_NAME, where=where), _MAX_MANIFEST)
+    content = parse_object(data, where=where)
+    if content.get("genesis_manifest") != _VERSION:
+        what = f"{MANIFEST_NAME} has no format version {_VERSION}"
+        raise ModelError(what, where=where, next="use the Genesis that wrote it")
+    manifest = None
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # parts are missing or of another type
+        files = {check_name(n): FileRecord(int(r["bytes"]), str(r["sha256"])) for n, r in content["files"].items()}
+        manifest = Manifest(files, dict(content["metadata"]))
+    # Whatever differs from the one text that the writer makes of this content was changed after writing.
+    if manifest is None or manifest.to_bytes() != data:
+        raise ModelError(f"{MANIFEST_NAME} is damaged: its content and its own hash disagree", where=where, next=_NEXT)
+    return manifest
+
+
+@boundary(ModelError, "checking the files of a folder")
+def verify_manifest(folder: str | os.PathLike[str], without: Collection[str] = ()) -> Manifest:
+    """The manifest of `folder` after every file was compared with it, byte by byte through its hash.
+
+    Args:
+        without: files of which only the size is compared.
+
+    Raises:
+        ModelError: naming the first file that is missing, extra, of another size, or of another content.
+    """
+    manifest = read_manifest(folder)
+    paths = {name: safe_join(folder, name, where=escape(folder)) for name in manifest.files}
+    inside = {name.rpartition("/")[0] for name in manifest.files} - {""}
+    present = set(os.listdir(folder)) - inside
+    present |= {f"{name}/{entry}" for name in inside for entry in os.listdir(Path(folder) / name)}
+    extra = sorted(present - set(manifest.files) - {MANIFEST_NAME})
+    if extra:
+        what = f"the file {quote(extra[0])} is not in {MANIFEST_NAME}"
+        raise ModelError(what, where=escape(folder), next="move it elsewhere")
+    for name, record in manifest.files.items():
+        size = os.stat(paths[name]).st_size
+        if size != record.size:
+            what = f"the file {quote(name)} has {size:,} bytes where {MANIFEST_NAME} says {record.size:,}"
+            raise ModelError(what, where=escape(folder), next=_NEXT)
+    for name, record in manifest.files.items():
+        if name not in without and sha256_file(paths[name]) != record.sha256:
+            what = f"the file {quote(name)} is damaged: its sha256 is not the one in {MANIFEST_NAME}"
+            raise ModelError(what, where=escape(folder), next=_NEXT)
+    return manifest

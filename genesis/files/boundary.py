@@ -83,3 +83,22 @@ def close_read(descriptor: int) -> None:
     """Close a descriptor of which no written byte depends; an error that comes with closing changes nothing."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
+
+
+@contextmanager
+def closed_after(descriptor: int) -> Iterator[int]:
+    """A block that reads from a descriptor, which is closed at its end as `close_read` does."""
+    try:
+        yield descriptor
+    finally:
+        close_read(descriptor)
+
+
+@contextmanager
+def closed_on_error(descriptor: int) -> Iterator[int]:
+    """A block that hands a descriptor on, which is closed where the block fails."""
+    try:
+        yield descriptor
+    except BaseException:
+        close_read(descriptor)
+        raise

@@ -6,11 +6,13 @@ import errno
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import re
 import secrets
 import shutil
 import stat
+import struct
 import sys
 import threading
 import weakref
@@ -18,12 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from genesis.errors import DiskError, escape
-from genesis.files.boundary import close_read
-from genesis.files.entry import Damaged, Entry, EntryWriter, read_entry
-from genesis.files.filesystem import DEFAULT, Buffer
+from genesis.files.boundary import close_read, closed_after, closed_on_error
+from genesis.files.filesystem import DEFAULT, Buffer, FileSystem, as_bytes
 from genesis.files.lock import EntryLock
 from genesis.files.trust import Refused, check_file, open_file, open_folder, private_folder
 
@@ -32,16 +33,6 @@ _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"
 _MOST = 2400  # pauses of a lock: 2 minutes
 _NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # say nothing of the file that could not be opened
-
-
-class _Settings(TypedDict):
-    own: int
-    optional: bool
-    setting: str
-
-
-USER: _Settings = {"own": 2, "optional": True, "setting": "XDG_CACHE_HOME"}
-"""Settings of a `Cache` in a `user_folder`."""
 
 
 def user_folder(name: str) -> Path:
@@ -60,15 +51,10 @@ class Cached:
     state: State
 
 
-def _nothing(text: str) -> None: ...
-
-
 def _warn(text: str) -> None:
     """One line on stderr, if there is one."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         print(escape(text), file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
-        pass
 
 
 _warned: set[tuple[str, str]] = set()
@@ -100,6 +86,11 @@ class Cache:
         self._fs = DEFAULT.for_place(f"another {setting}")
         self._descriptor, self._lock, self._swept = -1, threading.Lock(), False
 
+    @classmethod
+    def of_user(cls, folder: str | os.PathLike[str]) -> Cache:
+        """The cache in a `user_folder`; what cannot be kept there is not kept."""
+        return cls(folder, own=2, optional=True, setting="XDG_CACHE_HOME")
+
     def find(self, name: str, *, limit: int | None = None) -> Entry | None:
         """The entry `name` of at most `limit` bytes, every byte of it checked; None where there is no good one."""
         try:
@@ -121,7 +112,12 @@ class Cache:
         try:
             with self._fs.errors("write", self.folder):
                 folder = self._open()
-                self._sweep(folder)
+                if not self._swept:  # of what writers that died have left; a living one holds a lock on its file
+                    self._swept = True
+                    for other in os.listdir(folder):
+                        if other.startswith(_TEMPORARY) and not _is_claimed(folder, other):
+                            with suppress(OSError):
+                                os.unlink(other, dir_fd=folder)
                 self._write(folder, name, make, flush=False)
         except DiskError:
             if not self._optional:
@@ -134,7 +130,7 @@ class Cache:
         """
         lock = None
         with suppress(OSError):
-            lock = EntryLock(self._open(), name, name, _nothing)
+            lock = EntryLock(self._open(), name, name, lambda line: None)
             lock.acquire(most=_MOST)
         try:
             yield
@@ -165,17 +161,21 @@ class Cache:
             if (found := self._found(name)) is not None:
                 return Cached(found, "found")
             with self._fs.errors("remove", path):
-                if is_first:
-                    _discard_temporary(folder, name)
+                if is_first:  # a process that died while it made this entry may have left it
+                    for other in os.listdir(folder):
+                        if other.startswith(f"{_TEMPORARY}{name}-"):
+                            _discard(folder, other)
                 state: State = "rebuilt" if _discard(folder, name) else "made"
             self._write(folder, name, make, flush=True)
-            entry = self._written(name)
+            entry = None
+            with suppress(Refused, Damaged), self._fs.errors("read", path):
+                entry = self._read(name, None)
         finally:
             lock.release()
         if entry is None:
             what = "the cached data that were just written read back as other bytes"
             next = f"check the disk, or choose another {self._setting}"
-            raise DiskError(what, where=escape(self.folder / name), next=next)
+            raise DiskError(what, where=escape(path), next=next)
         return Cached(entry, state)
 
     def _found(self, name: str) -> Entry | None:
@@ -184,28 +184,17 @@ class Cache:
             return self._read(name, None)
         except (Refused, Damaged):
             return None
+        except DiskError:
+            raise
         except OSError as error:
-            if isinstance(error, DiskError):
-                raise
             if error.errno in _NO_MEANS:
                 with self._fs.errors("open", self.folder / name):
                     raise
             return None
 
-    def _written(self, name: str) -> Entry | None:
-        """The entry that this process has just written, None where its bytes are others. Raises: DiskError."""
-        try:
-            with self._fs.errors("read", self.folder / name):
-                return self._read(name, None)
-        except (Refused, Damaged):
-            return None
-
     def _read(self, name: str, limit: int | None) -> Entry | None:
-        descriptor = open_file(self._open(), name)
-        try:
+        with closed_after(open_file(self._open(), name)) as descriptor:
             return read_entry(descriptor, name, limit)
-        finally:
-            close_read(descriptor)
 
     def _write(self, folder: int, name: str, make: Callable[[EntryWriter], object], *, flush: bool) -> None:
         """Write to a temporary file and rename, so that no process ever reads half an entry."""
@@ -215,17 +204,23 @@ class Cache:
         with self._fs.calling("open", path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(staged, flags, 0o600, dir_fd=folder)
-        try:
-            _claim(descriptor)
-            writer = EntryWriter(descriptor, name, path, self._fs)
-            make(writer)
-            writer.finish(flush=flush)
-            with self._fs.calling("rename", path):
-                _take_place(folder, staged, name)
-        except BaseException:
-            _unlink(folder, staged)
-            close_read(descriptor)
-            raise
+        with closed_on_error(descriptor):
+            try:
+                with suppress(OSError):  # where the file system cannot lock, another's sweep may cost us this entry
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                writer = EntryWriter(descriptor, name, path, self._fs)
+                make(writer)
+                writer.finish(flush=flush)
+                with self._fs.calling("rename", path):
+                    try:
+                        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    except (IsADirectoryError, FileExistsError):  # no entry, as the folder of an older version
+                        _discard(folder, name)
+                        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(staged, dir_fd=folder)
+                raise
         writer.close()  # only now: the open file holds the lock that keeps it from being swept
 
     def _open(self) -> int:
@@ -259,50 +254,24 @@ class Cache:
             with self._fs.errors("open", self.folder):
                 raise OSError(error.errno if isinstance(error, OSError) else errno.EACCES, str(error)) from error
 
-    def _sweep(self, folder: int) -> None:
-        """Once: remove what writers that died have left; a living one holds a lock on its file."""
-        if self._swept:
-            return
-        self._swept = True
-        for name in os.listdir(folder):
-            if name.startswith(_TEMPORARY) and not _is_claimed(folder, name):
-                _unlink(folder, name)
-
-
-def _claim(descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # the file system cannot: the sweep of another process may cost us this entry
-        pass
-
 
 def _is_claimed(folder: int, name: str) -> bool:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return False
-    try:
-        info = os.fstat(descriptor)
-        check_file(info, name)
-        if not info.st_size:  # its writer may be between opening and locking
+    with closed_after(descriptor):
+        try:
+            info = os.fstat(descriptor)
+            check_file(info, name)
+            if not info.st_size:  # its writer may be between opening and locking
+                return True
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
             return True
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except (OSError, Refused):
-        return False
-    finally:
-        close_read(descriptor)
-
-
-def _take_place(folder: int, staged: str, name: str) -> None:
-    """Rename; what is not an entry (a folder of an older version, say) gives way."""
-    try:
-        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except (IsADirectoryError, FileExistsError):
-        _discard(folder, name)
-        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except (OSError, Refused):
+            return False
 
 
 def _discard(folder: int, name: str) -> bool:
@@ -318,15 +287,197 @@ def _discard(folder: int, name: str) -> bool:
     return True
 
 
-def _discard_temporary(folder: int, name: str) -> None:
-    """Remove what a process that died while it made this entry has left; call it under the entry's lock."""
-    for other in os.listdir(folder):
-        if other.startswith(f"{_TEMPORARY}{name}-"):
-            _discard(folder, other)
+# --- An entry ---------------------------------------------------------------------------------------------------------
+# Named parts in one file, every byte of which is checked before anything of it is used. The file is a mark, the parts,
+# each from a multiple of 64 bytes on, an index, and a tail:
+#
+#     "genesis cache 1\n", zeros | part | zeros | part | zeros | index (JSON) | length of the index, u64 | sha256
+#
+# The sha256 covers all before it. The index holds the entry's own name and the name and size of each part; nothing else
+# is stored, so that nothing can contradict itself. What differs from the one file that these parts give is damaged.
 
 
-def _unlink(folder: int, name: str) -> None:
+MARK = b"genesis cache 1\n"
+ALIGNMENT = 64
+LENGTH = struct.Struct("<Q")
+TAIL = LENGTH.size + hashlib.sha256().digest_size
+MAX_INDEX = 1 << 16
+_CHUNK = 1 << 20
+_SMALL = 1 << 20  # bytes; a larger entry is mapped, not read
+
+
+class Damaged(Exception):
+    """A file that is not what was written."""
+
+
+class Entry:
+    """The parts of a checked entry; they stay readable when its file is replaced or removed."""
+
+    def __init__(self, data: memoryview, parts: Mapping[str, tuple[int, int]]) -> None:
+        self._data, self._parts = data, parts
+
+    def part(self, name: str) -> memoryview:
+        """The bytes of a part, read-only; they begin at a multiple of 64 bytes where the entry is mapped."""
+        begin, size = self._parts[name]
+        return self._data[begin : begin + size]
+
+    def names(self) -> list[str]:
+        """The names of the parts, in the order in which they were written."""
+        return list(self._parts)
+
+
+def read_entry(descriptor: int, name: str, limit: int | None = None) -> Entry:
+    """The entry `name` in an open file of at most `limit` bytes.
+
+    Raises:
+        Damaged: it is not, byte for byte, what was written under this name. OSError: reading failed.
+    """
+    size = os.fstat(descriptor).st_size
+    if not len(MARK) + TAIL <= size <= (size if limit is None else limit):
+        raise Damaged("its size")
+    if size <= _SMALL:
+        data = memoryview(_read(descriptor, size))
+        digest = hashlib.sha256(data[:-32]).digest()
+    else:
+        digest = _hash(descriptor, size - 32)
+        data = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+    if len(data) != size or digest != data[-32:]:
+        raise Damaged("its checksum")
+    (length,) = LENGTH.unpack(data[size - TAIL : size - 32])
+    if data[: len(MARK)] != MARK or length > min(MAX_INDEX, size - TAIL):
+        raise Damaged("its structure")
+    begin = size - TAIL - length
+    return Entry(data, _parts(bytes(data[begin : begin + length]), name, begin))
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    pieces, offset = [], 0
+    while offset < size and (piece := os.pread(descriptor, size - offset, offset)):
+        pieces.append(piece)
+        offset += len(piece)
+    return b"".join(pieces)
+
+
+def _hash(descriptor: int, size: int) -> bytes:
+    digest, offset = hashlib.sha256(), 0
+    while offset < size and (piece := os.pread(descriptor, min(_CHUNK, size - offset), offset)):
+        digest.update(piece)
+        offset += len(piece)
+    return digest.digest() if offset == size else b""
+
+
+def _index(name: str, sizes: Mapping[str, int]) -> bytes:
+    return json.dumps({"entry": name, "parts": list(map(list, sizes.items()))}, separators=(",", ":")).encode("ascii")
+
+
+def _parts(index: bytes, name: str, end: int) -> dict[str, tuple[int, int]]:
+    """Where each part is, from the one index that such an entry can have."""
     try:
-        os.unlink(name, dir_fd=folder)
-    except OSError:
-        pass
+        sizes = {str(part): int(size) for part, size in json.loads(index)["parts"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged("its index") from None
+    if _index(name, sizes) != index:
+        raise Damaged("its index")
+    found, offset = {}, ALIGNMENT
+    for part, size in sizes.items():
+        if not 0 <= size <= end - offset:
+            raise Damaged("its index")
+        found[part] = offset, size
+        offset = _aligned(offset + size)
+    if offset != end:
+        raise Damaged("its index")
+    return found
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+class EntryWriter:
+    """Writes an entry's parts one after the other into an open file; `finish` makes it whole.
+
+    Args:
+        descriptor: of a new file; this object closes it.
+        name: the entry's.
+        path: how errors name the file.
+        fs: the file system to write through.
+    """
+
+    def __init__(self, descriptor: int, name: str, path: Path, fs: FileSystem) -> None:
+        self._descriptor, self._name, self._path, self._fs = descriptor, name, path, fs
+        self._digest, self._place = hashlib.sha256(), 0
+        self._sizes: dict[str, int] = {}
+        self._open: PartWriter | None = None
+        self._append(MARK)
+        self._pad()
+
+    def create(self, name: str) -> PartWriter:
+        """A writer of the part `name`, to be finished before the next one is begun.
+
+        Raises:
+            DiskError: the disk is full or fails. ValueError: the name is taken, or another part is open.
+        """
+        if name in self._sizes or (self._open is not None and not self._open.finished):
+            raise ValueError(f"the part {name!r} cannot begin here")
+        self._sizes[name] = 0
+        self._open = PartWriter(self, name)
+        return self._open
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Write the whole part `name`; errors as in `create`."""
+        with self.create(name) as part:
+            part.write(data)
+
+    def finish(self, *, flush: bool) -> None:
+        """Write what makes the entry whole; with `flush`, return once it is on the medium."""
+        if self._open is not None and not self._open.finished:
+            raise ValueError(f"a part of {self._name} was not finished")
+        index = _index(self._name, self._sizes)
+        self._append(index + LENGTH.pack(len(index)))
+        self._append(self._digest.digest())
+        if flush:
+            self._fs.fsync(self._descriptor, self._path)
+
+    def close(self) -> None:
+        """Close the file; closing again does nothing. Raises: DiskError: what was written may be lost."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            self._fs.close(descriptor, self._path)
+
+    def _part(self, name: str, data: Buffer) -> None:
+        self._append(data)
+        self._sizes[name] += memoryview(data).nbytes
+
+    def _pad(self) -> None:
+        if gap := _aligned(self._place) - self._place:
+            self._append(bytes(gap))
+
+    def _append(self, data: Buffer) -> None:
+        view = as_bytes(data)
+        self._digest.update(view)
+        self._place += len(view)
+        self._fs.write(self._descriptor, self._path, view)
+
+
+class PartWriter:
+    """Appends to one part of an entry; a context manager."""
+
+    def __init__(self, entry: EntryWriter, name: str) -> None:
+        self._entry, self._name, self.finished = entry, name, False
+
+    def write(self, data: Buffer) -> None:
+        """Append `data`. Raises: DiskError."""
+        assert not self.finished, "a part that is finished"
+        self._entry._part(self._name, data)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self._entry._pad()
+        self.finished = True
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and not self.finished:
+            self.finish()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.errors import ModelError
-from genesis.files.boundary import close_read, system_error
+from genesis.files.boundary import boundary, closed_after
 from genesis.files.paths import open_regular
 from genesis.files.strict_json import canonical_bytes
 
@@ -20,23 +20,20 @@ _PIECE = 64 << 20
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """The sha256 of the regular file at `path` as 64 hex digits, read in pieces of 1 MiB.
+    """The sha256 of the regular file at `path` as 64 hex digits; errors as in `add_file`."""
+    return str(add_file(hashlib.sha256(), path).hexdigest())
+
+
+def add_file(digest: Any, path: str | os.PathLike[str]) -> Any:
+    """The hash of hashlib `digest` with the bytes of the regular file at `path`.
 
     Raises:
         ModelError: not a regular file, or reading failed.
     """
-    digest = hashlib.sha256()
-    buffer = bytearray(_CHUNK)
-    view = memoryview(buffer)
-    descriptor = open_regular(path)
-    try:
-        while count := os.readv(descriptor, [buffer]):
-            digest.update(view[:count])
-    except OSError as error:
-        raise system_error(error, ModelError, "reading", path) from error
-    finally:
-        close_read(descriptor)
-    return digest.hexdigest()
+    with boundary(ModelError, "reading", path), closed_after(open_regular(path)) as descriptor:
+        while piece := os.read(descriptor, _CHUNK):
+            digest.update(piece)
+    return digest
 
 
 def update(digest: Any, data: bytes | memoryview) -> None:

@@ -6,18 +6,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy.typing as npt
 
-from genesis.errors import DiskError, ModelError, escape
+from genesis.errors import ModelError, escape
 from genesis.files.atomic import FolderWriter
-from genesis.files.boundary import boundary, close_read, system_error
+from genesis.files.boundary import boundary, closed_after
 from genesis.files.paths import check_name, exists, list_folder, open_regular, quote, safe_join
 from genesis.files.safetensors import SafeTensors, TensorEntry, TensorSource, write_tensors
-from genesis.files.strict_json import indented_bytes, parse_object, read_limited, read_object
+from genesis.files.strict_json import indented_bytes, parse_object, read_limited
 
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -60,6 +61,8 @@ _TEMPLATE = re.compile(r"\w[\w.-]{0,95}\.jinja")
 # Larger counts have more digits: model-000001-of-000163.safetensors.
 _WEIGHT_FILE = re.compile(r"model(-\d{5,8}-of-\d{5,8})?\.safetensors|model\.safetensors\.index\.json")
 _COPY_BYTES = 1 << 20
+README = "README.md"
+_MAX_README = 8 << 20
 _NEXT = "the model folder is incomplete or mixed up: download or save it again"
 
 
@@ -71,7 +74,7 @@ def read_json(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> dict
     Raises:
         ModelError: no regular file, too large, not UTF-8, not an object, duplicate keys, not finite, too deep.
     """
-    return read_object(path, limit=limit)
+    return parse_object(read_limited(path, limit), where=escape(Path(path)))
 
 
 def index_name(stem: str) -> str:
@@ -225,9 +228,7 @@ class WeightFolder:
     def __enter__(self) -> WeightFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -303,7 +304,15 @@ def copy_side_files(
     copied = []
     for name in side_files(source) if names is None else names:
         if exists(Path(source) / name):
-            _copy(safe_join(source, name, where=escape(source)), name, writer)
+            path, limit = safe_join(source, name, where=escape(source)), SIDE_FILES.get(name, MAX_TEMPLATE_BYTES)
+            with boundary(ModelError, "reading", path), closed_after(open_regular(path)) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size > limit:
+                    what = f"{quote(name)} has {size:,} bytes, more than the {limit:,} allowed"
+                    raise ModelError(what, where=escape(path))
+                with writer.create(name) as target:
+                    while part := os.read(descriptor, _COPY_BYTES):
+                        target.write(part)
             copied.append(name)
     return copied
 
@@ -315,10 +324,9 @@ def _listed(source: str | os.PathLike[str], folder: str) -> list[str]:
 
 
 def _is_plain(source: str | os.PathLike[str], name: str) -> bool:
-    try:
+    with suppress(ModelError, OSError):
         return os.stat(safe_join(source, name)).st_size <= MAX_TEMPLATE_BYTES
-    except (ModelError, OSError):
-        return False
+    return False
 
 
 @boundary(ModelError, "reading the chat template")
@@ -330,11 +338,10 @@ def read_chat_templates(folder: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         ModelError: a file is unsafe or too large, not UTF-8, or the entry is neither text nor a list with a default.
     """
-    name = CHAT_TEMPLATE
-    if exists(Path(folder) / name):
+    if exists(Path(folder) / CHAT_TEMPLATE):
         names = [n for n in _listed(folder, TEMPLATE_FOLDER) if _TEMPLATE.fullmatch(n)][:MAX_TEMPLATES]
-        more = {n.removesuffix(".jinja"): _read_template(folder, f"{TEMPLATE_FOLDER}/{n}") for n in names}
-        return {**more, "default": _read_template(folder, name)}
+        files = {n.removesuffix(".jinja"): f"{TEMPLATE_FOLDER}/{n}" for n in names} | {"default": CHAT_TEMPLATE}
+        return {n: read_template(safe_join(folder, file), escape(Path(folder) / file)) for n, file in files.items()}
     name = TOKENIZER_CONFIG
     if not exists(Path(folder) / name):
         return {}
@@ -355,12 +362,13 @@ def _is_template(item: tuple[Any, Any]) -> bool:
     return bool(is_name) and isinstance(text, str) and len(text) <= MAX_TEMPLATE_BYTES
 
 
-def _read_template(folder: str | os.PathLike[str], name: str) -> str:
+def read_template(path: str | os.PathLike[str], where: str) -> str:
+    """The text of the chat template in the file `path`. Raises: ModelError."""
     try:
-        return read_limited(safe_join(folder, name), MAX_TEMPLATE_BYTES).decode("utf-8")
+        return read_limited(path, MAX_TEMPLATE_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
-        raise ModelError(what, where=escape(Path(folder) / name), next="save it as UTF-8") from error
+        raise ModelError(what, where=where, next="save it as UTF-8") from error
 
 
 def read_weight_map(path: Path, where: str) -> dict[str, str]:
@@ -393,20 +401,37 @@ def _shards(tensors: Mapping[str, npt.NDArray[Any] | TensorSource], max_shard_by
     return shards
 
 
-def _copy(path: Path, name: str, writer: FolderWriter) -> None:
-    """Copy the regular file `path` in pieces, up to the limit of its kind."""
-    limit = SIDE_FILES.get(name, MAX_TEMPLATE_BYTES)
-    descriptor = open_regular(path)
+# --- The head of a README ---------------------------------------------------------------------------------------------
+# YAML between two lines of three dashes, which says what a model or data set is.
+
+
+def read_head(folder: Path) -> Mapping[str, Any]:
+    """The values in the head of a folder's README; none where it has no head, or one that cannot be read.
+
+    Raises:
+        ModelError: it is no regular file, a link or too large.
+    """
+    import yaml
+
+    data = read_limited(safe_join(folder, README), _MAX_README) if exists(folder / README) else b""
+    text = data.decode("utf-8", "replace")
+    begin, _, rest = text.removeprefix("\ufeff").replace("\r\n", "\n").partition("---\n")
+    head, end, _ = rest.partition("\n---\n")
+    if begin or not end:
+        return {}
     try:
-        size = os.fstat(descriptor).st_size
-        if size > limit:
-            raise ModelError(f"{quote(name)} has {size:,} bytes, more than the {limit:,} allowed", where=escape(path))
-        with writer.create(name) as target:
-            while part := os.read(descriptor, _COPY_BYTES):
-                target.write(part)
-    except DiskError:
-        raise
-    except OSError as error:
-        raise system_error(error, ModelError, "reading", path) from error
-    finally:
-        close_read(descriptor)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(head, loader)):
+            return {}  # a few of them are as large as a million values
+        found = yaml.load(head, loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def with_head(values: Mapping[str, Any], text: str) -> bytes:
+    """A README with these values in its head; those that are None or empty are left out."""
+    import yaml
+
+    kept = {key: value for key, value in values.items() if value}
+    return f"---\n{yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)}---\n\n{text}".encode()

@@ -21,13 +21,14 @@ from typing import Any
 from urllib.parse import quote as percent
 
 from genesis.errors import BusyError, DataError, DeviceError, DiskError, GenesisError, ModelError, escape
-from genesis.files.boundary import boundary, close_read
-from genesis.files.cards import README
+from genesis.files.atomic import write_file
+from genesis.files.boundary import boundary
 from genesis.files.filesystem import DEFAULT, check_room
-from genesis.files.hf import INDEX_NAME, MAX_JSON_BYTES, WEIGHTS_NAME, file_limit, read_json, read_weight_map
+from genesis.files.hashing import add_file
+from genesis.files.hf import INDEX_NAME, MAX_JSON_BYTES, README, WEIGHTS_NAME, file_limit, read_json, read_weight_map
 from genesis.files.hub_cache import ADAPTER_CONFIG, COMMIT, CONFIG, MAIN, HubName, cache_folder
 from genesis.files.lock import FolderLock
-from genesis.files.paths import check_name, exists, open_regular, quote
+from genesis.files.paths import check_name, exists, quote
 from genesis.files.strict_json import parse_object
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -38,10 +39,13 @@ LONGEST_PAUSE_S = 120  # that a hub may ask for
 SLOWEST, WINDOW_S = 1024, 60.0  # fewer bytes in so many seconds are a transfer that stands still
 LISTING_S = 120.0  # for the whole list of files, which a slow answer would make endless
 TIMEOUT_S = 30.0  # without a byte
-PIECE = 1 << 20
 _SPAN = re.compile(r"bytes ([0-9]{1,18})-[0-9]*/([0-9]{1,18}|\*)")
 BUSY = (408, 429, 500, 502, 503, 504)
 AGAIN = "run the command again: it goes on where it stopped"
+
+
+Progress = Callable[[int, int], None]
+Check = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,9 @@ class Pulled:
 def pull(
     name: HubName,
     *,
-    check: Callable[[dict[str, Any]], object] = lambda config: None,
+    check: Check = lambda config: None,
     is_data: Callable[[str], bool] = lambda name: True,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Pulled:
     """Fetch what of the model or data set is not in the cache, and compare all of it with the hub's hashes.
@@ -118,20 +122,22 @@ def pull(
 class _Fetch:
     """One pull: the files of a commit, one after the other."""
 
-    def __init__(
-        self, hub: _Hub, commit: str, listed: dict[str, HubFile], progress: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, hub: _Hub, commit: str, listed: dict[str, HubFile], progress: Progress) -> None:
         self.hub, self.commit, self.listed = hub, commit, listed
         self.blobs = hub.name.folder / "blobs"
         self.snapshot = hub.name.folder / "snapshots" / commit
         self.progress = progress
         self.done = self.total = self.fetched = 0
 
-    def run(self, check: Callable[[dict[str, Any]], object], is_data: Callable[[str], bool]) -> Pulled:
+    def run(self, check: Check, is_data: Callable[[str], bool]) -> Pulled:
         DEFAULT.makedirs(self.blobs)
         DEFAULT.makedirs(self.snapshot)
         if self.hub.name.is_data:
-            files = self._data(is_data)
+            if not any(map(is_data, self.listed)):
+                what = f"{self.hub.name} has no file of data that Genesis reads"
+                next = "look for a version of it as Parquet: many have one at the revision refs/convert/parquet"
+                raise DataError(what, where=self.hub.where, next=next)
+            files = list(self.listed.values())
         else:
             small, weights = self._wanted(check)
             files = [*small, *weights]
@@ -147,15 +153,7 @@ class _Fetch:
         left = tuple(sorted(each for each in self.listed if each not in taken))
         return Pulled(self.snapshot, self.commit, tuple(files), self.fetched, left)
 
-    def _data(self, is_data: Callable[[str], bool]) -> list[HubFile]:
-        """The files of data, and the README that says which splits they are. Raises: DataError: there are none."""
-        if not any(map(is_data, self.listed)):
-            what = f"{self.hub.name} has no file of data that Genesis reads"
-            next = "look for a version of it as Parquet: many have one at the revision refs/convert/parquet"
-            raise DataError(what, where=self.hub.where, next=next)
-        return list(self.listed.values())
-
-    def _wanted(self, check: Callable[[dict[str, Any]], object]) -> tuple[list[HubFile], list[HubFile]]:
+    def _wanted(self, check: Check) -> tuple[list[HubFile], list[HubFile]]:
         """Side files and weights. The config is fetched and checked on the way, and the index of weights."""
         config = next((name for name in (CONFIG, ADAPTER_CONFIG) if name in self.listed), None)
         if config is None:
@@ -239,7 +237,8 @@ class _Fetch:
                         # A hub without ranges sends again what is here: only a byte further than ever is progress.
                         new, at = piece[max(0, start - at) :], at + len(piece)
                         if start + len(new) > file.size:
-                            raise _Cut(f"more than the {file.size:,} bytes that the hub lists")
+                            more = f"more than the {file.size:,} bytes that it lists"
+                            raise self.hub.no_hub(f"it sends {quote(file.name)} with {more}")
                         out.write(new)
                         digest.update(new)
                         start += len(new)
@@ -256,17 +255,7 @@ class _Fetch:
 
     def _hashed(self, path: Path, file: HubFile) -> Any:
         """The hash of what is at `path`, of nothing where there is no file."""
-        digest = file.digest()
-        if _size(path) is None:
-            return digest
-        with boundary(ModelError, "reading the cache", path):
-            descriptor = open_regular(path)
-            try:
-                while piece := os.read(descriptor, PIECE):
-                    digest.update(piece)
-            finally:
-                close_read(descriptor)
-        return digest
+        return file.digest() if _size(path) is None else add_file(file.digest(), path)
 
     def _tell(self, size: int) -> None:
         if self.total:
@@ -291,24 +280,14 @@ class _Fetch:
         """Write which files were pulled, where they are data, and which commit the revision is now."""
         if self.hub.name.is_data:
             names = "".join(f"{file.name}\n" for file in files)
-            self._write(self.hub.name.folder / ".genesis" / self.commit, names)
+            write_file(self.hub.name.folder / ".genesis" / self.commit, names.encode())
         revision = self.hub.name.revision or MAIN
         if not COMMIT.fullmatch(revision):
-            self._write(self.hub.name.folder / "refs" / revision, self.commit)
-
-    def _write(self, path: Path, text: str) -> None:
-        DEFAULT.makedirs(path.parent)
-        new = path.with_name(f".{path.name}.genesis")
-        with DEFAULT.errors("remove", new):
-            new.unlink(missing_ok=True)
-        with DEFAULT.create(new) as out:
-            out.write(text.encode())
-        DEFAULT.rename(new, path)
-        DEFAULT.fsync_dir(path.parent)
+            write_file(self.hub.name.folder / "refs" / revision, self.commit.encode())
 
 
 class _Cut(Exception):
-    """A transfer that ended early, or that went on too long."""
+    """A transfer that ended early, or brought other bytes than were asked for."""
 
 
 class _Slow(_Cut):

@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from genesis.errors import BusyError, DiskError, ModelError, escape
-from genesis.files.boundary import close_read
+from genesis.files.boundary import close_read, closed_on_error
 from genesis.files.filesystem import DEFAULT, disk_error
 from genesis.files.strict_json import parse_object, read_limited
 from genesis.files.trust import Refused, check_file
@@ -98,7 +97,8 @@ class FolderLock:
                 content, *times = self._before
                 os.pwrite(self._descriptor, content, 0)
                 os.utime(self._descriptor, ns=(times[0], times[1]))
-        _close(self._descriptor)
+        _held.pop(self._descriptor, None)
+        close_read(self._descriptor)
 
     def _lock_file(self) -> int:
         """A descriptor that holds the lock on the file that is at `path` now."""
@@ -109,7 +109,7 @@ class FolderLock:
                 # A run that was refused has just removed the folder that it had made.
                 DEFAULT.makedirs(self.folder)
                 continue
-            try:
+            with closed_on_error(descriptor):
                 info = os.fstat(descriptor)
                 if not stat.S_ISREG(info.st_mode):
                     raise OSError(errno.EINVAL, "it is not a regular file")
@@ -119,9 +119,6 @@ class FolderLock:
                 # Somebody may have removed or replaced the file between opening and locking.
                 if _is_at(descriptor, self.path):
                     return descriptor
-            except BaseException:
-                close_read(descriptor)
-                raise
             close_read(descriptor)
         raise OSError(errno.EAGAIN, "others remove it again and again")
 
@@ -165,9 +162,7 @@ class FolderLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -230,7 +225,8 @@ class EntryLock:
             with contextlib.suppress(OSError):
                 if _is_at(self._descriptor, self._name, self._folder):
                     os.unlink(self._name, dir_fd=self._folder)
-            _close(self._descriptor)
+            _held.pop(self._descriptor, None)
+            close_read(self._descriptor)
             _threads.pop(self._key, None)
 
     def _holder(self) -> str | None:
@@ -258,11 +254,8 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
                 raise
             _give_way(folder, name, error)
             continue
-        try:
+        with closed_on_error(descriptor):
             is_ours = _is_ours(descriptor, name)
-        except OSError:
-            close_read(descriptor)
-            raise
         if not is_ours:
             close_read(descriptor)
             _give_way(folder, name, None)
@@ -346,11 +339,6 @@ def _is_credible(holder: dict[str, Any]) -> bool:
     except OSError:
         pass
     return True
-
-
-def _close(descriptor: int) -> None:
-    _held.pop(descriptor, None)
-    close_read(descriptor)
 
 
 def _forget_in_child() -> None:

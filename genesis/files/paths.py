@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from genesis.errors import GenesisError, ModelError, escape
-from genesis.files.boundary import boundary, close_read, system_error
+from genesis.files.boundary import boundary, closed_on_error, system_error
 
 MAX_NAME_BYTES = 1024
 MAX_COMPONENT_BYTES = 255
@@ -97,15 +97,14 @@ def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelE
         raise kind(f"cannot open {shown}: {error.strerror}", where=where, next=known.next) from error
     except ValueError as error:
         raise kind(f"cannot open {shown}: {error}", where=where, next="check the path") from error
-    try:
-        mode = os.fstat(descriptor).st_mode
-    except OSError as error:
-        close_read(descriptor)
-        raise kind(f"cannot look at {shown}: {error.strerror}", where=where, next="check the disk") from error
-    if stat.S_ISREG(mode):
-        return descriptor
-    close_read(descriptor)
-    raise kind(f"{shown} is {_kind(mode)}, not a regular file", where=where, next="check the path")
+    with closed_on_error(descriptor):
+        try:
+            mode = os.fstat(descriptor).st_mode
+        except OSError as error:
+            raise kind(f"cannot look at {shown}: {error.strerror}", where=where, next="check the disk") from error
+        if not stat.S_ISREG(mode):
+            raise kind(f"{shown} is {_kind(mode)}, not a regular file", where=where, next="check the path")
+    return descriptor
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

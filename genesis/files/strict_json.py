@@ -9,11 +9,10 @@ import json
 import math
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from genesis.errors import GenesisError, ModelError, escape
-from genesis.files.boundary import close_read, system_error
+from genesis.files.boundary import boundary, closed_after
 from genesis.files.paths import open_regular, quote
 
 MAX_DEPTH = 64
@@ -96,22 +95,15 @@ def read_limited(path: str | os.PathLike[str], limit: int, kind: type[GenesisErr
     Raises:
         GenesisError: of class `kind`: no regular file, or a larger one, or reading failed.
     """
-    descriptor = open_regular(path, kind)
-    try:
+    data, left = bytearray(), limit + 1
+    with boundary(kind, "reading", path), closed_after(open_regular(path, kind)) as descriptor:
         size = os.fstat(descriptor).st_size
-        data = b"" if size > limit else _read_up_to(descriptor, limit + 1)
-    except OSError as error:
-        raise system_error(error, kind, "reading", path) from error
-    finally:
-        close_read(descriptor)
+        while size <= limit and left and (part := os.read(descriptor, min(left, 1 << 20))):
+            data += part
+            left -= len(part)
     if max(size, len(data)) > limit:
         raise kind(f"{quote(os.fspath(path), 400)} has {size:,} bytes, more than the {limit:,} allowed", next=_NEXT)
-    return data
-
-
-def read_object(path: str | os.PathLike[str], *, limit: int, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """The JSON object in the file `path` of at most `limit` bytes; errors as in `read_limited` and `parse_object`."""
-    return parse_object(read_limited(path, limit), where=escape(Path(path)), max_depth=max_depth)
+    return bytes(data)
 
 
 def indented_bytes(value: object) -> bytes:
@@ -127,15 +119,6 @@ def canonical_bytes(value: object) -> bytes:
     """
     _check_plain(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
-
-
-def _read_up_to(descriptor: int, limit: int) -> bytes:
-    parts: list[bytes] = []
-    left = limit
-    while left and (part := os.read(descriptor, min(left, 1 << 20))):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
 
 
 def _check_plain(value: object) -> None:

@@ -21,10 +21,11 @@ import shutil
 import stat
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from genesis.errors import DataError, DiskError, ModelError, escape
-from genesis.files.boundary import boundary, close_read
+from genesis.files.boundary import boundary, close_read, closed_after, closed_on_error
 from genesis.files.filesystem import DEFAULT, Call, disk_error
 from genesis.files.paths import exists, safe_join
 
@@ -54,13 +55,10 @@ def open_folder(path: str | os.PathLike[str], *, own: int = 1) -> int:
     own = min(own, len(parts))
     above, ours = parts[: len(parts) - own], parts[len(parts) - own :]
     here, shown = _walk(above)
-    try:
-        for name in ours:
-            shown = shown / name
-            here = _replaced(here, _open_own(here, name, shown))
-    except BaseException:
-        close_read(here)
-        raise
+    for name in ours:
+        shown = shown / name
+        with closed_after(here):
+            here = _open_own(here, name, shown)
     return here
 
 
@@ -70,12 +68,8 @@ def open_file(folder: int, name: str) -> int:
     Raises:
         Refused: another user can have written it, or it is no regular file. OSError: it cannot be opened.
     """
-    descriptor = os.open(name, _FILE, dir_fd=folder)
-    try:
+    with closed_on_error(os.open(name, _FILE, dir_fd=folder)) as descriptor:
         check_file(os.fstat(descriptor), name)
-    except BaseException:
-        close_read(descriptor)
-        raise
     return descriptor
 
 
@@ -83,12 +77,16 @@ def check_file(info: os.stat_result, name: str) -> None:
     """Refuse what is no regular file of this user's alone. Raises: Refused."""
     if not stat.S_ISREG(info.st_mode):
         raise Refused(f"{name} is no regular file")
+    _check_owned(info, name)
+    if info.st_nlink > 1:  # 0: replaced between opening and looking, and what is open is whole
+        raise Refused(f"{name} has {info.st_nlink} links")
+
+
+def _check_owned(info: os.stat_result, name: str) -> None:
     if info.st_uid != os.geteuid():
         raise Refused(f"{name} belongs to user {info.st_uid}")
     if info.st_mode & OTHERS_WRITE:
         raise Refused(f"others may write {name} (mode {stat.S_IMODE(info.st_mode):04o})")
-    if info.st_nlink > 1:  # 0: replaced between opening and looking, and what is open is whole
-        raise Refused(f"{name} has {info.st_nlink} links")
 
 
 def _walk(names: list[str]) -> tuple[int, Path]:
@@ -139,14 +137,9 @@ def _make(folder: int, path: Path, mode: int) -> None:
         return
     with DEFAULT.errors("fsync_dir", path.parent):
         DEFAULT.show(Call("fsync_dir", path.parent))
-    try:
-        parent = os.open(".", _FOLDER, dir_fd=folder)
-        try:
-            os.fsync(parent)
-        finally:
-            close_read(parent)
-    except OSError:  # not everybody may read it, nor every file system flush it; what is lost is rebuilt
-        pass
+    # Not everybody may read it, nor every file system flush it; what is lost is rebuilt.
+    with suppress(OSError), closed_after(os.open(".", _FOLDER, dir_fd=folder)) as parent:
+        os.fsync(parent)
 
 
 def _link(folder: int, name: str, shown: Path) -> str | None:
@@ -179,15 +172,8 @@ def _open_own(folder: int, name: str, shown: Path) -> int:
         if info is not None and stat.S_ISLNK(info.st_mode):
             raise Refused(f"{shown} is a symbolic link") from None
         raise
-    try:
-        info = os.fstat(descriptor)
-        if info.st_uid != os.geteuid():
-            raise Refused(f"{shown} belongs to user {info.st_uid}")
-        if info.st_mode & OTHERS_WRITE:
-            raise Refused(f"others may write {shown} (mode {stat.S_IMODE(info.st_mode):04o})")
-    except BaseException:
-        close_read(descriptor)
-        raise
+    with closed_on_error(descriptor):
+        _check_owned(os.fstat(descriptor), str(shown))
     return descriptor
 
 

@@ -32,12 +32,19 @@ from genesis.errors import (
     OutOfMemoryError,
     escape,
 )
-from genesis.files.atomic import AtomicFolder, FolderShare, FolderWriter, remove_folder
+from genesis.files.atomic import (
+    AtomicFolder,
+    FolderShare,
+    FolderWriter,
+    Manifest,
+    read_manifest,
+    remove_folder,
+    verify_manifest,
+)
 from genesis.files.boundary import boundary
 from genesis.files.filesystem import DEFAULT, FileSystem, check_room
 from genesis.files.hashing import StateHash
 from genesis.files.hf import CHECKPOINT, MAX_SHARDS, WeightFolder, read_json, shard_name, write_index
-from genesis.files.manifest import Manifest, read_manifest, verify_manifest
 from genesis.files.paths import is_folder, list_folder, safe_join
 from genesis.files.safetensors import TensorSource, write_tensors
 from genesis.files.strict_json import indented_bytes

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from genesis.errors import ModelError, escape
 from genesis.files.boundary import boundary
-from genesis.files.cache import USER, Cache, user_folder
+from genesis.files.cache import Cache, user_folder
 from genesis.files.hashing import sha256_file
 from genesis.files.hf import WeightFolder, read_json
 from genesis.files.hub_cache import ADAPTER_CONFIG, hub_name, name_of
@@ -49,7 +49,7 @@ class Base:
 @cache
 def _hashed_bases() -> Cache:
     """What the system said of the files of bases when the user's processes hashed them."""
-    return Cache(user_folder("bases"), **USER)
+    return Cache.of_user(user_folder("bases"))
 
 
 @boundary(ModelError, "reading the base model")

@@ -15,9 +15,8 @@ import pytest
 
 import genesis_models
 from genesis.errors import ConfigError, GenesisError, ModelError, NumericError, UsageError
-from genesis.files.atomic import AtomicFolder
-from genesis.files.cards import read_head
-from genesis.files.manifest import read_manifest, verify_manifest
+from genesis.files.atomic import AtomicFolder, read_manifest, verify_manifest
+from genesis.files.hf import read_head
 from genesis.files.safetensors import load_file, save_file
 from genesis.nn import LoRALinear
 from genesis.train.output import Output

@@ -16,7 +16,7 @@ import yaml
 import genesis_models
 from docs.generate import is_current
 from genesis.data.sources import CHATS, expand
-from genesis.files.cards import read_head
+from genesis.files.hf import read_head
 from genesis.train.config import Config
 from genesis.train.config_file import load_config, parse_config
 from genesis_cli import recipes

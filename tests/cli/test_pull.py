@@ -307,7 +307,7 @@ def test_a_hub_without_ranges_that_cuts_gets_further_each_time(hub: Hub) -> None
         (lambda data, start: (206, {"Content-Range": f"bytes 0-8/{len(data) + 1}"}, data[:9]), 1, "lists"),
         (lambda data, start: (416, {}, b""), 1, "status 416"),
         (lambda data, start: (200, {}, b""), TRIES, " 0 of"),
-        (lambda data, start: (200, {}, data + b"more"), TRIES, "more than the"),
+        (lambda data, start: (200, {}, data + b"more"), 1, "more than the"),
         (shifted, TRIES, "sends others"),
         (lambda data, start: (302, {"Location": f"/{NAME}/resolve/{COMMIT}/{WEIGHTS}"}, b""), 20 * TRIES, "redirect"),
         (lambda data, start: (302, {"Location": "http://[::/x"}, b""), TRIES, "cannot be reached"),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from genesis.data.corpus import Corpus
-from genesis.data.formats import SUPPORTED, kind_by_content, kind_by_name, looks_like_records
+from genesis.data.readers import SUPPORTED, kind_by_content, kind_by_name, looks_like_records
 from genesis.data.readers.stream import HEAD_BYTES
 from genesis.data.record_formats import FieldNames, RecordFormat
 from genesis.data.records import Defects

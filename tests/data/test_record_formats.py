@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from genesis.data.messages import MAX_DEPTH
-from genesis.data.record_formats import CHATS, RecordFormat
+from genesis.data.record_formats import CHATS, MAX_DEPTH, RecordFormat
 from genesis.data.records import Completion, Conversation, Defect, Position, content_text, record_text
 from genesis.errors import DataError
 

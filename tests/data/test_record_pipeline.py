@@ -13,10 +13,9 @@ import pytest
 
 from genesis.data.chat import ChatEncoder, ChatTemplate
 from genesis.data.loader import IGNORE_INDEX, PackedLoader
+from genesis.data.packing import Note
 from genesis.data.pipeline import Prepared
-from genesis.data.tokenize import Encoder
 from genesis.data.tokenizer import Tokenizer
-from genesis.data.too_long import Note
 from genesis.errors import DataError
 from genesis.train.config import WeightedSource
 from tests.data.helpers import CompletionEncoder, prepared, raised
@@ -30,7 +29,7 @@ class Encoders:
     def __init__(self) -> None:
         self._kept: dict[str, ChatEncoder] = {}
 
-    def __call__(self, tokenizer: Tokenizer, loss: Any = "all_assistant") -> Encoder:
+    def __call__(self, tokenizer: Tokenizer, loss: Any = "all_assistant") -> ChatEncoder:
         if loss not in self._kept:
             self._kept[loss] = ChatEncoder(tokenizer, ChatTemplate.chatml(tokenizer), loss=loss)
         return Open(self._kept[loss])

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genesis.data.documents import index_documents
+from genesis.data.documents import holdout_points, index_documents, split
 from genesis.data.records import Document
-from genesis.data.split import holdout_points, split
 from genesis.errors import DataError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from genesis.data.documents import TokenSet
 from genesis.data.loader import PackedLoader
-from genesis.data.too_long import TooLong, fit
+from genesis.data.packing import TooLong, fit
 from genesis.errors import DataError
 from tests.data.helpers import check_epoch, token_set
 

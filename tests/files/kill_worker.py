@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from genesis.errors import GenesisError
-from genesis.files.atomic import AtomicFolder, FolderUpdate, remove_folder, sweep, write_file
+from genesis.files.atomic import AtomicFolder, FolderUpdate, remove_folder, sweep, verify_manifest, write_file
 from genesis.files.filesystem import FileSystem
-from genesis.files.manifest import verify_manifest
 from tests.files.faults import KillAt, Recorder
 
 VERSIONS = (1, 2, 3)

@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from genesis.errors import DiskError
-from genesis.files import entry as entry_module
+from genesis.files import cache as entry_module
 from genesis.files import lock as lock_module
 from genesis.files import trust as trust_module
-from genesis.files.cache import Cache
-from genesis.files.entry import Entry, EntryWriter
+from genesis.files.cache import Cache, Entry, EntryWriter
 from genesis.files.filesystem import DEFAULT, Call
 from genesis.files.lock import EntryLock, FolderLock
 from genesis.files.trust import Refused, open_folder, private_folder

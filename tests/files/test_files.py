@@ -13,9 +13,16 @@ import pytest
 
 from genesis.errors import DiskError, ModelError
 from genesis.files import atomic as committing
-from genesis.files.atomic import AtomicFolder, FolderUpdate, remove_folder, sweep, write_file
+from genesis.files.atomic import (
+    AtomicFolder,
+    FolderUpdate,
+    read_manifest,
+    remove_folder,
+    sweep,
+    verify_manifest,
+    write_file,
+)
 from genesis.files.filesystem import FileSystem
-from genesis.files.manifest import read_manifest, verify_manifest
 from tests.files.faults import MANIFEST, MARKER, FailAt, Recorder, ShortWrites, check_power_loss_order
 
 FILES = {"config.json": b"{}", "weights.bin": bytes(range(256)) * 64, "empty": b""}

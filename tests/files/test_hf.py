@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from genesis.errors import DiskError, ModelError
 from genesis.files import hf
-from genesis.files.atomic import AtomicFolder, FolderUpdate
+from genesis.files.atomic import AtomicFolder, FolderUpdate, verify_manifest
 from genesis.files.filesystem import FileSystem
 from genesis.files.hf import (
     INDEX_NAME,
@@ -29,7 +29,6 @@ from genesis.files.hf import (
     read_json,
     save_weights,
 )
-from genesis.files.manifest import verify_manifest
 from genesis.files.paths import safe_join
 from tests.files.faults import FailAt, Recorder
 from tests.files.test_paths import HOSTILE, SPECIAL, make_special

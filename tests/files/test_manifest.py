@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from genesis.errors import ModelError
-from genesis.files.atomic import AtomicFolder
-from genesis.files.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
+from genesis.files.atomic import MANIFEST_NAME, AtomicFolder, FileRecord, Manifest, read_manifest, verify_manifest
 
 
 @pytest.fixture

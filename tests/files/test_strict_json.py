@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genesis.errors import ModelError
+from genesis.files.hf import read_json
 from genesis.files.strict_json import (
     MAX_DEPTH,
     canonical_bytes,
     check_structure,
     parse_object,
     read_limited,
-    read_object,
 )
 
 MIB = 1 << 20
@@ -124,9 +124,9 @@ def test_hostile_text_takes_linear_time(text: bytes) -> None:
 def test_the_size_is_checked_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(b'{"a": 1}')
-    assert read_object(path, limit=8) == {"a": 1}
+    assert read_json(path, limit=8) == {"a": 1}
     with pytest.raises(ModelError, match="has 8 bytes, more than the 7 allowed"):
-        read_object(path, limit=7)
+        read_json(path, limit=7)
     os.truncate(path, 1 << 40)
     tracemalloc.start()
     try:
@@ -156,7 +156,7 @@ def test_special_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path, tmp_path / "nothing"):
         with pytest.raises(ModelError):
-            read_object(path, limit=100)
+            read_json(path, limit=100)
 
 
 def test_canonical_bytes_are_one_text_for_equal_values() -> None:

@@ -168,7 +168,7 @@ def trained(lora: dict[str, Any] | None) -> Iterator[tuple[str, float, float]]:
         [{"role": "user", "content": f"{i} + {i}"}, {"role": "assistant", "content": f"{2 * i}"}] for i in range(40)
     )
     Path("chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    Path("loud.jinja").write_text(ChatTemplate.chatml(tokenizer).text_with_defaults + "{# loud #}")
+    Path("loud.jinja").write_text(ChatTemplate.chatml(tokenizer).texts_with_defaults["default"] + "{# loud #}")
     config = {
         "model": {"path": "base", "dtype": "float32"},
         "data": {"train": "chats.jsonl", "template": "loud.jinja", "template_args": {"loud": True}, "seq_len": 64},

@@ -23,8 +23,7 @@ from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.compile import Binary
 from genesis.errors import BusyError, ConfigError, DiskError, ModelError
 from genesis.files import trust as trust_module
-from genesis.files.cache import USER, Cache
-from genesis.files.entry import EntryWriter
+from genesis.files.cache import Cache, EntryWriter
 from genesis.files.lock import FolderLock
 from genesis.files.trust import private_folder
 from genesis_cli import recipes
@@ -84,10 +83,15 @@ def entries(place: Path, folder: str, mode: int) -> Path:
 
 def check_kernel(place: Path, folder: str = "genesis/kernels") -> None:
     """No kernel but ours comes out, at the first start and at the next one in this process."""
-    cache = Cache(place / folder, **USER, tell=lambda line: None)
+    cache = Cache(place / folder, own=2, optional=True, setting="XDG_CACHE_HOME", tell=lambda line: None)
     assert compilations._found(cache, "k.kernel") in (None, KERNEL)
     compilations._keep(cache, "k.kernel", KERNEL)
-    assert compilations._found(Cache(place / folder, **USER, tell=lambda line: None), "k.kernel") == KERNEL
+    assert (
+        compilations._found(
+            Cache(place / folder, own=2, optional=True, setting="XDG_CACHE_HOME", tell=lambda line: None), "k.kernel"
+        )
+        == KERNEL
+    )
 
 
 def check_tokens(place: Path, folder: str = "cache") -> None:

@@ -21,8 +21,8 @@ import pytest
 
 import genesis_models
 from genesis.data.tokenizer import train_bpe
+from genesis.files.atomic import verify_manifest
 from genesis.files.filesystem import DEFAULT, Observer
-from genesis.files.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config
 from genesis.train.loop import Summary, Training

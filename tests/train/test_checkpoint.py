@@ -19,9 +19,8 @@ from genesis import random
 from genesis.backend.cpu import threads
 from genesis.errors import DataError, DiskError, GenesisError, InterruptedRun, ModelError
 from genesis.files import filesystem
-from genesis.files.atomic import AtomicFolder, sweep
+from genesis.files.atomic import AtomicFolder, read_manifest, sweep, verify_manifest
 from genesis.files.filesystem import FileSystem
-from genesis.files.manifest import read_manifest, verify_manifest
 from genesis.train import checkpoint
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.loop import Training

@@ -88,7 +88,7 @@ def test_template_args_are_defaults_of_the_saved_template(
     train(load(recipe, str(tmp_path / "run"), argument, "train.steps=1", *settings))
     found = saved(tmp_path / "run")
     own = (recipe.parent / "base" / "chat_template.jinja").read_text()
-    assert found["template"] == ChatTemplate.from_text(own, {"enable_thinking": False}).text_with_defaults
+    assert found["template"] == ChatTemplate.from_text(own, {"enable_thinking": False}).texts_with_defaults["default"]
     assert found["template"].endswith(own) and found["in_config"] == found["template"]
 
 

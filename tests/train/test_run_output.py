@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from genesis.files.cards import read_head
+from genesis.files.hf import read_head
 from genesis.train.config_file import parse_config
 from genesis.train.output import Output
 from genesis_cli.session import export

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from genesis.data.chat import ChatPrompts
-from genesis.data.messages import read_messages
+from genesis.data.record_formats import read_messages
 from genesis.data.records import Conversation, Defect, Position
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from genesis.data.messages import describe
+from genesis.data.record_formats import describe
 from genesis.data.tokenizer import StreamDecoder, Tokenizer, token_bytes, token_text
 from genesis.errors import escape, nearest
 from genesis.train.bounds import BOUNDS

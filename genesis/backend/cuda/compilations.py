@@ -17,7 +17,7 @@ from typing import Any
 from genesis.backend.cores import usable_cores
 from genesis.backend.cuda.compile import Binary, Signature, compile_kernel, entry_name, packed, unpacked
 from genesis.backend.cuda.compile_workers import Workers
-from genesis.files.cache import USER, Cache, user_folder
+from genesis.files.cache import Cache, user_folder
 
 Progress = Callable[[int, int], None]
 
@@ -129,7 +129,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _cache(folder: Path) -> Cache:
-    return Cache(folder, **USER)
+    return Cache.of_user(folder)
 
 
 MAX_BYTES = 64 << 20  # of a kernel's entry

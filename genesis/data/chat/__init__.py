@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from genesis.data.chat.prompts import ChatPrompts
 from genesis.data.chat.renderer import Limits, Renderer
-from genesis.data.chat.samples import ChatEncoder, Sample
+from genesis.data.chat.samples import ChatEncoder, ChatPrompts, Sample
 from genesis.data.chat.template import ChatTemplate
 from genesis.data.chat.turns import Loss
 

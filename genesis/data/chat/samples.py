@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from genesis.data.chat.marks import Marked, MarksError, Part, TextIds, TextParts, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
-from genesis.data.chat.template import CHATML, ChatTemplate, template_variables
+from genesis.data.chat.template import NO_TEMPLATE, ChatTemplate, template_variables
 from genesis.data.chat.turns import (
-    Ends,
     Loss,
     NoPromptError,
     Turn,
@@ -39,7 +38,7 @@ from genesis.data.chat.turns import (
 )
 from genesis.data.records import Completion, Conversation, Defect, Document, Message, Remark
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ModelError, escape
+from genesis.errors import DataError, GenesisError, ModelError, escape
 from genesis.files.strict_json import canonical_bytes
 
 Ids = npt.NDArray[np.int64]
@@ -94,7 +93,48 @@ class _Asked:
     marks: str
 
 
-class ChatEncoder:
+class _Chats:
+    """The process that renders a model's conversations, and what is known of its tokenizer; a context manager."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits | None) -> None:
+        self._tokenizer, self._parts = tokenizer, TextParts(tokenizer)
+        self._limits = Limits() if limits is None else limits
+        self._avoid: tuple[str, ...] = ()
+        self._renderer: Renderer | None = None
+        if template is not None:
+            self._avoid = tuple(template.texts.values())
+            texts, variables = template.texts_with_defaults, template_variables(tokenizer)
+            self._renderer = Renderer(texts, variables, where=template.where, limits=self._limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that renders."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def _job(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, turns: Sequence[int]
+    ) -> tuple[Job, str]:
+        """As of `marked_job`."""
+        return marked_job(messages, tools, turns, marker=self._parts.marker, avoid=self._avoid, limits=self._limits)
+
+    def _rendered(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
+        if self._renderer is not None:
+            yield from self._renderer.render_batches(batches)
+            return
+        for jobs in batches:
+            if jobs:
+                what = "the data hold conversations, and there is no chat template to make text of them"
+                raise ModelError(what, where="data.template", next=NO_TEMPLATE)
+            yield []
+
+
+class ChatEncoder(_Chats):
     """Documents of all kinds to samples.
 
     Attributes:
@@ -115,46 +155,31 @@ class ChatEncoder:
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, *, loss: Loss, limits: Limits | None = None
     ) -> None:
-        self._tokenizer = tokenizer
-        self._parts = TextParts(tokenizer)
-        self._template = template
+        super().__init__(tokenizer, template, limits)
         self._loss: Loss = loss
         self.learns_all = loss == "all"
-        self._limits = Limits() if limits is None else limits
         self.split = 0
-        self.fingerprint = hashlib.sha256(
-            canonical_bytes(
-                {
-                    "format": _FORMAT,
-                    "tokenizer": tokenizer.fingerprint,
-                    "template": None if template is None else template.fingerprint,
-                    "jinja2": version("jinja2"),
-                    "loss": loss,
-                }
-            )
-        ).hexdigest()
+        decisive = {
+            "format": _FORMAT,
+            "tokenizer": tokenizer.fingerprint,
+            "template": None if template is None else template.fingerprint,
+            "jinja2": version("jinja2"),
+            "loss": loss,
+        }
+        self.fingerprint = hashlib.sha256(canonical_bytes(decisive)).hexdigest()
         self._reader = TurnReader(self._parts.marker, "")
-        self._renderer: Renderer | None = None
         self.end_of_turn_ids: tuple[int, ...] = ()
         if template is not None:
-            texts = template.texts_with_defaults
-            self._renderer = Renderer(texts, template_variables(tokenizer), where=template.where, limits=self._limits)
-            ends = self._probed(template.where)
+            [found] = self._rendered([probes()])
+            ends = read_ends(found, self._parts.marker)
+            if "" in ends.tokens:
+                what = "the chat template ends an assistant's turn with no special token, so the model would never stop"
+                next = "take the tokenizer that the template was made for, or end the turn with {{ eos_token }}"
+                raise ModelError(what, where=template.where, next=next)
             self.end_of_turn_ids = tuple(map(self._parts.special_id, ends.tokens))
             switch = "enable_thinking" * ("enable_thinking" in template.texts["default"])
             how = (ends.closing, ends.opening, ends.following, switch)
             self._reader = TurnReader(self._parts.marker, template.where, *how)
-
-    def __enter__(self) -> ChatEncoder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the process that renders."""
-        if self._renderer is not None:
-            self._renderer.close()
 
     def encode(self, documents: Sequence[Document]) -> list[list[Sample] | Defect]:
         """The samples of each document, or what is wrong with it.
@@ -166,7 +191,8 @@ class ChatEncoder:
         begun: deque[list[_Plan | _Asked | Defect]] = deque()
         results: list[list[Sample] | Defect] = []
         for batch, found in zip(batches, self._rendered(self._begun(batches, begun)), strict=True):
-            plans = self._plans(batch, begun.popleft(), found)
+            renders = iter(found)
+            plans = [self._plan(plan, next(renders)) if isinstance(plan, _Asked) else plan for plan in begun.popleft()]
             for document, samples in zip(batch, self._encoded(plans), strict=True):
                 self.split += not isinstance(samples, Defect) and len(samples) > 1
                 results.append(samples or _defect(document, _NO_TARGET))
@@ -195,38 +221,6 @@ class ChatEncoder:
             what = "the record is nested too deep, or holds a number of thousands of digits"
             return _defect(document, TurnError("bad record", what, "write it in a simpler form"))
 
-    def _rendered(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
-        if self._renderer is not None:
-            yield from self._renderer.render_batches(batches)
-            return
-        for jobs in batches:
-            if jobs:
-                what = "the data hold conversations, and there is no chat template to make text of them"
-                next = (
-                    f"set data.template={CHATML}, or data.template=FILE to a Jinja template; a chat model has its own"
-                )
-                raise ModelError(what, where="data.template", next=next)
-            yield []
-
-    def _plans(
-        self,
-        documents: Sequence[Document],
-        begun: Sequence[_Plan | _Asked | Defect],
-        found: Sequence[Rendered | RenderError],
-    ) -> list[_Plan | Defect]:
-        """What was begun, with the renders that were asked for."""
-        renders = iter(found)
-        plans: list[_Plan | Defect] = []
-        for document, plan in zip(documents, begun, strict=True):
-            if not isinstance(plan, _Asked):
-                plans.append(plan)
-                continue
-            try:
-                plans.append(self._plan(plan, next(renders)))
-            except (TurnError, MarksError) as error:
-                plans.append(_defect(document, error))
-        return plans
-
     def _encoded(self, plans: Sequence[_Plan | Defect]) -> Iterator[list[Sample] | Defect]:
         known = TextIds(self._tokenizer)
         for plan in plans:
@@ -245,13 +239,16 @@ class ChatEncoder:
             if not turns:
                 raise _NO_TARGET
             messages = messages[: turns[-1] + 1]
-        avoid = () if self._template is None else tuple(self._template.texts.values())
-        job, marks = marked_job(
-            messages, conversation.tools, turns, marker=self._parts.marker, avoid=avoid, limits=self._limits
-        )
+        job, marks = self._job(messages, conversation.tools, turns)
         return _Asked(document, job, messages, conversation.tools, marks)
 
-    def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
+    def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan | Defect:
+        try:
+            return self._read(asked, rendered)
+        except (TurnError, MarksError) as error:
+            return _defect(asked.document, error)
+
+    def _read(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         """Raises: TurnError, MarksError."""
         if isinstance(rendered, RenderError):
             raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
@@ -313,26 +310,13 @@ class ChatEncoder:
                 is_target[start : start + len(pairs[turn][1])] = True
                 total += plan.turns[turn][1].target_bytes
             if is_target[:1].any():  # nothing comes before the first token
-                is_target[0] = False
-                total -= self._first_bytes(int(ids[0]))
+                is_target[0], first = False, int(ids[0])
+                total -= 0 if first in self._tokenizer.special_ids else self._tokenizer.text_bytes(first)
             if is_target.any():
                 samples.append(Sample(ids, is_target, max(total, 0)))
         if samples:
             samples[-1] = replace(samples[-1], notes=plan.notes)
         return samples[::-1]
-
-    def _first_bytes(self, token_id: int) -> int:
-        return 0 if token_id in self._tokenizer.special_ids else self._tokenizer.text_bytes(token_id)
-
-    def _probed(self, where: str) -> Ends:
-        """How the template ends turns. Raises: ModelError."""
-        [found] = self._rendered([probes()])
-        ends = read_ends(found, self._parts.marker)
-        if "" in ends.tokens:
-            what = "the chat template ends an assistant's turn with no special token, so the model would never stop"
-            next = "take the tokenizer that the template was made for, or end the turn with {{ eos_token }}"
-            raise ModelError(what, where=where, next=next)
-        return ends
 
 
 _TURNS = "turns are read and not learned: "
@@ -352,7 +336,6 @@ def _batched(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
 
 
 def _begins(ids: Ids, prompt: Ids, target: Ids) -> bool:
-    """Whether `ids` begins with those of a prompt and its target."""
     middle, stop = len(prompt), len(prompt) + len(target)
     return bool(len(ids) >= stop and np.array_equal(ids[middle:stop], target) and np.array_equal(ids[:middle], prompt))
 
@@ -363,3 +346,67 @@ def _defect(document: Document, error: TurnError | MarksError, which: str = "") 
     if isinstance(error, TurnError):
         kind, next = error.kind, error.next
     return Defect(which + kind, escape(error), document.file, document.line, next)
+
+
+# --- Conversations to prompts -----------------------------------------------------------------------------------------
+# The ids from which a chat model answers, the same as before an answer in training.
+
+
+class ChatPrompts(_Chats):
+    """Renders conversations with a model's template, in a child process; a context manager.
+
+    Attributes:
+        end_of_turn_ids: the ids with which the template ends an assistant's turn; none where it ends it with none.
+
+    Raises:
+        ModelError: the template is no valid Jinja.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, limits: Limits | None = None) -> None:
+        super().__init__(tokenizer, template, limits)
+        [found] = self._rendered([probes()])
+        ends = read_ends(found, self._parts.marker)
+        self.end_of_turn_ids = tuple(self._parts.special_id(token) for token in ends.tokens if token)
+
+    def encode(
+        self, conversation: Conversation | Sequence[Mapping[str, Any]], *, where: str = "", most: int | None = None
+    ) -> list[int]:
+        """The ids before the answer to a conversation; special tokens in its messages stay text.
+
+        Args:
+            conversation: or its messages, such as `[{"role": "user", "content": "…"}]`.
+            where: how an error names it.
+            most: the tokens that it may have; one that has many more is refused before it is encoded.
+
+        Raises:
+            DataError: the template cannot render it, or it cannot be encoded. ModelError: the template cannot be used.
+        """
+        if not isinstance(conversation, Conversation):
+            conversation = Conversation(tuple(dict(message) for message in conversation))
+        try:
+            return self._ids(conversation, most)
+        except (TurnError, MarksError) as error:
+            next = error.next if isinstance(error, TurnError) else "take the special token out of the text"
+            raise DataError(escape(error), where=where, next=next) from error
+        except GenesisError:  # some are ValueErrors
+            raise
+        except UnicodeEncodeError:
+            what = "the text holds half a surrogate pair, which is no character"
+            raise DataError(what, where=where, next="decode the text with errors='replace'") from None
+        except (ValueError, RecursionError):
+            what = "the conversation is nested too deep, or holds a number of thousands of digits"
+            raise DataError(what, where=where, next="write it in a simpler form") from None
+
+    def _ids(self, conversation: Conversation, most: int | None) -> list[int]:
+        """Raises: TurnError, MarksError, ValueError, RecursionError."""
+        job, marks = self._job(conversation.messages, conversation.tools, [len(conversation.messages)])
+        [[rendered]] = self._rendered([[job]])
+        prompt = rendered.turns[0][0] if isinstance(rendered, Rendered) else rendered
+        if isinstance(prompt, RenderError):
+            raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "see what it asks for")
+        if most is not None and self._tokenizer.is_beyond(prompt, most, parse_special=True):
+            raise TurnError("too long", f"the conversation has more than {most:,} tokens", "shorten it")
+        wanted, known = self._parts.parts(unmarked(prompt, marks), follows=False), TextIds(self._tokenizer)
+        known.want(wanted)
+        known.fetch()
+        return [int(token) for token in known.ids(wanted)]

@@ -16,12 +16,12 @@ from typing import Any
 
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, ModelError, escape, nearest
-from genesis.files.boundary import boundary
-from genesis.files.hf import MAX_TEMPLATE_BYTES, read_chat_templates
+from genesis.files.hf import read_chat_templates, read_template
 from genesis.files.paths import is_folder
-from genesis.files.strict_json import canonical_bytes, read_limited
+from genesis.files.strict_json import canonical_bytes
 
 CHATML = "chatml"
+NO_TEMPLATE = f"set data.template={CHATML}, or data.template=FILE to a Jinja template; a chat model has its own"
 _TURN_END = "<|im_end|>"
 _CHATML_TEXT = """\
 {%- for message in messages %}
@@ -94,18 +94,9 @@ class ChatTemplate:
             texts = read_chat_templates(path)
             if not texts:
                 what = "the model has no chat template, so it is not known how a conversation becomes text"
-                next = (
-                    f"set data.template={CHATML}, or data.template=FILE to a Jinja template; a chat model has its own"
-                )
-                raise ModelError(what, where=where, next=next)
+                raise ModelError(what, where=where, next=NO_TEMPLATE)
             return cls(texts, args, where=where)
-        with boundary(ModelError, "reading the chat template", path):
-            data = read_limited(path, MAX_TEMPLATE_BYTES)
-        try:
-            return cls.from_text(data.decode("utf-8"), args, where=where)
-        except UnicodeDecodeError as error:
-            what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
-            raise ModelError(what, where=where, next="save it as UTF-8") from error
+        return cls.from_text(read_template(path, where), args, where=where)
 
     @classmethod
     def from_text(cls, text: str, args: Mapping[str, Any] | None = None, *, where: str = "template") -> ChatTemplate:
@@ -122,11 +113,6 @@ class ChatTemplate:
     def texts_with_defaults(self) -> dict[str, str]:
         """Name -> text as it is rendered and saved."""
         return {name: self._head + text for name, text in self.texts.items()}
-
-    @property
-    def text_with_defaults(self) -> str:
-        """The default text as it is rendered and saved."""
-        return self.texts_with_defaults["default"]
 
 
 def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:

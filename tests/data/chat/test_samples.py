@@ -15,8 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from genesis.data.chat import ChatEncoder, ChatTemplate, Loss, Sample
 from genesis.data.chat.marks import Marked, TextIds, TextParts
-from genesis.data.chat.prompts import ChatPrompts
 from genesis.data.chat.renderer import Limits
+from genesis.data.chat.samples import ChatPrompts
 from genesis.data.records import Completion, Conversation, Defect, Document, record_text
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError

@@ -73,18 +73,18 @@ class TestDefaults:
         ],
     )
     def test_values_reach_the_template(self, value: object) -> None:
-        text = ChatTemplate.from_text("{{ [x] | tojson }}", {"x": value}).text_with_defaults
+        text = ChatTemplate.from_text("{{ [x] | tojson }}", {"x": value}).texts_with_defaults["default"]
         assert json.loads(render(text)) == [value]
         assert json.loads(render(text, x="told otherwise")) == ["told otherwise"]
 
     @pytest.mark.parametrize("start", ["", "\n", "\n\n", "  {% if 1 %}\n", "  {%- if 1 %}\n", " x", "{#- c -#}\n y"])
     def test_the_text_renders_as_before(self, start: str) -> None:
         text = start + "{{ messages[0].content }}" + "{% endif %}" * ("if" in start)
-        assert render(ChatTemplate.from_text(text, {"x": 1, "y": "z"}).text_with_defaults) == render(text)
+        assert render(ChatTemplate.from_text(text, {"x": 1, "y": "z"}).texts_with_defaults["default"]) == render(text)
 
     def test_loops_and_macros_see_them(self) -> None:
         text = "{% macro m() %}{{ x }}{% endmacro %}{% for i in [1, 2] %}{{ x }}{{ m() }}{% endfor %}"
-        assert render(ChatTemplate.from_text(text, {"x": 7}).text_with_defaults) == "7777"
+        assert render(ChatTemplate.from_text(text, {"x": 7}).texts_with_defaults["default"]) == "7777"
 
     @pytest.mark.parametrize("name", ["", "a b", "1x", "_x", "messages", "True", "x %}{% y", "é", "x" * 65])
     def test_names_that_are_none(self, name: str) -> None:
@@ -102,7 +102,7 @@ class TestDefaults:
             template("qwen3", {"enable_thinkng": False}).check_args()
 
     def test_none_leave_the_text_alone(self) -> None:
-        assert ChatTemplate.from_text("a").text_with_defaults == "a"
+        assert ChatTemplate.from_text("a").texts_with_defaults["default"] == "a"
 
     def test_fingerprints_tell_them_apart(self) -> None:
         texts = [("a", {}), ("b", {}), ("a", {"x": 1}), ("a", {"x": True}), ("a", {"x": "1"}), ("a", {"y": 1})]

@@ -12,7 +12,7 @@ import pytest
 from genesis.data.chat import ChatEncoder, ChatPrompts, ChatTemplate, Loss, Sample
 from genesis.data.chat.template import template_variables
 from genesis.data.documents import index_documents
-from genesis.data.messages import read_messages
+from genesis.data.record_formats import read_messages
 from genesis.data.records import Conversation, Defect, Document, Position, Remark, record_text
 from genesis.data.tokenize import tokenize
 from genesis.data.tokenizer import Tokenizer
