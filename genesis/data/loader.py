@@ -173,7 +173,6 @@ class PackedLoader:
         ]
 
     def _plan(self, epoch: int) -> tuple[Packing, Ints]:
-        """The packing of an epoch, and the order of its rows."""
         if self._planned is None or self._planned[0] != epoch:
             samples = self._drawn(epoch)
             samples = samples[self._order(epoch, _SAMPLE_ORDER, len(samples))]
@@ -198,7 +197,6 @@ class PackedLoader:
         return np.repeat(np.arange(len(weights)), times)
 
     def _chunks(self, samples: Ints) -> Chunks:
-        """The chunks of `samples` that have a target."""
         chunks = cut(samples, self.tokens.lengths[samples], self.seq_len)
         if self._has_target is None:
             return chunks

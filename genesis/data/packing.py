@@ -99,7 +99,6 @@ def pack(chunks: Chunks, seq_len: int) -> Packing:
 
 
 def _assign(lengths: Ints, seq_len: int) -> Ints:
-    """The row of each chunk."""
     rows = np.empty(len(lengths), np.int64)
     full = lengths == seq_len
     rows[full] = np.arange(full.sum())
@@ -145,7 +144,6 @@ class _BestFit:
 
 
 def _renumbered(rows: Ints) -> Ints:
-    """Rows numbered in the order in which they first occur."""
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -168,9 +166,7 @@ def chunks_with_target(tokens: TokenSet, seq_len: int) -> npt.NDArray[np.bool_] 
 @dataclass(frozen=True, slots=True)
 class Note:
     """What the user should know of some samples: how many they are, what happened to them, and the first of them.
-
-    Attributes:
-        setting: what decided it in a run; empty where nothing did.
+    Attributes: setting: what decided it in a run; empty where nothing did.
     """
 
     count: int

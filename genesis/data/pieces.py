@@ -30,15 +30,19 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _ENGLISH = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+# The pieces in which BPE merges: as in GPT-2's pattern a word takes only a space before it, so that it is the same
+# token after any sign; as in GPT-4's, numbers are cut after three digits and contractions are found in capitals too.
+# Chosen by the bits per byte of a 4M-parameter model on held-out files of the standard library (1.66): patterns where
+# words take signs (GPT-4's: 1.70), or line ends the indentation after them (1.72, with 5 % fewer tokens), learn slower.
+PATTERN = rf"{_CONTRACTIONS}| ?[\p{{L}}\p{{M}}]+| ?\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+# What these cost is known from use. Qwen3 has Qwen2's, GPT-4 has Llama 3's.
+KNOWN = frozenset([PATTERN, _GPT2, _QWEN2, _LLAMA3])
 # Patterns in which a line end closes a token, and a space opens one, between characters that are no white space.
 _SPLITTING = {
-    # Genesis's own (genesis.data.tokenizer.PATTERN; a test compares them).
-    rf"{_CONTRACTIONS}| ?[\p{{L}}\p{{M}}]+| ?\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
-    _GPT2,
-    # Qwen2, Qwen3; Llama 3, GPT-4.
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    *KNOWN,
     # DeepSeek V3 and R1.
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",

@@ -22,12 +22,13 @@ from genesis.data.chat.samples import ChatEncoder
 from genesis.data.corpus import Corpus, FileCounts
 from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, holdout_points, index_documents, split
 from genesis.data.packing import Note, TooLong, fit
+from genesis.data.pieces import PATTERN
 from genesis.data.readers import SUPPORTED
 from genesis.data.record_formats import FieldNames, Format
 from genesis.data.records import Defects, Document
 from genesis.data.sources import WeightedSource, expand
 from genesis.data.tokenize import NO_TARGET, SpecialText, reread, tokenize
-from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
+from genesis.data.tokenizer import Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
@@ -232,7 +233,6 @@ def _held_out(
 
 
 def _sets_of_files(sets: Mapping[str, Sequence[str]], key: str) -> dict[str, str]:
-    """The set of each file's name. Raises: DataError: a file is in two sets, or sources match none."""
     sets_of_paths, found = dict[str, str](), dict[str, str]()
     for name, sources in sets.items():
         try:
@@ -310,7 +310,6 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _H
 
 
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
-    """Raises: DataError: no sample is left."""
     if not len(tokens):
         what = f"no sample {which} is left" + "".join(f"; {note}" for note in notes)
         next = "raise data.seq_len, set data.too_long=split, or look at the data: genesis data preview"
@@ -322,7 +321,6 @@ def _baseline(documents: Iterator[Document], index: DocumentIndex, cache: Cache)
 
 
 def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:
-    """What the corpus holds, and what was left out. Raises: DataError if nothing is left."""
     defects = Defects()
     index = index_documents(corpus.documents(defects))
     if not len(index) and not defects.total:

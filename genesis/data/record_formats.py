@@ -79,9 +79,7 @@ _WITH_LABEL = ("prompt_completion", *_PAIRS)
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
     """How records are read: by their own format or by a given one, and the names of their fields.
-
-    Attributes:
-        fields: a field's name in the table above, or `role` and `content` of messages -> its name in the data.
+    Attributes: fields: a field's name in the table above, or `role` and `content` of messages -> its name in the data.
     """
 
     format: Format = "auto"
@@ -108,7 +106,6 @@ class RecordFormat:
         return name, reader._read(value, position)
 
     def _read(self, value: Mapping[str, Any], position: Position) -> str | Completion | Conversation:
-        """What a record becomes that has this format."""
         format = self.format
         found = {field: value.get(self._name(field)) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))}
         if format == "text":
@@ -128,7 +125,6 @@ class RecordFormat:
         return names.get(field, field)
 
     def _format(self, keys: Any, position: Position) -> tuple[str, RecordFormat]:
-        """The format of a record with these keys, and what reads it. Raises: Defect."""
         if self.format != "auto":
             missing = [self._name(field) for field in _ALL[self.format] if self._name(field) not in keys]
             if missing:
@@ -335,9 +331,7 @@ def read_messages(
     value: object, position: Position, field: str = "messages", keys: MessageKeys = MessageKeys()
 ) -> tuple[Message, ...]:
     """The messages in `value`, each with its role, its content and what else it holds.
-
-    Raises:
-        Defect: the first field that is wrong, by its path: `messages[2].role`.
+    Raises: Defect: the first field that is wrong, by its path: `messages[2].role`.
     """
     found = objects(value, position, field)
     if not found:
@@ -407,7 +401,6 @@ def _message(value: object, position: Position, field: str, keys: MessageKeys) -
 
 
 def _check_learned(message: Message, position: Position, field: str) -> None:
-    """Whether a turn is learned is yes or no. Raises: Defect."""
     for key in ("weight", "train"):
         if message["role"] == "assistant" and message.get(key, True) not in (0, 1):
             what = f"the {key} of the turn is {quote(message[key])}, and a turn is learned (1) or not (0)"
@@ -444,7 +437,6 @@ def _content(value: object, message: Message, position: Position, field: str) ->
 
 
 def _check_part(part: object, position: Position, field: str) -> None:
-    """Raises: Defect where it is not text."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
         what = f"the part is {describe(part) if kind is None else quote(kind)}, and only text is read"

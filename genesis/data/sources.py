@@ -89,10 +89,8 @@ class SourceFile(DataFile):
 
 def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
     """The files that `sources` name, in reading order, each once; those with a `kind` are not to be read.
-
-    Raises:
-        DataError: a source that matches no file, a named file that is no text by its name, or a folder, or one in it,
-            that cannot be listed.
+    Raises: DataError: a source that matches no file, a named file that is no text by its name, or a folder, or one in
+    it, that cannot be listed.
     """
     files: dict[str, SourceFile] = {}
     for item in sources:

@@ -145,9 +145,7 @@ def tokenize(
 
 def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
     """The documents of `corpus` once more, each compared with what `index` says it was.
-
-    Raises:
-        DataError: a document was changed, added or removed meanwhile.
+    Raises: DataError: a document was changed, added or removed meanwhile.
     """
     number = 0
     for number, document in enumerate(corpus.documents(), start=1):
@@ -239,7 +237,6 @@ class _Writer:
         folder.write(SPECIAL_NAME, json.dumps(found).encode("utf-8"))
 
     def _encoded(self, batch: Sequence[_Piece], records: _Records | None) -> list[npt.NDArray[np.int64]]:
-        """The ids of pieces of texts, with what is around a document."""
         texts = [piece.text for piece in batch]
         follows = [not piece.is_first for piece in batch]
         encoded = self._tokenizer.encode_batch(texts, parse_special=self._parse_special, follows=follows)

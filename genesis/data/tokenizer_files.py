@@ -19,8 +19,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from genesis.data.pieces import KNOWN
 from genesis.errors import ModelError, escape
 from genesis.files import strict_json
 from genesis.files.boundary import boundary
@@ -88,9 +90,7 @@ class TokenizerFiles:
 @boundary(ModelError, "reading the tokenizer")
 def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
     """The tokenizer in the folder `path`, or of the tokenizer.json at `path` with the files next to it.
-
-    Raises:
-        ModelError: missing, too large, malformed, of a kind that is not supported, or without an end-of-text token.
+    Raises: ModelError: missing, too large, malformed, of a kind that is not supported, or without an end-of-text token.
     """
     path = Path(path)
     folder, name = (path, TOKENIZER_NAME) if is_folder(path) or not exists(path) else (path.parent, path.name)
@@ -101,8 +101,8 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
         raise _without_tokenizer(folder)
     files = {TOKENIZER_NAME: read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)}
     for companion in (TOKENIZER_CONFIG, MAPPING_NAME, ADDED_NAME, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG):
-        if (data := _companion(folder, companion)) is not None:
-            files[companion] = data
+        if exists(folder / companion):
+            files[companion] = read_limited(safe_join(folder, companion, where=escape(folder)), MAX_COMPANION_BYTES)
     checked = cached_tokenizer(files, _CODE, lambda: _checked(files, folder, where))
     return TokenizerFiles(checked, {k: v for k, v in files.items() if k not in _MODEL_FILES}, where)
 
@@ -140,18 +140,11 @@ def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTok
 
 
 def _without_tokenizer(folder: Path) -> ModelError:
-    """The error of a folder that has no tokenizer.json."""
     what, next = f"{escape(folder)} has no {TOKENIZER_NAME}", f"put the model's {TOKENIZER_NAME} there"
     if exists(folder / SENTENCE_PIECE):
         what += f", and {SENTENCE_PIECE} is not read"
         next += " (transformers' AutoTokenizer writes one: save_pretrained)"
     return ModelError(what, where=escape(folder), next=f"{next}, or name a folder that has one as data.tokenizer")
-
-
-def _companion(folder: Path, name: str) -> bytes | None:
-    if not exists(folder / name):
-        return None
-    return read_limited(safe_join(folder, name, where=escape(folder)), MAX_COMPANION_BYTES)
 
 
 def _checked_ids(content: Mapping[str, Any], where: str) -> dict[str, int]:
@@ -192,7 +185,6 @@ def _added(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _check_parts(content: Mapping[str, Any], where: str) -> None:
-    """Refuse normalizers, pre-tokenizers and decoders that are not listed, and patterns that match nothing at all."""
     for name, (members, types) in _TYPES.items():
         for part in _members(content.get(name), members):
             kind = part.get("type") if isinstance(part, dict) else None
@@ -239,8 +231,7 @@ def _specials(
 def _id_of(config: Mapping[str, Any], role: str) -> int:
     """The id of `role` in a model's config, of a list the first; -1 where there is none."""
     value = config.get(f"{role}_token_id")
-    if isinstance(value, list) and value:
-        value = value[0]
+    value = value[0] if isinstance(value, list) and value else value
     return value if type(value) is int else -1
 
 
@@ -282,9 +273,7 @@ def tokenizer_settings(
     config: Mapping[str, Any], mapping: Mapping[str, Any], rebuilt: str | None, where: str
 ) -> dict[str, Any]:
     """`tokenizer_config.json`, overridden by `special_tokens_map.json` unless the config lists its added tokens.
-
-    Args:
-        rebuilt: see `rebuilding_class`.
+    Args: rebuilt: see `rebuilding_class`.
     """
     settings = {**_REBUILT.get(rebuilt or "", {}), **config}
     if _OLD_EXTRA in settings and not settings.get(_EXTRA):
@@ -321,14 +310,14 @@ def all_added_tokens(
     Raises:
         ModelError: a file names a token in a form that is not known.
     """
-    names = [*_NAMED, *(key for key in settings if key.endswith("_token") and key not in _NAMED)]
-    named = [_token(settings[key], where, key) for key in names if _may_name(key, settings.get(key))]
+    usual = [_token(settings[key], where, key) for key in _NAMED if settings.get(key) is not None]
+    others = [key for key in settings if key.endswith("_token") and key not in _NAMED]  # may be something else
+    named = [*usual, *(_token(settings[key], where, key) for key in others if isinstance(settings[key], str | Mapping))]
     extra = [_token(each, where) for each in _typed(settings.get(_EXTRA, settings.get(_OLD_EXTRA)), list, where)]
     special = {token["content"] for token in named}
     if _LISTED in settings:
         by_id = {_id(key, where): _token(each, where) for key, each in _typed(settings[_LISTED], dict, where).items()}
     else:
-        usual = [_token(settings[key], where, key) for key in _NAMED if settings.get(key) is not None]
         known = {token["content"] for token in (*usual, *(extra if _EXTRA in settings else ()))}
         by_id = {_id(i, where): _token({"content": t, "special": t in known}, where) for t, i in listed.items()}
         by_id |= {token["id"]: token for token in kept}
@@ -351,11 +340,6 @@ def all_added_tokens(
 
 def _special(value: Any) -> Any:
     return {**value, "special": True} if isinstance(value, Mapping) else value
-
-
-def _may_name(key: str, value: Any) -> bool:
-    """Whether a setting names a token: of the usual ones any value does, others may be something else."""
-    return value is not None if key in _NAMED else isinstance(value, str | Mapping)
 
 
 def _token(value: Any, where: str, key: str = "added_tokens") -> dict[str, Any]:
@@ -420,9 +404,7 @@ def cached_tokenizer(
     files: Mapping[str, bytes], code: Collection[Path], check: Callable[[], CheckedTokenizer]
 ) -> CheckedTokenizer:
     """What `check()` makes of `files`, or has made of the same bytes in an earlier process.
-
-    Args:
-        code: the source files that decide what `check` makes.
+    Args: code: the source files that decide what `check` makes.
     """
     if sum(map(len, files.values())) < MIN_BYTES:
         return check()
@@ -452,42 +434,23 @@ MEMORY_BYTES = 2 << 30  # and 32 for every byte of the file
 CPU_SECONDS = 2  # and one more for every 2 MiB of the file
 GROWTH_TRIED = 64  # what the child lets pass
 
-# Patterns of GPT-2, Llama 3 and Qwen2: what they cost is known from use.
-_KNOWN = frozenset(
-    [
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ]
-)
 
+def check_bounded(content: Mapping[str, Any], runnable: str, where: str, library: ModuleType) -> None:
+    """Return if the tokenizers `library` may be given `runnable`, the tokenizer.json `content` as it gets it.
 
-def check_bounded(
-    content: Mapping[str, Any], runnable: str, where: str, *, library: Path, version: str, patterns: Collection[str]
-) -> None:
-    """Return if the library may be given `runnable`, the tokenizer.json `content` as it gets it.
-
-    Args:
-        library: the folder that the library is imported from. version: the library's.
-        patterns: those of the caller's own, besides the well-known ones.
-
-    Raises:
-        ModelError: a child that tried it came to the limits, or the library ended it.
+    Raises: ModelError: a child that tried it came to the limits, or the library ended it.
     """
-    if is_bounded(content, patterns):
+    if is_bounded(content):
         return
-    name = f"{hashlib.sha256(f'1 {version} {runnable}'.encode()).hexdigest()}.tried"
-    cache = user_cache()
-    if cache.find(name, limit=4096) is not None:
+    name = f"{hashlib.sha256(f'1 {library.__version__} {runnable}'.encode()).hexdigest()}.tried"
+    if user_cache().find(name, limit=4096) is not None:
         return
-    if reason := _tried(runnable, library):
+    if reason := _tried(runnable, Path(str(library.__file__)).parents[1]):
         raise refused(reason, where)
-    cache.put(name, {"ok": b""})
+    user_cache().put(name, {"ok": b""})
 
 
-def is_bounded(content: Mapping[str, Any], patterns: Collection[str]) -> bool:
+def is_bounded(content: Mapping[str, Any]) -> bool:
     """Whether the parts' cost is known from their structure: linear in the text, with a small factor."""
     for part, (members, _) in _TYPES.items():
         leaves = [leaf for leaf in _members(content.get(part), members) if isinstance(leaf, dict)]
@@ -498,7 +461,7 @@ def is_bounded(content: Mapping[str, Any], patterns: Collection[str]) -> bool:
                 kind, text = next(iter(pattern.items()), ("", ""))
                 if not isinstance(text, str) or not text or len(pattern) != 1 or kind not in ("String", "Regex"):
                     return False
-                if kind == "Regex" and not (leaf.get("type") == "Split" and (text in _KNOWN or text in patterns)):
+                if kind == "Regex" and not (leaf.get("type") == "Split" and text in KNOWN):
                     return False
                 growth *= max(1.0, len(str(leaf.get("content", "")).encode(errors="replace")) / len(text.encode()))
             elif pattern is not None:
@@ -507,9 +470,7 @@ def is_bounded(content: Mapping[str, Any], patterns: Collection[str]) -> bool:
         if len(leaves) > MAX_PARTS or growth > MAX_GROWTH or prepended > MAX_PREPENDED:
             return False
     added = content.get("added_tokens")
-    tokens = (
-        [str(token.get("content")) for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    )
+    tokens = [str(t.get("content")) for t in (added if isinstance(added, list) else ()) if isinstance(t, dict)]
     return len(tokens) <= MAX_ADDED and sum(map(len, tokens)) <= MAX_ADDED_CHARS
 
 

@@ -94,7 +94,6 @@ def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]
 
 
 def _batched(texts: Iterable[str]) -> Iterator[list[str] | None]:
-    """The texts, several at a time, and None at their end."""
     batch: list[str] = []
     chars = 0
     for text in texts:

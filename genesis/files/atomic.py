@@ -110,9 +110,7 @@ class FolderShare:
 
 class FolderWriter:
     """A marked temporary folder and the files written to it, which take their places when its block ends well.
-
-    Attributes:
-        target: the folder once they are committed, absolute.
+    Attributes: target: the folder once they are committed, absolute.
     """
 
     def __init__(self, target: str | os.PathLike[str], fs: FileSystem) -> None:
@@ -232,7 +230,6 @@ class AtomicFolder(FolderWriter):
         return super().__enter__()
 
     def _check_target(self) -> None:
-        """Refuse to replace what was not asked for, or what we did not write."""
         if not os.path.lexists(self.target):
             return
         if not self._replace:
@@ -317,9 +314,7 @@ class FolderUpdate(FolderWriter):
 
 def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = DEFAULT) -> None:
     """Write the file `path` durably and all at once: after a crash it is the old one or the new one, whole.
-
-    Raises:
-        DiskError: writing failed; an older file at `path` is intact.
+    Raises: DiskError: writing failed; an older file at `path` is intact.
     """
     with atomic_file(path, fs=fs) as file:
         file.write(data)
@@ -337,9 +332,7 @@ def atomic_file(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> It
 @contextmanager
 def temporary_folder() -> Iterator[str]:
     """A private folder among the system's temporary files, gone after the block as far as the disk lets us.
-
-    Raises:
-        DiskError: it cannot be made.
+    Raises: DiskError: it cannot be made.
     """
     try:
         folder = tempfile.mkdtemp(prefix="genesis-")
@@ -355,10 +348,8 @@ def temporary_folder() -> Iterator[str]:
 
 def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
     """Remove the committed folder `path`; readers see it whole or not at all, also after a crash.
-
-    Raises:
-        ModelError: the folder has no manifest of ours, or holds other files too. DiskError: removing failed; the folder
-            is as it was, or under a name that `sweep` knows if some of its files are gone.
+    Raises: ModelError: the folder has no manifest of ours, or holds other files too. DiskError: removing failed; the
+    folder is as it was, or under a name that `sweep` knows if some of its files are gone.
     """
     path = Path(os.path.abspath(path))
     if path.is_symlink():
@@ -516,9 +507,7 @@ class Manifest:
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """The manifest of `folder`, itself checked, the files not looked at.
-
-    Raises:
-        ModelError: there is none (the folder was never committed), or it is damaged.
+    Raises: ModelError: there is none (the folder was never committed), or it is damaged.
     """
     where = escape(Path(folder) / MANIFEST_NAME)
     data = read_limited(safe_join(folder, MANIFEST_NAME, where=where), _MAX_MANIFEST)

@@ -34,9 +34,7 @@ def system_error(
     error: OSError, kind: type[GenesisError], doing: str, path: str | os.PathLike[str] | None = None
 ) -> GenesisError:
     """The error of class `kind` for a system call that failed while Genesis was `doing` ("reading the data").
-
-    Args:
-        path: what was worked on, where the error itself does not name it.
+    Args: path: what was worked on, where the error itself does not name it.
     """
     named = error.filename if isinstance(error.filename, str | bytes) else path
     where = "" if named is None else escape(os.fsdecode(named))

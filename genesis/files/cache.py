@@ -100,9 +100,7 @@ class Cache:
 
     def put(self, name: str, parts: Mapping[str, Buffer]) -> None:
         """Keep an entry of these parts, instead of an older one; several processes may, and the last one stays.
-
-        Raises:
-            DiskError: it cannot be written, and the cache is not optional.
+        Raises: DiskError: it cannot be written, and the cache is not optional.
         """
 
         def make(writer: EntryWriter) -> None:
@@ -328,9 +326,7 @@ class Entry:
 
 def read_entry(descriptor: int, name: str, limit: int | None = None) -> Entry:
     """The entry `name` in an open file of at most `limit` bytes.
-
-    Raises:
-        Damaged: it is not, byte for byte, what was written under this name. OSError: reading failed.
+    Raises: Damaged: it is not, byte for byte, what was written under this name. OSError: reading failed.
     """
     size = os.fstat(descriptor).st_size
     if not len(MARK) + TAIL <= size <= (size if limit is None else limit):
@@ -413,9 +409,7 @@ class EntryWriter:
 
     def create(self, name: str) -> PartWriter:
         """A writer of the part `name`, to be finished before the next one is begun.
-
-        Raises:
-            DiskError: the disk is full or fails. ValueError: the name is taken, or another part is open.
+        Raises: DiskError: the disk is full or fails. ValueError: the name is taken, or another part is open.
         """
         if name in self._sizes or (self._open is not None and not self._open.finished):
             raise ValueError(f"the part {name!r} cannot begin here")

@@ -276,9 +276,7 @@ def disk_error(
 
 def check_room(path: str | os.PathLike[str], needed: int) -> None:
     """Refuse to start writing `needed` bytes below `path` where the disk has less free; quotas are not seen.
-
-    Raises:
-        DiskError: with the needed and the free bytes.
+    Raises: DiskError: with the needed and the free bytes.
     """
     if _free_bytes(Path(path)) < needed:
         raise disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "save", Path(path), needed=needed)

@@ -26,9 +26,7 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
 
 def add_file(digest: Any, path: str | os.PathLike[str]) -> Any:
     """The hash of hashlib `digest` with the bytes of the regular file at `path`.
-
-    Raises:
-        ModelError: not a regular file, or reading failed.
+    Raises: ModelError: not a regular file, or reading failed.
     """
     with boundary(ModelError, "reading", path), closed_after(open_regular(path)) as descriptor:
         while piece := os.read(descriptor, _CHUNK):
@@ -55,9 +53,7 @@ class StateHash:
 
     def add_array(self, name: str, array: npt.NDArray[Any]) -> None:
         """Add an array; -0.0 and 0.0 differ, and so do NaNs of different bits.
-
-        Raises:
-            ValueError: the name was added before, or the array holds Python objects.
+        Raises: ValueError: the name was added before, or the array holds Python objects.
         """
         if array.dtype.hasobject:
             raise ValueError(f"the array {name!r} holds Python objects")
@@ -68,9 +64,7 @@ class StateHash:
 
     def add_json(self, name: str, value: object) -> None:
         """Add a JSON value: dicts with string keys, lists, strings, integers, finite floats, booleans, None.
-
-        Raises:
-            ValueError: the name was added before, or a number is not finite. TypeError: JSON has no such type.
+        Raises: ValueError: the name was added before, or a number is not finite. TypeError: JSON has no such type.
         """
         self._add("json", name, hashlib.sha256(canonical_bytes(value)).digest())
 

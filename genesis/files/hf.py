@@ -198,7 +198,6 @@ class WeightFolder:
             self._owner.setdefault(tensor, file)
 
     def _open_shards(self) -> None:
-        """Open the files that the index names, and check that index and headers tell the same."""
         where = escape(self.folder / self._index)
         weight_map = read_weight_map(safe_join(self.folder, self._index, where=where), where)
         shards = sorted(set(weight_map.values()))
@@ -297,9 +296,7 @@ def copy_side_files(
     source: str | os.PathLike[str], writer: FolderWriter, names: Iterable[str] | None = None
 ) -> list[str]:
     """Copy those of `names` (of `side_files`) that the folder `source` has, byte for byte; returns their names.
-
-    Raises:
-        ModelError: one cannot be read, is not a regular file or is too large. DiskError: writing failed.
+    Raises: ModelError: one cannot be read, is not a regular file or is too large. DiskError: writing failed.
     """
     copied = []
     for name in side_files(source) if names is None else names:
@@ -389,7 +386,6 @@ def read_weight_map(path: Path, where: str) -> dict[str, str]:
 
 
 def _shards(tensors: Mapping[str, npt.NDArray[Any] | TensorSource], max_shard_bytes: int) -> list[list[str]]:
-    """The tensors' names in lists of at most `max_shard_bytes` each, or of one tensor; at least one list."""
     shards: list[list[str]] = [[]]
     size = 0
     for name, array in tensors.items():
@@ -407,9 +403,7 @@ def _shards(tensors: Mapping[str, npt.NDArray[Any] | TensorSource], max_shard_by
 
 def read_head(folder: Path) -> Mapping[str, Any]:
     """The values in the head of a folder's README; none where it has no head, or one that cannot be read.
-
-    Raises:
-        ModelError: it is no regular file, a link or too large.
+    Raises: ModelError: it is no regular file, a link or too large.
     """
     import yaml
 

@@ -51,9 +51,7 @@ Check = Callable[[dict[str, Any]], object]
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """A file as the hub lists it.
-
-    Attributes:
-        hash: the sha256 of a large file, else the hash that git gives it: sha1 of a header and the content.
+    Attributes: hash: the sha256 of a large file, else the hash that git gives it: sha1 of a header and the content.
     """
 
     name: str
@@ -188,7 +186,6 @@ class _Fetch:
     # --- One file ----------------------------------------------------------------------------------------------------
 
     def _present(self, file: HubFile) -> int:
-        """Bytes of a file that are on the disk, of a whole one or of its beginning."""
         for path in (self.blobs / file.hash, self._incomplete(file)):
             if (size := _size(path)) is not None:
                 return min(size, file.size)
@@ -254,7 +251,6 @@ class _Fetch:
         return False
 
     def _hashed(self, path: Path, file: HubFile) -> Any:
-        """The hash of what is at `path`, of nothing where there is no file."""
         return file.digest() if _size(path) is None else add_file(file.digest(), path)
 
     def _tell(self, size: int) -> None:
@@ -436,7 +432,6 @@ class _Hub:
         return begins
 
     def _refusal(self, status: int, headers: Any, file: HubFile | None) -> Exception:
-        """What an answer other than the file means."""
         code = headers.get("x-error-code", "")
         if status in BUSY:
             return _BusyHub(status, headers.get("retry-after", "").strip())

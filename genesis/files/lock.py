@@ -101,7 +101,6 @@ class FolderLock:
         close_read(self._descriptor)
 
     def _lock_file(self) -> int:
-        """A descriptor that holds the lock on the file that is at `path` now."""
         for _ in range(_TRIES):
             try:
                 descriptor = self._open_file()

@@ -109,9 +109,7 @@ def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelE
 
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether something is at `path`, a dangling link too.
-
-    Raises:
-        OSError: it is not known. `os.path.lexists` would say no, and what is there be passed over.
+    Raises: OSError: it is not known. `os.path.lexists` would say no, and what is there be passed over.
     """
     return _mode_or_none(os.lstat, path) is not None
 
@@ -139,7 +137,6 @@ def _mode_or_none(look: Callable[[str | os.PathLike[str]], os.stat_result], path
 
 
 def _name_problem(name: object) -> str:
-    """Why `name` is refused, or an empty string; the first reason found."""
     if not isinstance(name, str):
         return "is not a string"
     if not name:
@@ -164,7 +161,6 @@ def _name_problem(name: object) -> str:
 
 
 def _mode(path: Path, name: str, where: str) -> int:
-    """The type bits of `path` itself, links not followed."""
     try:
         return os.lstat(path).st_mode
     except FileNotFoundError:
@@ -213,7 +209,6 @@ def _as_json(value: object) -> str:
 
 
 def _kind(mode: int) -> str:
-    """What a file of this mode is, for a message."""
     kinds = {
         stat.S_IFDIR: "a folder",
         stat.S_IFLNK: "a symbolic link",

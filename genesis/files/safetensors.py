@@ -128,10 +128,8 @@ class SafeTensors:
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """The tensor `name` in fresh memory.
-
-        Raises:
-            ModelError: no such tensor, the file ends early, BOOL bytes other than 0 and 1, reading failed.
-                OutOfMemoryError.
+        Raises: ModelError: no such tensor, the file ends early, BOOL bytes other than 0 and 1, reading failed.
+        OutOfMemoryError.
         """
         entry = self._entry(name)
         array = self._allocated(entry, entry.shape)
@@ -146,9 +144,7 @@ class SafeTensors:
 
     def read_into(self, name: str, buffer: npt.NDArray[Any]) -> None:
         """Read the tensor `name` into `buffer`, a writable C-contiguous array of the tensor's shape and dtype.
-
-        Raises:
-            ShapeError, DTypeError: another shape or layout, another dtype. ModelError: the file ends early.
+        Raises: ShapeError, DTypeError: another shape or layout, another dtype. ModelError: the file ends early.
         """
         entry = self._entry(name)
         if buffer.dtype != entry.dtype:
@@ -335,7 +331,6 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_
 
 
 def _read_header(descriptor: int, size: int, cap: int, where: str) -> bytes:
-    """The header's bytes, once its length fits the file and the cap."""
     if size < _PREFIX:
         raise ModelError(f"the file has {size} bytes, too few for a safetensors header", where=where, next=_NEXT)
     prefix = bytearray(_PREFIX)
@@ -390,7 +385,6 @@ def _decode(header: bytes, where: str) -> _Pairs:
 
 
 def _check_metadata(value: object, where: str) -> dict[str, str]:
-    """The metadata as a dict of strings."""
     if not isinstance(value, _Pairs):
         raise _bad(_METADATA, "is not a JSON object", where)
     result: dict[str, str] = {}
@@ -412,7 +406,6 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _check_entry(name: str, value: object, data_bytes: int, base: int, where: str) -> TensorEntry:
-    """One tensor of the header; its offsets lie in the file and agree with shape and dtype."""
     if not isinstance(value, _Pairs):
         raise _bad(name, "is not described by a JSON object", where)
     fields = dict(value)

@@ -45,10 +45,8 @@ def check_structure(
 
 def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     """The JSON object in `data`, for which errors say `where`.
-
-    Raises:
-        ModelError: not UTF-8, not JSON, not an object, duplicate keys, NaN or infinite numbers, half surrogate pairs,
-            too deep, too many parts.
+    Raises: ModelError: not UTF-8, not JSON, not an object, duplicate keys, NaN or infinite numbers, half surrogate
+    pairs, too deep, too many parts.
     """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:

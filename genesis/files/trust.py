@@ -64,9 +64,7 @@ def open_folder(path: str | os.PathLike[str], *, own: int = 1) -> int:
 
 def open_file(folder: int, name: str) -> int:
     """A read-only descriptor of the file `name` in an open folder; never follows a link, never waits for a FIFO.
-
-    Raises:
-        Refused: another user can have written it, or it is no regular file. OSError: it cannot be opened.
+    Raises: Refused: another user can have written it, or it is no regular file. OSError: it cannot be opened.
     """
     with closed_on_error(os.open(name, _FILE, dir_fd=folder)) as descriptor:
         check_file(os.fstat(descriptor), name)
@@ -161,7 +159,6 @@ def _looked_at(folder: int, name: str) -> os.stat_result | None:
 
 
 def _open_own(folder: int, name: str, shown: Path) -> int:
-    """A folder of our own in an open one."""
     try:
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:
@@ -255,10 +252,8 @@ def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
 
 def run_file(folder: Path, name: str) -> Path | None:
     """The path of the file `name` in the folder of a run; None where nothing has that name.
-
-    Raises:
-        DataError: it is a link or no regular file, or of a user other than this one, root and the folder's.
-        DiskError: it cannot be looked at.
+    Raises: DataError: it is a link or no regular file, or of a user other than this one, root and the folder's.
+    DiskError: it cannot be looked at.
     """
     path = folder / name
     with boundary(DiskError, "reading the run", path):
@@ -280,9 +275,7 @@ _lock = threading.Lock()
 
 def private_folder() -> Path:
     """A folder that this process alone uses, mode 0700, where nobody can exchange it; removed when the process ends.
-
-    Raises:
-        DiskError: no folder for temporary files will do.
+    Raises: DiskError: no folder for temporary files will do.
     """
     with _lock:
         process = os.getpid()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from genesis.data import tokenizer_files
-from genesis.data.tokenizer import PATTERN, Tokenizer, train_bpe
+from genesis.data.pieces import KNOWN, PATTERN
+from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.data.tokenizer_files import is_bounded, user_cache
 from genesis.errors import ModelError
 
@@ -109,7 +110,7 @@ def test_a_child_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.Monk
         {"normalizer": several("normalizers", {"type": "Prepend", "prepend": "▁"}, SPACE)},
         {"decoder": several("decoders", {**SPACE, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"})},
         {"pre_tokenizer": several("pretokenizers", split(PATTERN), BYTES)},
-        *({"pre_tokenizer": split(known)} for known in sorted(tokenizer_files._KNOWN)),
+        *({"pre_tokenizer": split(known)} for known in sorted(KNOWN)),
     ],
 )
 def test_the_usual_ones_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any]) -> None:
@@ -138,4 +139,4 @@ def test_our_own_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_beyond_the_usual_is_tried(parts: dict[str, Any]) -> None:
-    assert is_bounded(content(), ()) and not is_bounded(content(**parts), ())
+    assert is_bounded(content()) and not is_bounded(content(**parts))

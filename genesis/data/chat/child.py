@@ -191,9 +191,7 @@ def _with_arguments(message: Any, kind: type) -> Any:
 
 class Child:
     """The compiled templates, and what every render of them is given.
-
-    Args:
-        start: `templates` by name, `variables`, `cpu_s` and `output_chars` for each render.
+    Args: start: `templates` by name, `variables`, `cpu_s` and `output_chars` for each render.
     """
 
     def __init__(self, start: Mapping[str, Any]) -> None:

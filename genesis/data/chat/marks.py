@@ -32,9 +32,7 @@ class MarksError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Marked:
     """A text, and the parts of it that come from messages and hold no special tokens whatever they look like.
-
-    Attributes:
-        plain: ordered, disjoint pairs of start and stop.
+    Attributes: plain: ordered, disjoint pairs of start and stop.
     """
 
     text: str
@@ -142,9 +140,7 @@ class Marker:
 
 def unmarked(text: str, marks: str) -> Marked:
     """A render without its marks, and what they enclosed.
-
-    Raises:
-        MarksError: a mark lost its partner or was rewritten, so that nobody can tell what is the message's text.
+    Raises: MarksError: a mark lost its partner or was rewritten, so that nobody can tell what is the message's text.
     """
     if not marks:
         return Marked(text)
@@ -197,11 +193,7 @@ Part = int | tuple[str, bool, bool]
 
 
 class TextParts:
-    """How one tokenizer's texts are taken apart.
-
-    Attributes:
-        marker: knows the special tokens.
-    """
+    """How one tokenizer's texts are taken apart. Attributes: marker: knows the special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

@@ -66,9 +66,7 @@ class Job:
     @classmethod
     def of(cls, messages: Sequence[Any], tools: Sequence[Any] | None, turns: Sequence[int]) -> Job:
         """The job for messages of plain JSON values.
-
-        Raises:
-            ValueError: half a surrogate pair, or a number of thousands of digits. RecursionError: nested too deep.
+        Raises: ValueError: half a surrogate pair, or a number of thousands of digits. RecursionError: nested too deep.
         """
         value = {"messages": messages, "tools": tools, "turns": turns}
         return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8"), turns)
@@ -275,7 +273,6 @@ class _Process:
         return taken
 
     def _death(self) -> _Dead:
-        """Why the child is no longer there."""
         try:
             status = self._child.wait(timeout=5.0)
         except subprocess.TimeoutExpired:

@@ -232,7 +232,6 @@ class ChatEncoder(_Chats):
         return (plan if isinstance(plan, Defect) else self._samples(plan, known) for plan in plans)
 
     def _asked(self, document: Document, conversation: Conversation) -> _Asked:
-        """Raises: TurnError, MarksError."""
         turns = wanted_turns(conversation, self._loss)
         messages = conversation.messages
         if self._loss != "all":
@@ -249,7 +248,6 @@ class ChatEncoder(_Chats):
             return _defect(asked.document, error)
 
     def _read(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
-        """Raises: TurnError, MarksError."""
         if isinstance(rendered, RenderError):
             raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
         turns: list[Turn] = []
@@ -279,7 +277,6 @@ class ChatEncoder(_Chats):
         return _Piece(before, bytes_of(prompt) if self._loss == "all" else 0), _Piece(after, bytes_of(target))
 
     def _plain_plan(self, document: Document) -> _Plan:
-        """The plan of a text or a completion."""
         start, end = self._tokenizer.start_ids, self._tokenizer.document_end_ids
         if not isinstance(document.record, Completion):
             text: tuple[Part, ...] = ((document.text, False, False),)
@@ -324,7 +321,6 @@ _NO_TARGET = TurnError("no target", "no message of it is a target", "see data.lo
 
 
 def _batched(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
-    """The documents in order, some at a time."""
     start = chars = 0
     for index, document in enumerate(documents):
         chars += len(document.text)
@@ -341,7 +337,6 @@ def _begins(ids: Ids, prompt: Ids, target: Ids) -> bool:
 
 
 def _defect(document: Document, error: TurnError | MarksError, which: str = "") -> Defect:
-    """The defect of a document, or of one of its turns."""
     kind, next = "special token", "take the special token out of the text"
     if isinstance(error, TurnError):
         kind, next = error.kind, error.next
@@ -398,7 +393,6 @@ class ChatPrompts(_Chats):
             raise DataError(what, where=where, next="write it in a simpler form") from None
 
     def _ids(self, conversation: Conversation, most: int | None) -> list[int]:
-        """Raises: TurnError, MarksError, ValueError, RecursionError."""
         job, marks = self._job(conversation.messages, conversation.tools, [len(conversation.messages)])
         [[rendered]] = self._rendered([[job]])
         prompt = rendered.turns[0][0] if isinstance(rendered, Rendered) else rendered

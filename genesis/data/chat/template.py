@@ -128,7 +128,6 @@ def _default(name: str, value: Any) -> str:
 
 
 def _literal(value: Any, name: str) -> str:
-    """`value` in Jinja. Raises: ConfigError."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -115,9 +115,7 @@ class TurnReader:
         self, rendered: Rendered, messages: Sequence[Message], turns: Sequence[int], marks: str
     ) -> tuple[list[Turn], list[TurnNote]]:
         """The turns whose targets are defined, what is wrong with others, and what is to be said of them.
-
-        Raises:
-            TurnError, MarksError: the first error, where no turn can be learned.
+        Raises: TurnError, MarksError: the first error, where no turn can be learned.
         """
         found: list[Turn] = []
         notes: list[TurnNote] = []

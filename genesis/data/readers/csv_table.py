@@ -79,7 +79,6 @@ def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:
 
 
 def _check_header(stream: Stream, header: list[str], line: int) -> None:
-    """Raises: Defect."""
     if len(header) > MAX_COLUMNS:
         raise Defect("bad CSV", f"the header has more than {MAX_COLUMNS:,} columns", stream.name, line)
     twice = next((name for number, name in enumerate(header) if name in header[:number]), None)

@@ -224,7 +224,6 @@ class _Array:
         self._stream.line = self.line - 1
 
     def _more(self) -> bool:
-        """The next piece, once this one is done; False at the end."""
         self._piece, self._at, self._counted = self._stream.read(PIECE), 0, 0
         return bool(self._piece)
 

@@ -87,7 +87,6 @@ def _present(value: Any) -> Any:
 
 
 def _check_footer(stream: Stream) -> None:
-    """Refuse a file whose footer is not where its last bytes say. Raises: Defect."""
     raw, size = stream.raw, stream.size
     tail = b""
     if size >= 12:

@@ -65,7 +65,7 @@ def test_a_process_that_cannot_start_is_no_error_of_the_data(qwen: Tokenizer, mo
         def refuse(*given: object) -> None:
             raise failed
 
-        monkeypatch.setattr(prompts._renderer, "render", refuse)
+        monkeypatch.setattr(prompts._renderer, "render_batches", refuse)
         with pytest.raises(ModelError) as caught:
             prompts.encode([{"role": "user", "content": "Why?"}])
         assert caught.value is failed
