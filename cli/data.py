@@ -81,7 +81,7 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
 
 
 def _of_sources(sources: list[str], model: str, overrides: list[str]) -> Config:
-    from genesis.files.hub_cache import local_path
+    from genesis.files.hub import local_path
     from genesis.train.config import DataConfig
     from genesis.train.config_file import parse_config
     from genesis.train.strict_yaml import emit

@@ -26,8 +26,8 @@ def pull(
     HF_TOKEN. For instance: genesis pull Qwen/Qwen3-0.6B
     """
     from genesis.data.sources import is_data_file
+    from genesis.files.hub import hub_name
     from genesis.files.hub import pull as fetch
-    from genesis.files.hub_cache import hub_name
     from genesis.profile.format import format_bytes
     from genesis.train.output import Output
     from genesis.train.progress import draws, tokenizing

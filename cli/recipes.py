@@ -106,7 +106,7 @@ def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Confi
 
 def _on_this_machine(config: Config) -> Config:
     """`config` with the folders that names on the hub stand for."""
-    from genesis.files.hub_cache import local_path
+    from genesis.files.hub import local_path
 
     for section, key in MODELS:
         found = getattr(config, section)

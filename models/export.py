@@ -26,7 +26,7 @@ from genesis.files.atomic import MANIFEST_NAME, AtomicFolder, read_manifest
 from genesis.files.boundary import boundary
 from genesis.files.hashing import sha256_file
 from genesis.files.hf import CHECKPOINT, README, WeightFolder, list_names, read_head, read_json, with_head
-from genesis.files.hub_cache import DATA_SOURCE, hub_name, local_path, name_of
+from genesis.files.hub import DATA_SOURCE, hub_name, local_path, name_of
 from genesis.files.paths import exists, is_folder, list_folder, safe_join
 from genesis.files.safetensors import load_file
 from genesis.files.strict_json import read_limited

@@ -15,7 +15,7 @@ from genesis.errors import ModelError, escape
 from genesis.files.atomic import MANIFEST_NAME
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
-from genesis.files.hub_cache import hub_name, local_path, pull_advice
+from genesis.files.hub import hub_name, local_path, pull_advice
 from genesis.files.paths import exists, is_folder, list_folder, quote, safe_join
 from genesis.files.trust import check_owner
 from genesis_models.adapters import (

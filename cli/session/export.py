@@ -13,7 +13,7 @@ from genesis.errors import ModelError, escape
 from genesis.files.atomic import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT
-from genesis.files.hub_cache import name_of
+from genesis.files.hub import name_of
 from genesis.files.paths import exists
 from genesis.train.output import Output
 from genesis_cli.session.masters import take_masters

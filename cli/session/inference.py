@@ -59,13 +59,13 @@ def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, T
         ModelError: its tokenizer has ids that the model has not. NumericError: NaN weights.
     """
     config, where = read_config(source.folder), escape(source.adapter or source.folder)
-    tokenizer_of = start_in_thread(lambda: Tokenizer.load(source.holding("tokenizer.json")))
+    loading = start_in_thread(lambda: Tokenizer.load(source.holding("tokenizer.json")))
     try:  # a large vocabulary takes as long to read as weights
         model = load_source(source, device=str(device), dtype=AUTO if dtype in QUANTIZED else dtype)
     except GenesisError:
-        check_ids(tokenizer_of(), config, where)  # what is wrong there is said first
+        check_ids(loading.result(), config, where)  # what is wrong there is said first
         raise
-    tokenizer = tokenizer_of()
+    tokenizer = loading.result()
     check_ids(tokenizer, config, where)
     check_finite(model, where=where)
     return quantize(model, dtype) if dtype in QUANTIZED else model, tokenizer

@@ -19,7 +19,7 @@ from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import ConfigError, GenesisError, ModelError, OutOfMemoryError, UsageError, escape
 from genesis.files.boundary import boundary
 from genesis.files.hf import read_chat_templates
-from genesis.files.hub_cache import local_path
+from genesis.files.hub import local_path
 from genesis.files.paths import exists, is_folder
 from genesis.profile.format import format_bytes
 from genesis.train.config import CheckpointConfig, Config

@@ -37,15 +37,11 @@ class FileCounts:
     def __str__(self) -> str:
         """Such as `read: 24 text, 1 jsonl.gz; not read: 2 png, 1 archive`."""
         parts = (("read", self.read), ("not read", self.not_read))
-        return "; ".join(
-            f"{name}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=_most_first))
-            for name, counts in parts
-            if counts
-        )
-
-
-def _most_first(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
+        found = []
+        for name, counts in parts:
+            ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            found += [f"{name}: " + ", ".join(f"{count:,} {kind}" for kind, count in ordered)] * bool(counts)
+        return "; ".join(found)
 
 
 class Corpus:

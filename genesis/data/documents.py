@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,14 +56,8 @@ class DocumentIndex:
 
     def select(self, documents: npt.NDArray[np.bool_]) -> DocumentIndex:
         """The documents for which the mask `[D]` is true."""
-        return DocumentIndex(
-            self.digests[documents],
-            self.text_bytes[documents],
-            self.files,
-            self.file_numbers[documents],
-            self.lines[documents],
-            self.is_record[documents],
-        )
+        names = ("digests", "text_bytes", "file_numbers", "lines", "is_record")
+        return replace(self, **{name: getattr(self, name)[documents] for name in names})
 
     def fingerprint(self) -> str:
         """sha256 over all contents in their order, as 64 hex digits; names have no part in it."""
@@ -71,12 +66,8 @@ class DocumentIndex:
         return hashlib.sha256(b"genesis documents 1\0" + self.digests.tobytes() + kinds).hexdigest()
 
 
-def digest(text: str) -> bytes:
-    """sha256 of the text's UTF-8 bytes."""
-    return _sha256(text.encode("utf-8"))
-
-
-def _sha256(data: bytes) -> bytes:
+def digest(data: bytes) -> bytes:
+    """sha256 of a text's UTF-8 bytes."""
     found = hashlib.sha256()
     update(found, data)
     return found.digest()
@@ -89,7 +80,7 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
     file_indices = []
     for document in documents:
         data = document.text.encode("utf-8")
-        digests += _sha256(data)
+        digests += digest(data)
         sizes.append(len(data))
         file_indices.append(files.setdefault(document.file, len(files)))
         lines.append(document.line)
@@ -189,14 +180,9 @@ class TokenSet:
 
     def select_samples(self, samples: npt.NDArray[np.bool_]) -> TokenSet:
         """The samples for which the mask `[S]` is true, of the same documents."""
-        return replace(
-            self,
-            starts=self.starts[samples],
-            lengths=self.lengths[samples],
-            documents=self.documents[samples],
-            target_bytes=None if self.target_bytes is None else self.target_bytes[samples],
-            weights=None if self.weights is None else self.weights[samples],
-        )
+        names = ("starts", "lengths", "documents", "target_bytes", "weights")
+        kept: dict[str, Any] = {name: a if (a := getattr(self, name)) is None else a[samples] for name in names}
+        return replace(self, **kept)
 
 
 # --- Which documents are held out -------------------------------------------------------------------------------------
@@ -239,10 +225,8 @@ def split(
     if len(points) == 0 or points.min() == points.max():
         found = "no document" if len(points) == 0 else "only one document, or copies of one"
         what = f"the training sources hold {found}, of which nothing can be held out"
-        next = (
-            "name held-out sources in data.eval, cut the text into files or JSONL records, or set data.eval_fraction=0"
-        )
-        raise DataError(what, where="data.train", next=next)
+        ways = "name held-out sources in data.eval, cut the text into files or JSONL records"
+        raise DataError(what, where="data.train", next=f"{ways}, or set data.eval_fraction=0")
     small = text_bytes <= LARGEST_SHARE * fraction * int(text_bytes.sum())
     if not small.any():
         small = np.ones(len(points), np.bool_)

@@ -37,7 +37,7 @@ from genesis.data.record_formats import FieldNames
 from genesis.errors import DataError, escape
 from genesis.files.boundary import boundary
 from genesis.files.hf import read_head
-from genesis.files.hub_cache import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
+from genesis.files.hub import DATA_SOURCE, HubName, in_cache, pull_advice, pulled_data
 from genesis.files.paths import exists, is_folder, quote, safe_join
 
 STDLIB, CHATS = "stdlib:", "example:chats"

@@ -117,7 +117,8 @@ def tokenize(
         writer.write(folder, reread(corpus, index), lambda done: progress(done, index.total_bytes), records)
 
     cached = cache.get("tokens", key, make)
-    stream, offsets = _read(cached.entry, dtype)
+    # A large entry is mapped: from the file that was checked, which is never written to, only replaced as a whole.
+    stream, offsets = np.frombuffer(cached.entry.part(TOKENS_NAME), dtype), _integers(cached.entry, OFFSETS_NAME)
     assert offsets[-1] == len(stream)
     left_out, notes, mask = Defects(), Defects(), None
     if has_records:
@@ -149,8 +150,8 @@ def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
     """
     number = 0
     for number, document in enumerate(corpus.documents(), start=1):
-        same = number <= len(index) and index.digests[number - 1].tobytes() == digest(document.text)
-        if not same:
+        data = document.text.encode("utf-8")
+        if number > len(index) or index.digests[number - 1].tobytes() != digest(data):
             raise _changed(document.name)
         yield document
     if number < len(index):
@@ -158,14 +159,8 @@ def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
 
 
 def _changed(name: str) -> DataError:
-    return DataError(
-        "the data changed while they were read", where=escape(name), next="start again when they are still"
-    )
-
-
-def _read(entry: Entry, dtype: np.dtype[np.unsignedinteger]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    # A large entry is mapped: from the file that was checked, which is never written to, only replaced as a whole.
-    return np.frombuffer(entry.part(TOKENS_NAME), dtype), _integers(entry, OFFSETS_NAME)
+    next = "start again when they are still"
+    return DataError("the data changed while they were read", where=escape(name), next=next)
 
 
 def _integers(entry: Entry, name: str) -> npt.NDArray[np.int64]:

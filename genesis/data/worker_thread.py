@@ -8,6 +8,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,41 +24,25 @@ class _Left(Exception):
     """Nobody waits for the call any more."""
 
 
-class _Call:
-    """A call in a thread; `result` returns or raises what it did."""
+def start_in_thread(call: Callable[[], T]) -> Future[T]:
+    """Begin `call()` in another thread; `result` of what is given waits for it, and returns or raises what it did."""
+    future: Future[T] = Future()
 
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self._result: object = None
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-        threading.Thread(target=self._run, name="genesis-worker", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._call()
+            future.set_result(call())
         except BaseException as error:  # a library's panic is no Exception
-            self._error = error
-        finally:
-            self.done.set()
+            future.set_exception(error)
 
-    def result(self) -> object:
-        self.done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result
+    threading.Thread(target=run, name="genesis-worker", daemon=True).start()
+    return future
 
 
 def call_in_thread(call: Callable[[], T]) -> T:
     """What `call()` returns or raises, made in another thread where this is the main one."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    return _Call(call).result()  # type: ignore[return-value]
-
-
-def start_in_thread(call: Callable[[], T]) -> Callable[[], T]:
-    """Begin `call()` in another thread; what is given waits for it, and returns or raises what it did."""
-    return _Call(call).result  # type: ignore[return-value]
+    return start_in_thread(call).result()
 
 
 def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
@@ -79,15 +65,13 @@ def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]
                 return
             yield from batch
 
-    running = _Call(lambda: call(arriving()))
+    running = start_in_thread(lambda: call(arriving()))
     try:
         for batch in _batched(texts):
-            while not running.done.is_set():
-                try:
+            while not running.done():
+                with suppress(queue.Full):
                     batches.put(batch, timeout=_PATIENCE_S)
                     break
-                except queue.Full:
-                    continue
         running.result()
     finally:
         left.set()

@@ -83,11 +83,6 @@ class FileSystem:
         """A writer at the end of `path`, which is created where it does not exist."""
         return Writer(self, path, os.O_CREAT | os.O_APPEND)
 
-    def open_write(self, path: Path, flags: int) -> int:
-        """A write-only descriptor of `path`, opened with the further `flags`."""
-        with self.calling("open", path):
-            return os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
-
     def write(self, descriptor: int, path: Path, data: Buffer) -> None:
         """Write all of `data`, going on after short writes."""
         view = as_bytes(data)
@@ -203,7 +198,8 @@ class Writer:
         self.path = path
         self.size = 0
         self._fs = fs
-        self._descriptor: int | None = fs.open_write(path, flags)
+        with fs.calling("open", path):
+            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
 
     @property
     def closed(self) -> bool:
@@ -295,13 +291,9 @@ def _free_bytes(path: Path) -> int:
 
 def _flush(descriptor: int) -> None:
     """fsync, and on macOS the stronger call that also empties the drive's own cache."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)
-    if full is not None:
-        try:
+    if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, full)
-        except OSError:
-            pass
-        else:
             return
     os.fsync(descriptor)
 

@@ -128,9 +128,8 @@ class WeightFolder:
             raise ModelError(what, where=escape(folder), next="remove the one that is out of date")
         if not single and not index:
             what = f"the folder holds neither {single_name} nor {self._index}"
-            raise ModelError(
-                what, where=escape(folder), next="give a model folder with safetensors weights; no other form is read"
-            )
+            next = "give a model folder with safetensors weights; no other form is read"
+            raise ModelError(what, where=escape(folder), next=next)
         try:
             if single:
                 self._open(single_name, escape(folder))
@@ -216,13 +215,10 @@ class WeightFolder:
             raise ModelError(f"the index and the weight files disagree on tensors: {counts}", where=where, next=_NEXT)
 
     def _owner_of(self, name: str) -> SafeTensors:
-        try:
-            return self._owner[name]
-        except KeyError:
+        if name not in self._owner:
             what = f"no tensor {quote(name)} among the {len(self._owner):,} of the folder"
-            raise ModelError(
-                what, where=escape(self.folder), next="check that the folder holds this kind of model"
-            ) from None
+            raise ModelError(what, where=escape(self.folder), next="check that the folder holds this kind of model")
+        return self._owner[name]
 
     def __enter__(self) -> WeightFolder:
         return self
@@ -232,10 +228,7 @@ class WeightFolder:
 
 
 def save_weights(
-    writer: FolderWriter,
-    tensors: Mapping[str, npt.NDArray[Any] | TensorSource],
-    max_shard_bytes: int,
-    metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
+    writer: FolderWriter, tensors: Mapping[str, npt.NDArray[Any] | TensorSource], max_shard_bytes: int
 ) -> list[str]:
     """Write `tensors` as `model.safetensors`, or as numbered shards and an index where they exceed `max_shard_bytes`.
 
@@ -247,14 +240,18 @@ def save_weights(
     Raises:
         ModelError, DTypeError: as in `write_tensors`. DiskError: writing failed.
     """
-    shards = _shards(tensors, max_shard_bytes)
-    if len(shards) == 1:
-        names = [WEIGHTS_NAME]
-    else:
-        names = [shard_name("model", i, len(shards)) for i in range(len(shards))]
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, array in tensors.items():
+        if shards[-1] and size + array.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += array.nbytes
+    names = [shard_name("model", i, len(shards)) for i in range(len(shards))] if len(shards) > 1 else [WEIGHTS_NAME]
     for name, shard in zip(names, shards, strict=True):
         with writer.create(name) as file:
-            write_tensors(file, {tensor: tensors[tensor] for tensor in shard}, metadata)
+            write_tensors(file, {tensor: tensors[tensor] for tensor in shard})
     if len(shards) > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         write_index(writer, "model", weight_map, sum(array.nbytes for array in tensors.values()))
@@ -383,18 +380,6 @@ def read_weight_map(path: Path, where: str) -> dict[str, str]:
         if len(shards) > MAX_SHARDS:
             raise ModelError(f"the index names over {MAX_SHARDS} files", where=where, next=_NEXT)
     return weight_map
-
-
-def _shards(tensors: Mapping[str, npt.NDArray[Any] | TensorSource], max_shard_bytes: int) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, array in tensors.items():
-        if shards[-1] and size + array.nbytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += array.nbytes
-    return shards
 
 
 # --- The head of a README ---------------------------------------------------------------------------------------------

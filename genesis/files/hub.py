@@ -1,9 +1,16 @@
-"""Fetches models and data sets of the Hugging Face hub into the cache of huggingface_hub: all that uses a network.
+"""Models and data sets of the Hugging Face hub: their names, their place in the cache of huggingface_hub, and `pull`.
 
-It runs when the user asks for it. Session, endpoint and token are huggingface_hub's; the files are written here, since
-its own downloads start again after a cut and compare no hashes. A file grows under `<hash>.genesis.incomplete`, is
-hashed on its way, and gets its name when it has the size and the hash that the hub lists. `config.json` is linked last,
-and the revision after it: what a pull that ended early leaves is no model yet. Of data a list of the files is the last.
+models--ORG--NAME/, datasets--ORG--NAME/
+    blobs/<hash>                     a file: sha256 of large files, git's sha1 of small ones
+    snapshots/<commit>/config.json   links to blobs, under the files' names
+    refs/main                        the commit that a branch or tag was at when it was pulled
+    .genesis/<commit>                of data: the names of all files that were pulled, a line each; written last
+
+`pull` alone uses a network, and runs when the user asks for it. Session, endpoint and token are huggingface_hub's; the
+files are written here, since its own downloads (2.4) begin anew in a later process, compare no hashes, and take a part
+at another place or a body without end for the file. A file grows under `<hash>.genesis.incomplete`, is hashed on
+its way, and gets its name when it has the size and the hash that the hub lists. `config.json` is linked last, and the
+revision after it: what a pull that ended early leaves is no model yet. Of data a list of the files is the last.
 """
 
 from __future__ import annotations
@@ -26,10 +33,21 @@ from genesis.files.boundary import boundary
 from genesis.files.filesystem import DEFAULT, check_room
 from genesis.files.hashing import add_file
 from genesis.files.hf import INDEX_NAME, MAX_JSON_BYTES, README, WEIGHTS_NAME, file_limit, read_json, read_weight_map
-from genesis.files.hub_cache import ADAPTER_CONFIG, COMMIT, CONFIG, MAIN, HubName, cache_folder
 from genesis.files.lock import FolderLock
-from genesis.files.paths import check_name, exists, quote
-from genesis.files.strict_json import parse_object
+from genesis.files.paths import check_name, exists, is_folder, list_folder, quote
+from genesis.files.strict_json import parse_object, read_limited
+
+MAIN = "main"
+# One of the two is linked last: a snapshot that has none is incomplete.
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_PART = r"[A-Za-z0-9][\w.-]{0,95}"
+_SNAPSHOT = re.compile(rf"/models--({_PART}--{_PART})/snapshots/([0-9a-f]{{40}})$", re.ASCII)
+_REVISION = rf"(?:@({_PART}(?:/{_PART}){{0,3}}))?"
+_NAME = re.compile(rf"({_PART}/{_PART}){_REVISION}", re.ASCII)
+# A source of data: id, configuration, revision, split.
+DATA_SOURCE = re.compile(rf"hf:({_PART}/{_PART})(?:/({_PART}))?{_REVISION}(?::({_PART}))?", re.ASCII)
+MAX_LIST_BYTES = 16 << 20
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_FILES = 10_000
@@ -40,8 +58,111 @@ SLOWEST, WINDOW_S = 1024, 60.0  # fewer bytes in so many seconds are a transfer 
 LISTING_S = 120.0  # for the whole list of files, which a slow answer would make endless
 TIMEOUT_S = 30.0  # without a byte
 _SPAN = re.compile(r"bytes ([0-9]{1,18})-[0-9]*/([0-9]{1,18}|\*)")
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BUSY = (408, 429, 500, 502, 503, 504)
 AGAIN = "run the command again: it goes on where it stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model or a data set of the hub.
+
+    Attributes:
+        id: owner and name, `Qwen/Qwen3-0.6B`.
+        revision: a branch, a tag or a commit; None where none was named, which means `main`.
+        is_data: it is a data set.
+    """
+
+    id: str
+    revision: str | None = None
+    is_data: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the cache has, or would have, all its revisions."""
+        return cache_folder() / f"{'datasets' if self.is_data else 'models'}--{self.id.replace('/', '--')}"
+
+    @property
+    def noun(self) -> str:
+        """What it is, for messages."""
+        return "data set" if self.is_data else "model"
+
+    def __str__(self) -> str:
+        return self.id if self.revision is None else f"{self.id}@{self.revision}"
+
+
+def hub_name(text: str, *, is_data: bool = False) -> HubName | None:
+    """`ORG/NAME` or `ORG/NAME@REV` as a name on the hub; None where it is something else.
+
+    What lies below a folder that exists is taken for a path, unless a data set is meant.
+    """
+    found = _NAME.fullmatch(text)
+    if found is None or ".." in text or "--" in found[1] or (not is_data and Path(found[1]).parent.is_dir()):
+        return None
+    return HubName(found[1], found[2], is_data)
+
+
+def cache_folder() -> Path:
+    """The cache's folder, as huggingface_hub finds it: the variables are its own."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if named := os.environ.get(variable):
+            return Path(named).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+@boundary(ModelError, "looking into the cache of huggingface_hub")
+def in_cache(name: HubName) -> Path | None:
+    """The snapshot of a model or a data set, complete by its look; None where the cache has none."""
+    commit = name.revision or MAIN
+    if not COMMIT.fullmatch(commit):
+        ref = name.folder / "refs" / commit
+        is_file = exists(ref) and not is_folder(ref)
+        commit = read_limited(ref, 1024).decode("ascii", "replace").strip() if is_file else ""
+    if not COMMIT.fullmatch(commit):
+        return None
+    folder = name.folder / "snapshots" / commit
+    if name.is_data:
+        names = pulled_data(folder)
+        return folder if names and all(exists(folder / each) for each in names) else None
+    return folder if any(exists(folder / config) for config in (CONFIG, ADAPTER_CONFIG)) else None
+
+
+def pulled_data(snapshot: Path) -> list[str]:
+    """The names of the files that were pulled of a data set; none where that did not come to its end."""
+    path = snapshot.parents[1] / ".genesis" / snapshot.name
+    return read_limited(path, MAX_LIST_BYTES).decode("utf-8", "replace").splitlines() if exists(path) else []
+
+
+@boundary(ModelError, "looking into the cache of huggingface_hub")
+def cached_revisions(name: HubName) -> list[str]:
+    """Branches, tags and commits that the cache has."""
+    found = list_folder(name.folder / "refs") + list_folder(name.folder / "snapshots")
+    return [each for each in found if in_cache(HubName(name.id, each, name.is_data)) is not None]
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The folder that a name on the hub has in the cache; `path` itself for all else, and where the cache lacks it."""
+    text = os.fspath(path)
+    name = None if "\0" in text or os.path.lexists(text) else hub_name(text)
+    found = None if name is None else in_cache(name)
+    return text if found is None else str(found)
+
+
+def name_of(folder: str | os.PathLike[str]) -> HubName | None:
+    """The model and commit whose snapshot a folder of the cache is; None for any other folder."""
+    found = _SNAPSHOT.search(os.path.abspath(folder))
+    return None if found is None else HubName(found[1].replace("--", "/"), found[2])
+
+
+def pull_advice(name: HubName) -> str:
+    """How to come by what is not in the cache, and which of its revisions are."""
+    others = cached_revisions(name)
+    have = f"; the cache has {', '.join(f'{name.id}@{each}' for each in others[:3])}" if others else ""
+    return f"get it: genesis pull {'--data ' * name.is_data}{name}{have}"
+
+
+# --- Pulling ----------------------------------------------------------------------------------------------------------
 
 
 Progress = Callable[[int, int], None]
@@ -390,7 +511,7 @@ class _Hub:
             name = check_name(entry["rfilename"])
             lfs = entry.get("lfs") or {}
             size, digest = entry.get("size", lfs.get("size")), lfs.get("sha256") or entry.get("blobId")
-            if not isinstance(size, int) or size < 0 or not _is_hash(digest):
+            if not isinstance(size, int) or size < 0 or not (isinstance(digest, str) and _HASH.fullmatch(digest)):
                 raise KeyError(f"no size or hash of {quote(name)}")
             files[name] = HubFile(name, size, digest)
         return commit, files
@@ -474,10 +595,6 @@ def _reason(error: Exception) -> str:
 
 def _named(file: HubFile | None) -> str:
     return "the list of files" if file is None else quote(file.name)
-
-
-def _is_hash(text: object) -> bool:
-    return isinstance(text, str) and len(text) in (40, 64) and not text.strip("0123456789abcdef")
 
 
 def _size(path: Path) -> int | None:

@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from genesis.errors import DTypeError, ModelError, OutOfMemoryError, ShapeError, escape
-from genesis.files.atomic import atomic_file
 from genesis.files.boundary import boundary, close_read
-from genesis.files.filesystem import DEFAULT, Buffer, FileSystem
+from genesis.files.filesystem import Writer
 from genesis.files.paths import open_regular, quote
 from genesis.files.strict_json import check_structure
 
@@ -65,7 +64,7 @@ _PREFIX = 8
 _LARGEST = (1 << 63) - 1
 _WRITE_BYTES = 16 << 20
 _NEXT = "the file is damaged or was made to mislead: download or convert it again"
-_DEFAULT_METADATA: Mapping[str, str] = MappingProxyType({"format": "pt"})
+DEFAULT_METADATA: Mapping[str, str] = MappingProxyType({"format": "pt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +145,7 @@ class SafeTensors:
         """Read the tensor `name` into `buffer`, a writable C-contiguous array of the tensor's shape and dtype.
         Raises: ShapeError, DTypeError: another shape or layout, another dtype. ModelError: the file ends early.
         """
-        entry = self._entry(name)
-        if buffer.dtype != entry.dtype:
-            raise DTypeError(
-                f"{quote(name)} has dtype {entry.dtype}, the buffer {buffer.dtype}", where=escape(self.path)
-            )
+        entry = self._entry(name, buffer.dtype)
         if buffer.shape != entry.shape or not buffer.flags.c_contiguous or not buffer.flags.writeable:
             what = f"{quote(name)} of shape {entry.shape} needs a writable contiguous buffer of it, got {buffer.shape}"
             raise ShapeError(what, where=escape(self.path))
@@ -162,11 +157,7 @@ class SafeTensors:
         Raises:
             ShapeError, DTypeError: beyond the tensor's end or another layout, another dtype. ModelError: the file ends.
         """
-        entry = self._entry(name)
-        if buffer.dtype != entry.dtype:
-            raise DTypeError(
-                f"{quote(name)} has dtype {entry.dtype}, the buffer {buffer.dtype}", where=escape(self.path)
-            )
+        entry = self._entry(name, buffer.dtype)
         size = entry.nbytes // entry.dtype.itemsize
         if buffer.ndim != 1 or not buffer.flags.c_contiguous or not 0 <= start <= start + buffer.size <= size:
             what = f"{buffer.shape} elements from number {start} of {quote(name)}, which has {size}"
@@ -179,13 +170,14 @@ class SafeTensors:
             descriptor, self._descriptor = self._descriptor, None
             close_read(descriptor)
 
-    def _entry(self, name: str) -> TensorEntry:
-        try:
-            return self.entries[name]
-        except KeyError:
-            raise ModelError(
-                f"no tensor {quote(name)} in the file", where=escape(self.path), next="check the name"
-            ) from None
+    def _entry(self, name: str, dtype: np.dtype[Any] | None = None) -> TensorEntry:
+        """The entry of a tensor, for a buffer of this dtype."""
+        entry, where = self.entries.get(name), escape(self.path)
+        if entry is None:
+            raise ModelError(f"no tensor {quote(name)} in the file", where=where, next="check the name")
+        if dtype not in (None, entry.dtype):
+            raise DTypeError(f"{quote(name)} has dtype {entry.dtype}, the buffer {dtype}", where=where)
+        return entry
 
     def _allocated(self, entry: TensorEntry, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         try:
@@ -220,32 +212,10 @@ def load_file(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
         return {name: file.read(name) for name in file.names}
 
 
-class ByteSink(Protocol):
-    """Where a file's bytes go."""
-
-    def write(self, data: Buffer) -> None:
-        """Take all of `data`."""
-
-
-def save_file(
-    tensors: Mapping[str, npt.NDArray[Any]],
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, str] = _DEFAULT_METADATA,
-    *,
-    fs: FileSystem = DEFAULT,
-) -> None:
-    """Write `tensors` to `path` durably and all at once: an older file there stays whole until the new one is.
-
-    Equal tensors and metadata give equal bytes, whatever their order. Errors as in `write_tensors`.
-    """
-    with atomic_file(path, fs=fs) as file:
-        write_tensors(file, tensors, metadata)
-
-
 def write_tensors(
-    sink: ByteSink,
+    sink: Writer,
     tensors: Mapping[str, npt.NDArray[Any] | TensorSource],
-    metadata: Mapping[str, str] = _DEFAULT_METADATA,
+    metadata: Mapping[str, str] = DEFAULT_METADATA,
 ) -> None:
     """Write `tensors` in the safetensors format to `sink`, one at a time: wide dtypes first, then by name.
 
@@ -255,7 +225,10 @@ def write_tensors(
         DTypeError: a dtype without a code in the format. ModelError: a name or metadata that reading would refuse.
         DiskError: writing failed.
     """
-    order = sorted(tensors, key=lambda name: (-_rank(name, tensors[name]), name))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _RANKS:
+            raise DTypeError(f"safetensors has no code for the dtype {tensor.dtype} of {quote(name)}", next="cast it")
+    order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name].dtype], name))
     header = _header(order, tensors, metadata)
     sink.write(len(header).to_bytes(_PREFIX, "little") + header)
     for name in order:
@@ -264,36 +237,23 @@ def write_tensors(
             sink.write(block.reshape(-1).view(np.uint8).data)
 
 
-def _rank(name: str, array: npt.NDArray[Any] | TensorSource) -> int:
-    try:
-        return _RANKS[array.dtype]
-    except KeyError:
-        raise DTypeError(
-            f"safetensors has no code for the dtype {array.dtype} of {quote(name)}", next="cast it"
-        ) from None
-
-
 def _header(
     order: list[str], tensors: Mapping[str, npt.NDArray[Any] | TensorSource], metadata: Mapping[str, str]
 ) -> bytes:
     """The JSON header, padded with spaces so that the tensors' bytes start at a multiple of 8."""
-    header: dict[str, Any] = {}
-    if metadata:
-        header[_METADATA] = dict(sorted(metadata.items()))
+    header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     start = 0
     for name in order:
         array = tensors[name]
         stop = start + array.nbytes
         header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [start, stop]}
         start = stop
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    json_text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json_text.encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_SIZE_CAP:
-        raise ModelError(
-            f"the header would have {len(text):,} bytes, over {HEADER_SIZE_CAP:,}", next="use several files"
-        )
+        what = f"the header would have {len(text):,} bytes, over {HEADER_SIZE_CAP:,}"
+        raise ModelError(what, next="use several files")
     # Nothing is written that this module would not read.
     _parse_header(text, start, "the tensors to save")
     return text
@@ -348,9 +308,8 @@ def _parse_header(header: bytes, data_bytes: int, where: str) -> tuple[dict[str,
     """Metadata and tensors of a header over `data_bytes` bytes of elements, every claim checked."""
     pairs = _decode(header, where)
     if len(pairs) > MAX_TENSORS + 1:
-        raise ModelError(
-            f"the header has {len(pairs):,} entries, over {MAX_TENSORS:,} tensors", where=where, next=_NEXT
-        )
+        what = f"the header has {len(pairs):,} entries, over {MAX_TENSORS:,} tensors"
+        raise ModelError(what, where=where, next=_NEXT)
     metadata: dict[str, str] | None = None
     entries: dict[str, TensorEntry] = {}
     for name, value in pairs:
@@ -361,7 +320,11 @@ def _parse_header(header: bytes, data_bytes: int, where: str) -> tuple[dict[str,
             continue
         if name in entries:
             raise _bad(name, "appears twice in the header", where)
-        _check_name(name, where)
+        # Some names could drive a terminal, or be taken for a path elsewhere.
+        if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+            raise _bad(name, f"has a name that is empty, over {MAX_NAME_CHARS} characters or not printable", where)
+        if "\\" in name or name.startswith("/") or ".." in name.split("/"):
+            raise _bad(name, "has a name that reads as a path out of a folder", where)
         entries[name] = _check_entry(name, value, data_bytes, _PREFIX + len(header), where)
     _check_cover(entries, _PREFIX + len(header), _PREFIX + len(header) + data_bytes, where)
     return metadata or {}, entries
@@ -397,14 +360,6 @@ def _check_metadata(value: object, where: str) -> dict[str, str]:
     return result
 
 
-def _check_name(name: str, where: str) -> None:
-    """Refuse names that could drive a terminal or be taken for a path elsewhere."""
-    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise _bad(name, f"has a name that is empty, over {MAX_NAME_CHARS} characters or not printable", where)
-    if "\\" in name or name.startswith("/") or ".." in name.split("/"):
-        raise _bad(name, "has a name that reads as a path out of a folder", where)
-
-
 def _check_entry(name: str, value: object, data_bytes: int, base: int, where: str) -> TensorEntry:
     if not isinstance(value, _Pairs):
         raise _bad(name, "is not described by a JSON object", where)
@@ -416,9 +371,8 @@ def _check_entry(name: str, value: object, data_bytes: int, base: int, where: st
     if not isinstance(code, str) or code not in DTYPES:
         raise _bad(name, f"has the unknown dtype {quote(code, 40)}; known are {', '.join(DTYPES)}", where)
     if type(shape) is not list or len(shape) > MAX_DIMS or not all(_is_count(size) for size in shape):
-        raise _bad(
-            name, f"has a shape that is not a list of at most {MAX_DIMS} whole numbers: {quote(shape, 60)}", where
-        )
+        listed = f"a list of at most {MAX_DIMS} whole numbers"
+        raise _bad(name, f"has a shape that is not {listed}: {quote(shape, 60)}", where)
     if type(offsets) is not list or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
         raise _bad(name, f"has data_offsets that are not two whole numbers: {quote(offsets, 60)}", where)
     start, stop = offsets

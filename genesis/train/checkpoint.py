@@ -200,7 +200,7 @@ class Checkpoints:
             kept = self._kept(snapshot)
             tensors = {name: _hashed(f"optimizer.{name}", kept[name], hashed) for name in part.tensors}
             with folder.create(part.file) as file:
-                write_tensors(file, tensors, {"format": "pt"})
+                write_tensors(file, tensors)
         snapshot.hash_arrays(part.share, hashed)
 
     def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash, parts: Sequence[_Part]) -> str:

@@ -31,7 +31,7 @@ from genesis import optim
 from genesis.data import record_formats
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
-from genesis.files.hub_cache import DATA_SOURCE
+from genesis.files.hub import DATA_SOURCE
 from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.bounds import BOUNDS
 from genesis.train.strict_yaml import emit

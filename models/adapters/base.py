@@ -21,7 +21,7 @@ from genesis.files.boundary import boundary
 from genesis.files.cache import Cache, user_folder
 from genesis.files.hashing import sha256_file
 from genesis.files.hf import WeightFolder, read_json
-from genesis.files.hub_cache import ADAPTER_CONFIG, hub_name, name_of
+from genesis.files.hub import ADAPTER_CONFIG, hub_name, name_of
 from genesis.files.paths import exists, safe_join
 from genesis.files.strict_json import canonical_bytes, indented_bytes
 

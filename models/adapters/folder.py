@@ -252,7 +252,7 @@ def write_adapter(
         tensors[f"{_PREFIX}{HEAD}.weight"] = tensors[f"{_PREFIX}{EMBEDDING}.weight"]
     writer.write(ADAPTER_CONFIG, adapter_json(config))
     with writer.create(ADAPTER_WEIGHTS) as file:
-        write_tensors(file, tensors, {"format": "pt"})
+        write_tensors(file, tensors)
 
 
 def _float32(source: TensorSource | None, parameter: Tensor) -> TensorSource:

@@ -17,7 +17,7 @@ import genesis_models
 from genesis.errors import ConfigError, GenesisError, ModelError, NumericError, UsageError
 from genesis.files.atomic import AtomicFolder, read_manifest, verify_manifest
 from genesis.files.hf import read_head
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.nn import LoRALinear
 from genesis.train.output import Output
 from genesis_cli.main import main
@@ -26,6 +26,7 @@ from genesis_models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapted_lay
 from genesis_models.adapters import base as base_model
 from genesis_models.export import EXPORT, Difference, check_answers, check_weights_of, difference
 from tests.adapters.golden import FIXTURES, base_of, loaded, logits, reference
+from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES as MODELS
 
 NAME = "qwen3-tied-dora"

@@ -20,7 +20,7 @@ import genesis
 import genesis_models
 from genesis.errors import ModelError
 from genesis.files.atomic import AtomicFolder
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.optim import AdamW
 from genesis.train.state import masters, tensor_sources
 from genesis_models.adapters import (
@@ -36,6 +36,7 @@ from genesis_models.adapters import (
 from genesis_models.adapters.config import read_adapter_config
 from genesis_models.blocks import CausalLM
 from tests.adapters.golden import FIXTURES, NAMES, base_of, loaded, logits, reference, stored
+from tests.files.st_files import save_file
 from tests.models.config_mutations import BAD
 
 LORA, DORA = "qwen3-tied-lora", "qwen3-tied-dora"

@@ -16,7 +16,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
 from genesis.files.atomic import AtomicFolder
 from genesis.files.hashing import sha256_file
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis_cli.session import evaluate, generate
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
@@ -33,6 +33,7 @@ from genesis_models.folder import read_config
 from genesis_models.quantize import quantize
 from genesis_models.source import find_source, newest_checkpoint
 from tests.adapters.golden import FIXTURES, logits, reference
+from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES as MODELS
 
 NAME = "qwen3-tied-dora"

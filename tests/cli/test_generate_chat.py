@@ -15,7 +15,7 @@ import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.files.atomic import AtomicFolder
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.train.output import printable
 from genesis_cli.session import generation
 from genesis_models.adapters import BASE_NAME, base_of, load_adapter, write_adapter
@@ -23,6 +23,7 @@ from genesis_models.engine import Request
 from tests.adapters.golden import FIXTURES as ADAPTERS
 from tests.cli.chat_model import ASKED, TURN
 from tests.cli.command import printed
+from tests.files.st_files import save_file
 
 QUIET = ("--device", "cpu", "--max-tokens", "3", "--temperature", "0")
 

@@ -17,7 +17,7 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import GenesisError, ModelError, NumericError, OutOfMemoryError, UsageError
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.train.config import setting_names
 from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for
@@ -25,6 +25,7 @@ from genesis_models import Sampling
 from genesis_models.engine import choose
 from genesis_models.generate import continue_ids
 from tests.cli.command import printed
+from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files
 from tests.train.runs import ROOT

@@ -20,8 +20,7 @@ import genesis.files.hub
 import genesis_models
 from genesis.errors import ModelError
 from genesis.files import filesystem
-from genesis.files.hub import TRIES
-from genesis.files.hub_cache import HubName, cache_folder, hub_name, in_cache, local_path
+from genesis.files.hub import TRIES, HubName, cache_folder, hub_name, in_cache, local_path
 from tests.cli.command import printed
 from tests.hub import COMMIT, Hub, served, used
 from tests.models.golden import golden
@@ -395,7 +394,7 @@ def test_the_cache_is_that_of_huggingface_hub(tmp_path: Path) -> None:
     script = """
 import importlib, os
 from huggingface_hub import constants
-from genesis.files.hub_cache import cache_folder
+from genesis.files.hub import cache_folder
 for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "nothing"):
     os.environ[name] = "/x"
     importlib.reload(constants)

@@ -13,7 +13,7 @@ import pytest
 from genesis.data.corpus import Corpus
 from genesis.data.sources import expand, hub_files
 from genesis.errors import DataError
-from genesis.files.hub_cache import HubName, cache_folder, in_cache
+from genesis.files.hub import HubName, cache_folder, in_cache
 from genesis.train.config import WeightedSource
 from tests.cli.command import printed
 from tests.hub import COMMIT, Hub, served, used

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from genesis.files.safetensors import DTYPES
+from genesis.files.atomic import atomic_file
+from genesis.files.filesystem import DEFAULT, FileSystem
+from genesis.files.safetensors import DEFAULT_METADATA, DTYPES, write_tensors
 
 DATA = bytes(range(33))
 
@@ -47,3 +51,18 @@ def library_read(content: bytes) -> dict[str, npt.NDArray[Any]]:
         raw = np.frombuffer(bytes(info["data"]), np.uint8)
         found[name] = raw.view(DTYPES[info["dtype"]]).reshape(info["shape"])
     return found
+
+
+def save_file(
+    tensors: Mapping[str, npt.NDArray[Any]],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] = DEFAULT_METADATA,
+    *,
+    fs: FileSystem = DEFAULT,
+) -> None:
+    """Write `tensors` to `path` durably and all at once: an older file there stays whole until the new one is.
+
+    Equal tensors and metadata give equal bytes, whatever their order. Errors as in `write_tensors`.
+    """
+    with atomic_file(path, fs=fs) as file:
+        write_tensors(file, tensors, metadata)

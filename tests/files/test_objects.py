@@ -20,10 +20,11 @@ from genesis import nn, optim
 from genesis.backend import Device
 from genesis.errors import DiskError, DTypeError, ModelError, UsageError
 from genesis.files.filesystem import FileSystem
-from genesis.files.safetensors import SafeTensors, save_file
+from genesis.files.safetensors import SafeTensors
 from genesis.saving import KEY, write_object
 from genesis.tensor import Tensor
 from tests.files.faults import FailAt, Recorder
+from tests.files.st_files import save_file
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 

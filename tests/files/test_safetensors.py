@@ -26,11 +26,10 @@ from genesis.files.safetensors import (
     HEADER_SIZE_CAP,
     SafeTensors,
     load_file,
-    save_file,
     write_tensors,
 )
 from tests.files.faults import FailAt, Recorder
-from tests.files.st_files import DATA, file_bytes, header, library_read, write
+from tests.files.st_files import DATA, file_bytes, header, library_read, save_file, write
 
 MIB = 1 << 20
 Arrays = dict[str, npt.NDArray[Any]]

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from genesis.errors import ModelError
-from genesis.files.safetensors import DTYPES, SafeTensors, load_file, save_file
-from tests.files.st_files import file_bytes, header, library_read
+from genesis.files.safetensors import DTYPES, SafeTensors, load_file
+from tests.files.st_files import file_bytes, header, library_read, save_file
 
 # What parsing may take beside the tensors: a header of a few hundred bytes as bytes, text and Python objects.
 OVERHEAD = 128 << 10

@@ -15,9 +15,10 @@ import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import DTypeError, ModelError
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis_models import CausalLM
 from genesis_models.folder import check_weights
+from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES, golden
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -13,11 +13,12 @@ import pytest
 from genesis.backend import CPU, Device
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, DTypeError
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.train.config_file import parse_config
 from genesis_cli.session.settings import settled
 from genesis_models.folder import stored_dtype
 from genesis_models.weights import WeightType, weight_type
+from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES
 from tests.train.runs import load, make, train
 

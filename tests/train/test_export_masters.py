@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.train.checkpoint import OPTIMIZER
 from genesis.train.output import Output
 from genesis_cli.session.export import export
+from tests.files.st_files import save_file
 from tests.train.runs import load, make, train
 
 SETTINGS = "model.dtype=bfloat16", "train.steps=2", "checkpoint.every=1", "eval.every=null", "eval.prompts=[]"

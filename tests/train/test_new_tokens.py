@@ -11,11 +11,12 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError
-from genesis.files.safetensors import load_file, save_file
+from genesis.files.safetensors import load_file
 from genesis.train.output import Output
 from genesis_cli.session.export import export
 from genesis_cli.session.inference import evaluate
 from genesis_models.folder import EMBEDDING, HEAD
+from tests.files.st_files import save_file
 from tests.train.runs import checkpoints, load, make_lora, train
 
 ROWS = 272

@@ -16,7 +16,7 @@ import pytest
 import genesis_models
 from genesis import nn
 from genesis.errors import ConfigError, GenesisError, InterruptedRun, ModelError
-from genesis.files.safetensors import SafeTensors, save_file
+from genesis.files.safetensors import SafeTensors
 from genesis.optim.states import MASTER
 from genesis.train.config import Config
 from genesis.train.loop import Training
@@ -25,6 +25,7 @@ from genesis.train.state import TrainState
 from genesis_cli import session
 from genesis_models.adapters import adapter_parameters
 from genesis_models.source import find_source
+from tests.files.st_files import save_file
 from tests.train.runs import assembled, checkpoints, load, make_lora, rows, signal_in_step, steps, train
 
 PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors"}

@@ -289,10 +289,8 @@ def _end(child: subprocess.Popen[bytes], selector: selectors.BaseSelector) -> No
     child.kill()
     for pipe in (child.stdin, child.stdout):
         assert pipe is not None
-        try:
+        with suppress(OSError):  # what was still to be written
             pipe.close()
-        except OSError:  # what was still to be written
-            pass
     child.wait()
 
 
