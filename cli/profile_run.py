@@ -163,11 +163,12 @@ def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
 
     main = found.recorded[0]
     stacks = stacks_of(main, found.device != CPU)
-    steps = [(f"{r.mode} step {i}", step) for r in found.recorded for i, step in enumerate(r.steps, 1)]
+    steps = {f"{r.mode} step {i}": step for r in found.recorded for i, step in enumerate(r.steps, 1)}
+    steps["step with its memory"] = found.memory_step
     title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
     files = {
         "trace.json": (
-            chrome_trace([*steps, ("step with its memory", found.memory_step)]),
+            chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()]),
             "every op and kernel, and memory, for ui.perfetto.dev",
         ),
         "stacks.txt": (collapsed(stacks), f"collapsed stacks of the {main.mode} step, in microseconds"),

@@ -61,7 +61,7 @@ check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("cuda", "custom"):  # loaded at their first use
+    if name in ("cuda", "custom", "profiler"):  # loaded at their first use
         return importlib.import_module(f"genesis.{name}")
     if name in ("check_op", "cuda_op", "triton_op"):
         return getattr(importlib.import_module("genesis.custom"), name)

@@ -6,6 +6,7 @@ back, gradients between ops among it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,12 @@ class Change(NamedTuple):
 
 
 class Track(NamedTuple):
-    """Numbers over time, by `time.perf_counter`: a counter of the trace."""
+    """Bytes over time, by `time.perf_counter`: a counter of the trace. `changes` are those of the device's pool."""
 
     name: str
     samples: Sequence[tuple[float, Mapping[str, int]]]
+    device: str = ""
+    changes: Sequence[Change] = ()
 
 
 @dataclass
@@ -119,14 +122,11 @@ class MemoryWatch:
         self.changes.append(Change(time.perf_counter(), address, nbytes, self._current()))
 
     def track(self) -> Track:
-        """Allocated bytes after each change; also adds each change to its frame."""
-        total, name = self.allocated, self._device.type
-        samples = [(self.began, {"allocated": total})]
-        for at, _, nbytes, frame in self.changes:
-            total += nbytes
-            samples.append((at, {"allocated": total}))
-            frame.nbytes[name] = frame.nbytes.get(name, 0) + nbytes
-        return Track(f"memory of {self._device}", samples)
+        """Allocated bytes after each change."""
+        totals = itertools.accumulate((change.nbytes for change in self.changes), initial=self.allocated)
+        times = [self.began, *(change.at for change in self.changes)]
+        samples = [(at, {"allocated": total}) for at, total in zip(times, totals, strict=True)]
+        return Track(f"memory of {self._device}", samples, self._device.type, self.changes)
 
 
 def timeline(watch: MemoryWatch, persistent: Mapping[Category, Sequence[Array]], frames: Sequence[Frame]) -> Timeline:

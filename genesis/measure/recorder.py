@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
@@ -47,7 +47,6 @@ class Frame:
         parent: the frame around it.
         shapes: of an op's inputs and outputs.
         lines: of an op, the Python calls that led to it, innermost first; empty unless they were asked for.
-        nbytes: memory taken less memory given back in it, outside of inner frames.
         flops: of an op, as its cost says.
     """
 
@@ -61,7 +60,6 @@ class Frame:
     parent: Frame | None = None
     shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
     lines: tuple[str, ...] = ()
-    nbytes: dict[str, int] = field(default_factory=dict)
     flops: float = 0.0
 
     @property
@@ -86,6 +84,9 @@ class Ranges(Protocol):
 
     def pop(self) -> None:
         """The innermost range ends."""
+
+
+recorders: list[Recorder] = []  # that watch now
 
 
 class Recorder:
@@ -136,9 +137,12 @@ class Recorder:
                 self._of_leaf.setdefault(edge.node.sequence, prefix + path)
 
     def begin(self) -> None:
-        """Forget what was noted."""
+        """Forget what was noted; what is open begins here."""
         self.frames, self.ambient = [], self._first
         self._of_node.clear()
+        now = time.perf_counter()
+        for frame in (frame for open_ in list(self._open.values()) for frame in open_):
+            frame.start = now
 
     def end(self) -> list[Frame]:
         """The frames since `begin`; those that are open end here, and begin anew."""
@@ -148,7 +152,7 @@ class Recorder:
             again: list[Frame] = []
             for frame in list(open_):
                 frame.end = now
-                again.append(replace(frame, start=now, parent=again[-1] if again else None, nbytes={}))
+                again.append(replace(frame, start=now, parent=again[-1] if again else None))
             self._open[thread] = again
         return frames
 
@@ -167,6 +171,8 @@ class Recorder:
     def watching(self) -> Iterator[None]:
         """Note what happens inside the block."""
         with ExitStack() as stack:
+            recorders.append(self)
+            stack.callback(recorders.remove, self)
             stack.enter_context(observe(self._op_ended, self._op_begins))
             stack.enter_context(watching_tape(self))
             stack.enter_context(watching_calls(self._calls))
@@ -176,8 +182,9 @@ class Recorder:
         self, level: Level, name: str, phase: str | None = None, module: str | None = None, label: str = ""
     ) -> int:
         """Open a frame, inside the phase and the module of the one around it unless it has others; its depth."""
-        around, thread = self.current(), threading.get_ident()
+        thread = threading.get_ident()
         open_ = self._open[thread]
+        around = open_[-1] if open_ else self.current()
         phase, module = around.phase if phase is None else phase, around.module if module is None else module
         frame = Frame(level, name, phase, module, time.perf_counter(), 0.0, thread, around if open_ else None)
         open_.append(frame)
@@ -271,7 +278,7 @@ class Recorder:
             while name and name not in self._called:
                 name = name.rpartition(".")[0]
             module = name or self.root
-        return self._inside("module", module, None, module, label=f"{module} {node.name}")
+        return self._inside("module", module or node.name, None, module, label=f"{module} {node.name}")
 
     # --- Ops ----------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,9 @@ class Session:
         device: whose waits are noted, and whose kernels are marked on a GPU.
         memory: devices whose memory is followed.
         launched: called when work is launched, before a wait for it.
+
+    Attributes:
+        started: when the recording began, by `time.perf_counter`.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Session:
         self.marks = None if backend is None else Marks(backend, recorder.current, launched)
         self._memory = [MemoryWatch(each, recorder.current) for each in memory]
         self._wait = wait_for(device)
-        self._start = self._marked = 0.0
+        self.started = self._marked = 0.0
 
     @contextmanager
     def watching(self, keeps_graphs: bool = False) -> Iterator[None]:
@@ -95,7 +98,7 @@ class Session:
         for each in self._memory:
             each.begin()
         self._waits.found, self._waits.on = [], True
-        self._start = time.perf_counter()
+        self.started = time.perf_counter()
 
     def end(self) -> Recording:
         """The recording since `begin`, once the device is idle."""
@@ -105,7 +108,7 @@ class Session:
         end, frames = time.perf_counter(), self.recorder.end()
         kernels = [] if self.marks is None else self.marks.kernels()
         tracks = [each.track() for each in self._memory]
-        return Recording(self._start, launched, end, frames, kernels, self._waits.found, self._marked, tracks)
+        return Recording(self.started, launched, end, frames, kernels, self._waits.found, self._marked, tracks)
 
 
 def marked(session: Session, collective: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,15 +40,21 @@ class _Span:
         return {**event, "args": self.args} if self.args else event
 
 
-def chrome_trace(recordings: Sequence[tuple[str, Recording]]) -> bytes:
-    """Recordings by name as the JSON of a trace. Times are microseconds since the first one began."""
-    made = _Spans([recording for _, recording in recordings])
-    spans = list(made.of(recordings))
+def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> bytes:
+    """Recordings as the JSON of a trace. Times are microseconds since the first one began.
+
+    Args:
+        steps: name, start and end of each step, by `time.perf_counter`.
+    """
+    made = _Spans(recordings)
+    spans = [made.span(name, "step", (HOST, STEPS), start, end) for name, start, end in steps]
+    for recording in recordings:
+        spans += [*made.on_host(recording), *made.on_gpu(recording)]
     rows = sorted({(span.process, span.row) for span in spans})
     events = list(_names(rows))
     for track in rows:
         events += [span.event() for span in _nested(span for span in spans if (span.process, span.row) == track)]
-    events += [event for _, recording in recordings for event in made.counters(recording)]
+    events += [event for recording in recordings for event in made.counters(recording)]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -88,13 +94,6 @@ class _Spans:
         threads.update(dict.fromkeys(wait.thread for each in recordings for wait in each.waits))
         self.rows = {thread: row for row, thread in enumerate(threads, THREADS)}
 
-    def of(self, recordings: Sequence[tuple[str, Recording]]) -> Iterator[_Span]:
-        """All spans of the host and the GPU."""
-        for name, each in recordings:
-            yield self._span(name, "step", (HOST, STEPS), each.start, each.end)
-            yield from self._on_host(each)
-            yield from self._on_gpu(each)
-
     def counters(self, recording: Recording) -> Iterator[dict[str, Any]]:
         """The memory of a recording."""
         for track in recording.tracks:
@@ -102,16 +101,18 @@ class _Spans:
                 ts = max(0, round((at - self.begin) * 1e9)) / 1e3
                 yield {"name": track.name, "cat": "memory", "ph": "C", "ts": ts, "pid": HOST, "args": values}
 
-    def _on_host(self, recording: Recording) -> Iterator[_Span]:
+    def on_host(self, recording: Recording) -> Iterator[_Span]:
+        """Frames and waits."""
         for frame in recording.frames:
             track, inputs = (HOST, self.rows[frame.thread]), [list(shape) for shape in frame.shapes[0]]
             args = _of(frame) | ({"shapes": inputs} if inputs else {})
-            yield self._span(frame.name, frame.level, track, max(frame.start, recording.start), frame.end, **args)
+            yield self.span(frame.name, frame.level, track, max(frame.start, recording.start), frame.end, **args)
         for wait in recording.waits:
             track = (HOST, self.rows[wait.thread])
-            yield self._span(wait.what, "wait", track, wait.start, wait.start + wait.seconds, line=wait.line)
+            yield self.span(wait.what, "wait", track, wait.start, wait.start + wait.seconds, line=wait.line)
 
-    def _on_gpu(self, recording: Recording) -> Iterator[_Span]:
+    def on_gpu(self, recording: Recording) -> Iterator[_Span]:
+        """Kernels."""
         ends: list[float] = []  # of the rows of other streams, which run at the same time
         for kernel in sorted(recording.kernels, key=lambda k: k.start):
             row = COMPUTE
@@ -121,9 +122,10 @@ class _Spans:
                 row = BESIDE + free
             start, end = recording.marked + kernel.start, recording.marked + kernel.end
             of = {"op": kernel.op, "grid": list(kernel.grid), "shapes": [list(shape) for shape in kernel.shapes]}
-            yield self._span(kernel.name, "kernel", (GPU, row), start, end, **_of(kernel), **of)
+            yield self.span(kernel.name, "kernel", (GPU, row), start, end, **_of(kernel), **of)
 
-    def _span(self, name: str, kind: str, track: tuple[int, int], start: float, end: float, **args: Any) -> _Span:
+    def span(self, name: str, kind: str, track: tuple[int, int], start: float, end: float, **args: Any) -> _Span:
+        """A span between two times of `time.perf_counter`."""
         first, last = (round((at - self.begin) * 1e9) for at in (start, end))
         return _Span(name, kind, *track, first, max(first, last), args)
 

@@ -131,7 +131,7 @@ def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
         steps = recorded_steps(captured_subject(device), 2, 3)
         named += [(f"captured step {n}", step) for n, step in enumerate(steps, 1)]
     memory, memory_step = memory_of(under)
-    content = chrome_trace([*named, ("memory", memory_step)])
+    content = trace_of([*named, ("memory", memory_step)])
     rows = read(content)
     named.append(("memory", memory_step))
     steps = [step for _, step in named]
@@ -156,6 +156,10 @@ def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
     assert len(counters) == len(memory.samples) > 10
 
 
+def trace_of(named: Sequence[tuple[str, Recording]]) -> bytes:
+    return chrome_trace([step for _, step in named], [(name, step.start, step.end) for name, step in named])
+
+
 def _step(
     frames: Sequence[Frame] = (), kernels: Sequence[Kernel] = (), waits: Sequence[Wait] = ()
 ) -> list[tuple[str, Recording]]:
@@ -170,7 +174,7 @@ def test_stacks_are_lines_that_flamegraph_pl_reads() -> None:
 def test_threads_that_wait_at_the_same_time_have_rows_of_their_own() -> None:
     own = threading.get_ident()
     waits = [Wait("read", "a.py:1", 100.1, 0.3, own), Wait("read", "a.py:2", 100.2, 0.3, own + 1)]
-    rows = read(chrome_trace(_step(waits=waits)))
+    rows = read(trace_of(_step(waits=waits)))
     assert [len(row) for row in rows.values()] == [1, 1, 1]
 
 
@@ -180,7 +184,7 @@ def test_an_op_begins_with_what_is_inside_of_it() -> None:
 
     equal = [frame("within", 0.7, 0.8), frame("around", 0.7, 0.8)]  # noted as they ended
     late = [frame("before", 0, 0.1), frame("inner", 0.1, 0.2), frame("deep", 0.3, 0.4), frame("middle", 0.35, 0.5)]
-    rows = read(chrome_trace(_step([*late, frame("outer", 0.15, 0.6), frame("after", 0.6, 0.7), *equal])))
+    rows = read(trace_of(_step([*late, frame("outer", 0.15, 0.6), frame("after", 0.6, 0.7), *equal])))
     found = [(depth, name, start // 10**6) for depth, name, start, _ in rows["thread 1: phases, modules, ops"]]
     outer = [(0, "outer", 100), (1, "inner", 100), (1, "middle", 300), (2, "deep", 300)]
     assert found == [(0, "before", 0), *outer, (0, "after", 600), (0, "around", 700), (1, "within", 700)]
@@ -189,6 +193,6 @@ def test_an_op_begins_with_what_is_inside_of_it() -> None:
 def test_kernels_that_run_at_the_same_time_have_rows_of_their_own() -> None:
     times = [(0.0, 0.4, False), (0.1, 0.3, True), (0.2, 0.5, True), (0.3, 0.4, True), (0.5, 0.6, False)]
     kernels = [Kernel(f"k{i}", "op", "forward", "m", (1,), *t, False) for i, t in enumerate(times)]
-    rows = read(chrome_trace(_step(kernels=kernels)))
+    rows = read(trace_of(_step(kernels=kernels)))
     names = {row: [name for _, name, *_ in spans] for row, spans in rows.items() if row != "steps"}
     assert names == {"kernels": ["k0", "k4"], "other streams 1": ["k1", "k3"], "other streams 2": ["k2"]}
