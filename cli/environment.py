@@ -100,7 +100,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _cpu() -> dict[str, Any]:
-    from genesis.backend.cores import usable_cores
+    from genesis.backend.host import usable_cores
 
     name = platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

@@ -12,7 +12,7 @@ import numpy as np
 import genesis
 from genesis import Tensor, cuda
 from genesis.backend import CPU, Device
-from genesis.backend.host_memory import host_memory
+from genesis.backend.host import host_memory
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, NumericError, OutOfMemoryError
 from genesis.files.hf import list_names

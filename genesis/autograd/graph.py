@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from genesis.array import Array, Spec
-from genesis.backend.recording import mode
+from genesis.backend import mode
 from genesis.errors import GradientError
 from genesis.op import BackwardStep, Context, Op, registry
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend.recording import mode
+from genesis.backend import mode
 from genesis.errors import DTypeError
 from genesis.keywords import refuse_unknown
 

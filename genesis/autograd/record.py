@@ -17,7 +17,7 @@ from genesis.autograd.autocast import Kept, autocasting, fp32_type, low_precisio
 from genesis.autograd.gradient_slot import GradientSlot, Lease, is_same_window
 from genesis.autograd.graph import BaseNode, Edge, Node, Saved
 from genesis.autograd.modes import is_grad_enabled
-from genesis.backend.recording import mode
+from genesis.backend import mode
 from genesis.dtypes import DType
 from genesis.errors import GradientError
 from genesis.op import BackwardStep, Op, execute, registry

@@ -1,4 +1,4 @@
-"""Devices and the contract of a backend: memory, copies to and from the host, and running one op.
+"""Devices, the mode of each thread, and the contract of a backend: memory, copies from and to the host, running an op.
 
 `cpu.py` is the numpy backend. A backend is loaded at the first use of its device.
 """
@@ -9,7 +9,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,26 @@ class _Current(threading.local):
 
 
 current_cuda = _Current()
+
+
+class Mode(threading.local):
+    """Whether ops are recorded for a backward pass, per thread: `genesis.autograd.modes` switches it.
+
+    What runs for every op reads it here, without a call. A CUDA implementation asks, too: nobody compares results that
+    are not recorded with those of a training step, bit for bit, so a matmul of few rows may take another kernel.
+
+    Attributes:
+        grad: ops record what backward needs.
+        anomaly: backward checks every gradient for NaN.
+        fixed_weights: see `genesis.autograd.modes.fixed_weights`.
+    """
+
+    grad = True
+    anomaly = False
+    fixed_weights = False
+
+
+mode = Mode()
 
 
 def _parsed(value: object) -> tuple[str | None, int | None]:
@@ -134,36 +154,54 @@ class OpLike(Protocol):
 
 
 class Backend(Protocol):
-    """What a device must provide."""
+    """What a device must provide. Defaults are those of a device that does all work at once."""
 
     def allocate(self, nbytes: int) -> Storage: ...
+    def run(self, op: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None: ...
+    def to_numpy(self, array: Any) -> np.ndarray: ...
+    def from_numpy(self, values: np.ndarray, array: Any) -> None: ...
 
     def replay(
         self, op: Any, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any = None
-    ) -> tuple[Any, ...] | None: ...
-
-    def run(self, op: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None: ...
+    ) -> tuple[Any, ...] | None:
+        """The outputs of a call that is remembered; None: `run` it."""
+        return None
 
     @property
-    def is_capturing(self) -> bool: ...
+    def is_capturing(self) -> bool:
+        """Whether work is recorded instead of done."""
+        return False
 
-    def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]: ...
+    def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
+        """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join_side_stream`."""
+        return _NOTHING
 
-    def join_side_stream(self) -> None: ...
+    def join_side_stream(self) -> None:
+        """Let later work follow what was launched on the side stream."""
+        return
 
-    def on_lane(self) -> AbstractContextManager[None]: ...
+    def on_lane(self) -> AbstractContextManager[None]:
+        """Inside the block, launch what ranks send each other, beside what comes next until `join_lane`."""
+        return _NOTHING
 
-    def join_lane(self) -> None: ...
+    def join_lane(self) -> None:
+        """Let later work follow what was launched on the lane."""
+        return
 
-    def owned_by(self, owner: str) -> AbstractContextManager[None]: ...
+    def owned_by(self, owner: str) -> AbstractContextManager[None]:
+        """Inside the block, memory is taken for `owner`."""
+        return _NOTHING
 
-    def label(self, storage: Any, owner: str) -> None: ...
+    def label(self, storage: Any, owner: str) -> None:
+        """Say whose a storage is from now on."""
+        return
 
-    def temporaries_from(self, memory: Any) -> AbstractContextManager[None]: ...
+    def temporaries_from(self, memory: Any) -> AbstractContextManager[None]:
+        """Inside the block, ops take temporaries from `memory`."""
+        return _NOTHING
 
-    def to_numpy(self, array: Any) -> np.ndarray: ...
 
-    def from_numpy(self, values: np.ndarray, array: Any) -> None: ...
+_NOTHING = nullcontext()
 
 
 @functools.cache

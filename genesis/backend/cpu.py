@@ -13,12 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genesis.backend import ArrayLike, OpLike
+from genesis.backend import ArrayLike, Backend, OpLike
 from genesis.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -134,22 +134,11 @@ class CpuStorage:
             give(self.block, unseen)
 
 
-_CURRENT = nullcontext()
-
-
-class CpuBackend:
+class CpuBackend(Backend):
     """Memory and execution on the host."""
-
-    is_capturing = False
 
     def allocate(self, nbytes: int) -> CpuStorage:
         return CpuStorage(pool.take(nbytes), nbytes)
-
-    def replay(
-        self, op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any], out: ArrayLike | None = None
-    ) -> tuple[Any, ...] | None:
-        """Nothing is remembered here: deciding is cheap next to numpy's work."""
-        return None
 
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         out = outputs[0].view_np() if len(outputs) == 1 else tuple(o.view_np() for o in outputs)
@@ -159,31 +148,6 @@ class CpuBackend:
             return
         with np.errstate(all="ignore"):
             op.reference(out, *values, **attrs)
-
-    def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
-        """Work is done at once."""
-        return _CURRENT
-
-    def join_side_stream(self) -> None:
-        """Nothing to wait for."""
-
-    def on_lane(self) -> AbstractContextManager[None]:
-        """Work is done at once."""
-        return _CURRENT
-
-    def join_lane(self) -> None:
-        """Nothing to wait for."""
-
-    def owned_by(self, owner: str) -> AbstractContextManager[None]:
-        """Nobody asks whose host memory is."""
-        return _CURRENT
-
-    def label(self, storage: CpuStorage, owner: str) -> None:
-        """Nobody asks."""
-
-    def temporaries_from(self, memory: ArrayLike) -> AbstractContextManager[None]:
-        """References take what they need from numpy."""
-        return _CURRENT
 
     def to_numpy(self, array: ArrayLike) -> np.ndarray:
         return array.view_np()

@@ -5,7 +5,7 @@ Nothing here needs a GPU to be imported. Sizes are bytes, times of events millis
 
 from __future__ import annotations
 
-from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.cuda.devices import (
     check_supported,
     current_device,

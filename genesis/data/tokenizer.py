@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genesis.backend.cores import usable_cores
+from genesis.backend.host import usable_cores
 from genesis.data.pieces import (
     PATTERN,
     CutRule,

@@ -13,7 +13,7 @@ import genesis.ops.quantized_linear as ops
 from genesis.array import Array, empty
 from genesis.autograd import apply, no_grad
 from genesis.autograd.modes import fixed_weights
-from genesis.backend.recording import mode
+from genesis.backend import mode
 from genesis.dtypes import DType, float32, int8, uint8
 from genesis.nn.layers import Linear
 from genesis.nn.module import Module

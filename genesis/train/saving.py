@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from genesis.backend import Device
-from genesis.backend.host_memory import free_host_memory, host_memory
+from genesis.backend.host import free_host_memory, host_memory
 from genesis.errors import GenesisError, InterruptedRun
 from genesis.files.filesystem import Call
 from genesis.train.checkpoint import Checkpoints

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from genesis.backend import host_memory
-from genesis.backend.host_memory import free_host_memory
+from genesis.backend import host
+from genesis.backend.host import free_host_memory
 
 
 @pytest.fixture
@@ -15,9 +15,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with 1000 KiB available, and no container."""
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemFree: 10 kB\nMemAvailable:  1000 kB\n")
     (tmp_path / "group").mkdir()
-    monkeypatch.setattr(host_memory, "MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(host, "MEMINFO", str(tmp_path / "meminfo"))
     group = (str(tmp_path / "group"), "memory.max", "memory.current", "inactive_file")
-    monkeypatch.setattr(host_memory, "CGROUPS", (group,))
+    monkeypatch.setattr(host, "CGROUPS", (group,))
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def test_nobody_knows(files: Path) -> None:
 
 
 def test_the_smaller_of_host_and_container(files: Path) -> None:
-    whole = host_memory.host_memory()
+    whole = host.host_memory()
     container(files, "50000\n", "0", "0")
     assert whole is not None and whole > 50000
-    assert host_memory.host_memory() == 50000
+    assert host.host_memory() == 50000

@@ -192,7 +192,7 @@ TILES = """
 from genesis.array import empty
 from genesis.backend import Device
 from genesis.backend.cuda.compile import compile_kernel
-from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.tiles import RESERVED, TABLE, fitted, shared_bytes

@@ -13,9 +13,9 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels.attention import attention as kernels
 from genesis.kernels.attention.common import scheduled_tile

@@ -16,7 +16,7 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
-from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.dtypes import float32
 from genesis.kernels.gemm import linalg, tf32_rs
 from tests.kernels.collecting import collecting

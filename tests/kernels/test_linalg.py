@@ -13,8 +13,8 @@ import genesis.backend.cuda.tma as descriptors
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels.gemm import aligned, linalg, transpose

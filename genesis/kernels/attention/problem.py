@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import float32
 from genesis.errors import ShapeError

@@ -29,9 +29,8 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import COUNTERS, backend_of
-from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.dispatch import allow_tf32, cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels import maths

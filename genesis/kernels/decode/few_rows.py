@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import triton
 
 from genesis.array import Array
+from genesis.backend import mode
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.launch import launch
-from genesis.backend.recording import mode
 from genesis.dtypes import bfloat16, float16, float32
 from genesis.kernels.decode.few_rows_fma import few_rows_fma_kernel
 from genesis.kernels.decode.few_rows_mma import few_rows_mma_kernel

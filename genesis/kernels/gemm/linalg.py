@@ -18,10 +18,9 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.dispatch import allow_tf32, cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
 from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, alignment_is_profitable

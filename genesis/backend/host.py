@@ -1,8 +1,9 @@
-"""How much memory this host or container has, and how much of it is free."""
+"""What this host or container has for a process: cores, memory, and how much of it is free."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 # Files of a container's memory, of cgroups 2 and 1: limit, use, and the file cache in it that the kernel takes back.
@@ -11,6 +12,12 @@ CGROUPS = (
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 MEMINFO = "/proc/meminfo"
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: those of its affinity, where the system has such a thing."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def host_memory() -> int | None:
