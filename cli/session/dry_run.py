@@ -23,7 +23,7 @@ from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.compilations import is_compiling
 from genesis.backend.cuda.launch import compile_ahead
-from genesis.backend.cuda.simulated.fake import counting_device, told
+from genesis.backend.cuda.simulated import counting_device, told
 from genesis.data.loader import Batch
 from genesis.distributed.nccl import LITTLE
 from genesis.dtypes import uint8

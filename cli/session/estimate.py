@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
-from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
+from genesis.backend.cuda.simulated import ARCHITECTURES, counting_device
 from genesis.backend.host import host_memory
 from genesis.errors import GenesisError, UsageError, escape
 from genesis.files.hf import read_json

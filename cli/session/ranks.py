@@ -97,7 +97,7 @@ def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, said: Out
     if device == CPU:
         yield
         return
-    from genesis.distributed.choose import group_for
+    from genesis.distributed.nccl import group_for
 
     with ranks.during("start", JOIN_S):
         group, line = group_for(peers, device, one_host=ranks.local_size == ranks.size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from genesis.autograd import no_grad
 from genesis.autograd.autocast import resumed, settings
@@ -41,15 +42,15 @@ class Graph(RawGraph):
             yield
 
 
-class _Entry:
-    """One capture: static inputs, static results, and the graph between them."""
+class _Entry(NamedTuple):
+    """One capture: static inputs, the graph, and its static results."""
 
-    def __init__(self, function: Callable[..., Any], inputs: list[Tensor], warm_ups: int) -> None:
-        self.inputs = inputs
-        self.graph = Graph(inputs[0].device)
-        self.results = self.graph.capture(lambda: function(*inputs), warm_ups)
+    inputs: list[Tensor]
+    graph: Graph
+    results: Any
 
 
+@dataclass(eq=False)
 class Graphed:
     """A function of tensors that runs as CUDA graphs; see `make_graphed`.
 
@@ -57,25 +58,16 @@ class Graphed:
         captures: how often it was captured so far.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        buckets: Sequence[int] | None,
-        dim: int,
-        pad: float | int | Sequence[float | int],
-        reads: Iterable[Tensor],
-        warm_ups: int,
-        copy_results: bool,
-    ) -> None:
-        if buckets is not None and (not buckets or any(b < 1 for b in buckets)):
-            raise UsageError(f"buckets are sizes of 1 and more, got {list(buckets)}")
-        self.function, self.dim, self.pad = function, dim, pad
-        self.buckets = None if buckets is None else sorted(set(buckets))
-        self.reads, self.warm_ups, self.copy_results = list(reads), warm_ups, copy_results
-        self.captures = 0
-        self._entries: dict[Any, _Entry] = {}
-        self._seen: tuple[Any, ...] = ()
+    function: Callable[..., Any]
+    buckets: list[int] | None
+    dim: int
+    pad: float | int | Sequence[float | int]
+    reads: list[Tensor]
+    warm_ups: int
+    copy_results: bool
+    captures: int = 0
+    _entries: dict[Any, _Entry] = field(default_factory=dict)
+    _seen: tuple[Any, ...] = ()
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The function's result on `inputs`.
@@ -84,7 +76,11 @@ class Graphed:
             UsageError: for inputs that are not tensors on one CUDA device. ShapeError: larger than every bucket.
         """
         self._check(inputs)
-        self._forget_moved()
+        # Captures read the tensors of `reads` where they stood: another address or layout makes them invalid.
+        seen = tuple((t.data_ptr(), t.shape, t.strides, t.dtype) for t in self.reads)
+        if seen != self._seen:
+            self._entries.clear()
+            self._seen = seen
         size, bucket = self._bucket(inputs)
         shapes = tuple(self._padded(x.shape, bucket) for x in inputs)
         key = tuple((shape, x.dtype, x.device) for shape, x in zip(shapes, inputs, strict=True))
@@ -103,13 +99,6 @@ class Graphed:
                 f"a graphed function takes CUDA tensors, got {found or 'nothing'}",
                 next="pass numbers that change as 0-d tensors; other numbers belong into the function",
             )
-
-    def _forget_moved(self) -> None:
-        """Captures read the tensors of `reads` where they stood: another address or layout makes them invalid."""
-        seen = tuple((t.data_ptr(), t.shape, t.strides, t.dtype) for t in self.reads)
-        if seen != self._seen:
-            self._entries.clear()
-            self._seen = seen
 
     def _bucket(self, inputs: tuple[Tensor, ...]) -> tuple[int, int]:
         """The inputs' size along `dim`, and the one it is rounded up to."""
@@ -137,7 +126,8 @@ class Graphed:
         static = [empty(*shape, dtype=x.dtype, device=x.device) for shape, x in zip(shapes, inputs, strict=True)]
         self._fill(static, inputs, size)
         self.captures += 1
-        return _Entry(self.function, static, self.warm_ups)
+        graph = Graph(static[0].device)
+        return _Entry(static, graph, graph.capture(lambda: self.function(*static), self.warm_ups))
 
     def _fill(self, static: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
         """Copy the inputs to the front of the static ones, and the padding behind them."""
@@ -193,15 +183,10 @@ def make_graphed(
             another dtype, everything is captured again. Other values are no reason.
         copy_results: False returns the static results, which the next call of any graph overwrites.
     """
-    made = Graphed(
-        function,
-        buckets=buckets,
-        dim=dim,
-        pad=pad,
-        reads=reads,
-        warm_ups=warm_ups,
-        copy_results=copy_results,
-    )
+    if buckets is not None and (not buckets or any(b < 1 for b in buckets)):
+        raise UsageError(f"buckets are sizes of 1 and more, got {list(buckets)}")
+    ordered = None if buckets is None else sorted(set(buckets))
+    made = Graphed(function, ordered, dim, pad, list(reads), warm_ups, copy_results)
     if example_inputs is not None:
         made(*example_inputs)
     return made

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from genesis.backend.cuda.compile import Signature, is_array
 from genesis.backend.cuda.driver import Function, Grid
 from genesis.backend.cuda.launch import ADDRESS, Loaded, load, loaded_launch, submit
-from genesis.backend.cuda.simulated.fake import FakeDriver
-from genesis.custom.nvrtc import C_TYPES, Compiled, Macro, compile_source
+from genesis.backend.cuda.simulated import FakeDriver
+from genesis.custom.cuda_source import C_TYPES, Compiled, Macro, compile_source
 from genesis.dtypes import DType
 from genesis.errors import DTypeError, UsageError
 

@@ -16,7 +16,7 @@ from genesis.errors import DeviceError, UsageError
 if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Grid
     from genesis.custom.cuda_source import SourceKernel
-    from genesis.custom.nvrtc import Compiled
+    from genesis.custom.cuda_source import Compiled
 
 
 def cuda_op(
@@ -131,7 +131,7 @@ class _CudaLaunch(KernelLaunch):
 
     def launch(self, programs: Grid, args: Operands, constants: Attrs, operands: Operands, attrs: Attrs) -> None:
         from genesis.backend.cuda.driver import is_interpreted
-        from genesis.backend.cuda.simulated.fake import FakeDriver
+        from genesis.backend.cuda.simulated import FakeDriver
 
         threads = self.sizes("block", self.block, operands, attrs)
         shared = self.ask("shared memory", self.shared, operands, attrs)
@@ -147,7 +147,7 @@ class _CudaLaunch(KernelLaunch):
     def _interpret(self, out: Any, inputs: tuple[Array, ...], attrs: dict[str, Any]) -> None:
         """The reference in the kernel's place."""
         from genesis.backend.cuda.launch import submit
-        from genesis.backend.cuda.simulated.interpreter import hosted_launch
+        from genesis.backend.cuda.simulated import hosted_launch
 
         reference, outs = self.reference, out if isinstance(out, tuple) else (out,)
         if reference is None:

@@ -15,7 +15,7 @@ from genesis.shapes import Shape, contiguous_strides
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
-    from genesis.backend.cuda.pinned import PinnedBlock
+    from genesis.backend.cuda.stream import PinnedBlock
 
 
 def _backend(device: Device) -> CudaBackend:
@@ -37,7 +37,7 @@ def is_pinned(array: Array) -> bool:
 
 def _block(array: Array) -> PinnedBlock | None:
     """The pinned memory below an array of the CPU; None where it is ordinary."""
-    from genesis.backend.cuda.pinned import block_of
+    from genesis.backend.cuda.stream import block_of
 
     return block_of(array.storage.block)  # type: ignore[attr-defined]
 

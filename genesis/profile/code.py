@@ -25,7 +25,7 @@ from genesis.shapes import Shape
 if TYPE_CHECKING:
     from genesis.backend.cuda.compile import Signature
     from genesis.backend.cuda.driver import Properties
-    from genesis.backend.cuda.simulated.fake import Launched
+    from genesis.backend.cuda.simulated import Launched
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 COMMENT = {"llir": ";"}  # and // for the others
@@ -69,7 +69,7 @@ def target_named(arch: str | None, device: Device) -> Properties:
         raise DeviceError("kernels cannot be compiled: Triton is not installed", next="pip install triton, on Linux")
     if arch is None and device != CPU and has_gpu_time(device):
         return driver_for(device.index).properties
-    from genesis.backend.cuda.simulated.fake import ARCHITECTURES
+    from genesis.backend.cuda.simulated import ARCHITECTURES
 
     digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(USUAL))
     if digits is None or int(digits[1]) not in ARCHITECTURES:
@@ -120,7 +120,7 @@ def _launches(
     name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
 ) -> list[Launched]:
     """What a call would launch on the target."""
-    from genesis.backend.cuda.simulated.fake import fake_device
+    from genesis.backend.cuda.simulated import fake_device
 
     if backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")

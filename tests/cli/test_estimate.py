@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
+from genesis.backend.cuda.simulated import ARCHITECTURES, counting_device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config_file import parse_config
 from genesis_cli.session.dry_run import PlannedRanks, advice, run_plan, with_batch

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from genesis.backend.cuda.graph import RawGraph
 from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import HostDriver
 from genesis.backend.cuda.stream import HIGHEST
 from genesis.distributed import choose
 from genesis.errors import DeviceError

@@ -19,8 +19,7 @@ from genesis.backend import Device
 from genesis.backend.cuda import compilations
 from genesis.backend.cuda.compilations import given_up_on_error, is_compiling
 from genesis.backend.cuda.compile import Signature
-from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.simulated.fake import counting_device, told
+from genesis.backend.cuda.simulated import counting_device, drivers, told
 from genesis.data.loader import Batch
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, UsageError

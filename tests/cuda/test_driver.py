@@ -13,7 +13,7 @@ import pytest
 
 from genesis.backend.cuda import driver as drivers
 from genesis.backend.cuda.driver import Driver
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import HostDriver
 from genesis.errors import DeviceError
 
 

@@ -19,9 +19,7 @@ from genesis import cuda
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compilations, dispatch
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.simulated.host import HostDriver
-from genesis.backend.cuda.simulated.interpreter import interpreted_launch
+from genesis.backend.cuda.simulated import HostDriver, drivers, interpreted_launch
 from genesis.errors import DeviceError, NumericError, OutOfMemoryError, UsageError
 from genesis.kernels.decode import sample
 from genesis.train.captured import Captured

@@ -15,7 +15,7 @@ from genesis import cuda
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.memory import Pool
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import HostDriver
 from genesis.errors import OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -16,8 +16,7 @@ import genesis_models
 from genesis import cuda
 from genesis.backend import Device
 from genesis.backend.cuda import driver_for
-from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import HostDriver, drivers
 from genesis_cli import session
 from tests.cuda.fresh import forget_backends
 from tests.train.runs import load, make, train

@@ -18,7 +18,7 @@ from genesis import cuda
 from genesis.backend import Device, current_cuda
 from genesis.backend.cuda.driver import OutOfDeviceMemory
 from genesis.backend.cuda.memory import Arena, Pool, room_for
-from genesis.backend.cuda.simulated.fake import ARCHITECTURES, EmptyDriver, counting_device
+from genesis.backend.cuda.simulated import ARCHITECTURES, EmptyDriver, counting_device
 from genesis.data.loader import Batch
 from genesis.errors import DeviceError
 from genesis.train.config import OptimConfig

@@ -13,7 +13,7 @@ from genesis import cuda
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import Properties
-from genesis.backend.cuda.pinned import PinnedPool
+from genesis.backend.cuda.stream import PinnedPool
 from genesis.errors import DeviceError, UsageError
 
 

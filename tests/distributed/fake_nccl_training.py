@@ -8,7 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import HostDriver
 from genesis.distributed import choose
 from genesis_cli.main import main
 from tests.distributed import fake_nccl

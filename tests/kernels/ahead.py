@@ -38,8 +38,7 @@ import genesis.tensor
 from genesis.autograd.modes import no_grad
 from genesis.backend.cuda.compile import Signature, compile_kernel
 from genesis.backend.cuda.driver import Properties
-from genesis.backend.cuda.simulated.fake import SHARED
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import SHARED, HostDriver
 from genesis.errors import DeviceError
 from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused

@@ -15,8 +15,7 @@ import pytest
 import genesis.backend.cuda as cuda
 from genesis.backend.cuda.compile import Signature
 from genesis.backend.cuda.launch import KernelLaunch, signature_of
-from genesis.backend.cuda.simulated.fake import EmptyDriver, noted_launch
-from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.simulated import EmptyDriver, HostDriver, noted_launch
 from tests.cuda.fresh import forget_backends
 
 __all__ = ["EmptyDriver", "collecting"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from genesis.backend.cuda.compile_workers import Workers
+from genesis.backend.cuda.compilations import Workers
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.host
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.host
 SCRIPT = """
 import json, sys
 import triton, triton.language as tl
-from genesis.backend.cuda import compilations, compile_workers
+from genesis.backend.cuda import compilations
 from genesis.backend.cuda.compile import Signature
 from genesis.kernels.pointwise.elementwise import _add, _mul, binary_kernel
 
 how = sys.argv[1]
-compile_workers.MANY, compilations._work.workers.most = 1, 2
+compilations.MANY, compilations._work.workers.most = 1, 2
 here, started = [], []
-original, worker = compilations.compile_kernel, compile_workers._Worker.__init__
+original, worker = compilations.compile_kernel, compilations._Worker.__init__
 compilations.compile_kernel = lambda *args: here.append(1) or original(*args)
 
 def start(self):
@@ -38,7 +38,7 @@ def start(self):
     if how == "garbled":
         self.process.stdout = __import__("io").BytesIO(bytes([9, 0, 0, 0, 0, 0, 0, 0]) + b"no answer" + bytes(8))
 
-compile_workers._Worker.__init__ = start
+compilations._Worker.__init__ = start
 
 @triton.jit
 def own(x, y):
@@ -51,8 +51,8 @@ def ask(function):
     return compilations.compiling(binary_kernel, signature, (9, 0))
 
 if how == "left":  # the process is killed while they have jobs
-    worker_take = compile_workers._Worker.take
-    compile_workers._Worker.take = lambda self, job: print(self.process.pid, flush=True) or worker_take(self, job)
+    worker_take = compilations._Worker.take
+    compilations._Worker.take = lambda self, job: print(self.process.pid, flush=True) or worker_take(self, job)
 made = [each.result() for each in [ask(function) for function in ((own,) if how == "own" else (_add, _mul))]]
 compilations._work.threads.shutdown()
 print(json.dumps(dict(here=len(here), started=len(started), running=[p.pid for p in started if p.poll() is None],

@@ -15,10 +15,10 @@ import genesis
 from genesis.array import empty
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import Function
-from genesis.backend.cuda.simulated.fake import ARCHITECTURES, fake_device
+from genesis.backend.cuda.simulated import ARCHITECTURES, fake_device
 from genesis.custom import cuda_source, nvrtc
 from genesis.custom.cuda_source import Parameter, parameters_of, read_kernel
-from genesis.custom.nvrtc import Compiled, compile_source
+from genesis.custom.cuda_source import Compiled, compile_source
 from genesis.errors import DeviceError, UsageError
 from genesis.profile.code import code_of
 from tests.kernels.compiler import has_nvrtc

@@ -16,7 +16,7 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import Properties
-from genesis.backend.cuda.simulated.fake import EmptyDriver
+from genesis.backend.cuda.simulated import EmptyDriver
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
 from genesis.kernels.gemm import fp8, gated, linalg, linear, warp_specialized
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE

@@ -20,7 +20,7 @@ import numpy as np
 
 from genesis import cuda
 from genesis.backend import Device
-from genesis.backend.cuda.simulated.fake import EmptyDriver
+from genesis.backend.cuda.simulated import EmptyDriver
 from genesis.data.loader import Batch
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps

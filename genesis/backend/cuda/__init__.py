@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend import ArrayLike, Device, OpLike
+from genesis.backend import ArrayLike, Backend, Device, OpLike
 from genesis.backend.cuda.dispatch import (
     Call,
     are_as_made,
@@ -25,9 +25,8 @@ from genesis.backend.cuda.driver import Driver, is_interpreted
 from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.launch import forget_plan, recorders, recording
 from genesis.backend.cuda.memory import ALIGNMENT, CudaStorage, Pool
-from genesis.backend.cuda.pinned import PinnedPool
-from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.stream import Lane, SideStream
+from genesis.backend.cuda.simulated import HostDriver, drivers
+from genesis.backend.cuda.stream import Lane, PinnedPool, SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
@@ -38,13 +37,12 @@ SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs 
 _CURRENT = nullcontext()
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Memory and execution on one device.
 
     Attributes:
         stream: the stream on which work is launched now.
         idle_streams: streams that nobody uses, by priority.
-        reserved_sms: SMs that persistent kernels leave to others, see `reserve_sms`.
     """
 
     def __init__(self, device: Device) -> None:
@@ -58,8 +56,6 @@ class CudaBackend:
         self._given = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
         self._into: dict[Any, Call] = {}  # into memory that is given, which comes before the inputs
-        self.reserved_sms = 0
-        self._by_reserved = {0: (self._calls, self._into)}  # plans have grids, which depend on it
 
     @functools.cached_property
     def side_stream(self) -> SideStream:
@@ -95,31 +91,21 @@ class CudaBackend:
         return self.pool.capturing
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
-        """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join`."""
         return self.side_stream.work() if self.pool.capturing and nbytes <= SIDE_STREAM_BYTES else _CURRENT
 
     def join_side_stream(self) -> None:
-        """Let later work follow what was launched on the side stream."""
         if self.pool.capturing:
             self.side_stream.join()
 
     def on_lane(self) -> AbstractContextManager[None]:
-        """Inside the block, launch what ranks send each other: behind all work so far, beside what comes next."""
         return self.lane.work()
 
     def join_lane(self) -> None:
-        """Let later work follow what was launched on the lane."""
         self.lane.join()
-
-    def reserve_sms(self, count: int) -> None:
-        """From now on leave so many SMs to what runs beside persistent kernels. They compute the same bits."""
-        if count != self.reserved_sms:
-            self.reserved_sms = count
-            self._calls, self._into = self._by_reserved.setdefault(count, ({}, {}))
 
     def persistent_programs(self, per_sm: int = 1) -> int:
         """How many programs a persistent kernel has, of which an SM runs `per_sm` at a time."""
-        return (self.driver.properties.sm_count - self.reserved_sms) * per_sm
+        return self.driver.properties.sm_count * per_sm
 
     def refuse_in_capture(self, what: str) -> None:
         """Raise DeviceError while a graph is captured, for what a graph cannot hold."""
@@ -236,7 +222,8 @@ class CudaBackend:
         arrays = tuple([x for x in operands if hasattr(x, "storage")])
         with self.owned_by(op.name):
             plan = record(arrays, lambda: cuda_impl(out, *inputs, **attrs), self.driver, self.temporary, op.name)
-        if plan is None or key is None or not all(map(is_value, (*_no_arrays(inputs), *attrs.values()))):
+        numbers = [x for x in inputs if not hasattr(x, "storage")]
+        if plan is None or key is None or not all(map(is_value, (*numbers, *attrs.values()))):
             return
         remember(self._into, key, Call(self, plan, (), operands))
         if are_as_made(op, outputs, inputs, attrs):
@@ -276,10 +263,6 @@ class CudaBackend:
         return target
 
 
-def _no_arrays(operands: tuple[Any, ...]) -> list[Any]:
-    return [x for x in operands if not hasattr(x, "storage")]
-
-
 @functools.cache
 def driver_for(index: int) -> Driver:
     """The driver of device `index`.
@@ -289,11 +272,7 @@ def driver_for(index: int) -> Driver:
     """
     if index in drivers:
         return drivers[index]
-    if is_interpreted():
-        from genesis.backend.cuda.simulated.host import HostDriver
-
-        return HostDriver(index)
-    return Driver(index)
+    return HostDriver(index) if is_interpreted() else Driver(index)
 
 
 @functools.cache

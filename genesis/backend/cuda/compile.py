@@ -124,12 +124,8 @@ def unpacked(facts: bytes, image: bytes) -> Binary | None:
         name, shared, warps, parameters, descriptors = (found[key] for key in _FACTS)
         maps = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in descriptors)
         numbers = [n for s, k, i, box in maps for n in (s, k, i, *box)]
-        bounds = (
-            (shared, MAX_SHARED),
-            (warps, MAX_WARPS),
-            (parameters, MAX_PARAMETERS),
-            *((n, MAX_BOX) for n in numbers),
-        )
+        bounds = [(shared, MAX_SHARED), (warps, MAX_WARPS), (parameters, MAX_PARAMETERS)]
+        bounds += [(n, MAX_BOX) for n in numbers]
         if not isinstance(name, str) or not all(type(n) is int and 0 <= n <= most for n, most in bounds):
             return None
         return Binary(image, name, shared, warps, parameters, maps)
@@ -144,16 +140,8 @@ def entry_name(kernel: Any, signature: Signature, capability: tuple[int, int]) -
     with _parsing:
         constants = [(name, getattr(value, "cache_key", repr(value))) for name, value in signature.constants]
         source = kernel.cache_key
-    parts = (
-        _HAND,
-        triton.__version__,
-        capability,
-        kernel.fn.__qualname__,
-        source,
-        signature.types,
-        constants,
-        signature.options,
-    )
+    made_by = (_HAND, triton.__version__, capability, kernel.fn.__qualname__, source)
+    parts = (*made_by, signature.types, constants, signature.options)
     return f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.kernel"
 
 
@@ -163,34 +151,30 @@ def _scratch() -> str:
     return tempfile.mkdtemp(prefix="triton-", dir=private_folder())
 
 
-class _OwnSettings:
+_settings_lock = threading.Lock()
+_settings_users: list[int] = []  # threads that compile for us
+_settings_scopes = ExitStack()  # they put back the environment too, where Triton writes what is set
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
     """Triton's cache folder, and our hand in its stages, while any thread compiles for us; they are the process's."""
+    from triton import knobs
 
-    def __init__(self) -> None:
-        self.users = 0
-        self.lock = threading.Lock()
-        self.scopes = ExitStack()  # they put back the environment too, where Triton writes what is set
+    with _settings_lock:
+        if not _settings_users:
+            _settings_scopes.enter_context(knobs.cache.scope())
+            _settings_scopes.enter_context(knobs.runtime.scope())
+            knobs.cache.dir, knobs.runtime.add_stages_inspection_hook = _scratch(), _assemble_dependent
+        _settings_users.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        with _settings_lock:
+            _settings_users.remove(threading.get_ident())
+            if not _settings_users:
+                _settings_scopes.close()
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        from triton import knobs
-
-        with self.lock:
-            if self.users == 0:
-                self.scopes.enter_context(knobs.cache.scope())
-                self.scopes.enter_context(knobs.runtime.scope())
-                knobs.cache.dir, knobs.runtime.add_stages_inspection_hook = _scratch(), _assemble_dependent
-            self.users += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.users -= 1
-                if self.users == 0:
-                    self.scopes.close()
-
-
-_own_settings = _OwnSettings()
 
 # Held where Triton parses Python. Before 3.13 Python counts the depth of syntax trees for all threads together: where a
 # garbage collection in the midst lets another thread parse, one of them ends with "recursion depth mismatch".

@@ -1,6 +1,6 @@
 """The CUDA driver as Genesis uses it: a small typed face over cuda-python, one call a method, errors as exceptions.
 
-`Driver` is one GPU, and the contract: `simulated/` overrides every call, for machines without one. Pointers, streams,
+`Driver` is one GPU, and the contract: `simulated.py` overrides every call, for machines without one. Pointers, streams,
 events and functions are plain integers here; owners with a lifetime are layers above.
 """
 
@@ -183,22 +183,18 @@ class Driver:
         self.capturing, self.dependent, self._is_first = False, True, True
         self._flushing = threading.RLock()
         self._inside = False
-        self._enter()
+        self.enter()
         self.properties = self._properties()
 
-    def _enter(self) -> None:
-        """Make the context current in this thread."""
+    def enter(self) -> None:
+        """Make the device this thread's current one, also for a library that asks CUDA which it is."""
         if _current.driver is not self:
             self._call(self._cuda.cuCtxSetCurrent, self._context)
             _current.driver = self
 
-    def enter(self) -> None:
-        """Make the device this thread's current one, for a library that asks CUDA which it is."""
-        self._enter()
-
     def _now(self, function: Any, *args: Any) -> Any:
         """Call the driver for what follows no stream's order."""
-        self._enter()
+        self.enter()
         return self._call(function, *args)
 
     def _in_order(self, function: Any, *args: Any) -> Any:
@@ -207,7 +203,7 @@ class Driver:
         return self._call(function, *args)
 
     def _ordered(self) -> None:
-        self._enter()
+        self.enter()
         if self.pending:
             self.flush()
 
@@ -269,7 +265,7 @@ class Driver:
 
     def allocate(self, nbytes: int) -> int:
         """Device memory."""
-        self._enter()
+        self.enter()
         if not self.capturing:
             return int(self._call(self._cuda.cuMemAlloc, nbytes))
         # The call would end the capture, unless the thread says that it knows what it does.
@@ -338,7 +334,7 @@ class Driver:
         Raises:
             DeviceError: if the device has less shared memory for a block.
         """
-        self._enter()
+        self.enter()
         cuda, of = self._cuda, self._cuda.CUfunction_attribute
         module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives
         function = self._call(cuda.cuModuleGetFunction, module, name.encode())
@@ -370,7 +366,7 @@ class Driver:
 
         def run(stream: int) -> None:
             if current.driver is not self:
-                self._enter()
+                self.enter()
             is_early = self.capturing and self._follows()
             made = early if is_early else plain
             config = made.get(stream)
@@ -415,7 +411,7 @@ class Driver:
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
         """What a kernel takes in blocks of `threads` with `shared` bytes of dynamic shared memory."""
-        self._enter()
+        self.enter()
         cuda, of = self._cuda, self._cuda.CUfunction_attribute
         names = ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES")
         attributes = (getattr(of, f"CU_FUNC_ATTRIBUTE_{name}") for name in names)
@@ -425,7 +421,7 @@ class Driver:
 
     def sm_facts(self) -> SMFacts:
         """What one SM has."""
-        self._enter()
+        self.enter()
         get = self._attribute
         return SMFacts(
             threads=get("MAX_THREADS_PER_MULTIPROCESSOR"),
@@ -500,7 +496,7 @@ class Driver:
 
     def has_happened(self, event: int) -> bool:
         """The same asked by another thread than the one that launches work: it launches nothing that waits."""
-        self._enter()
+        self.enter()
         return self._answer(self._cuda.cuEventQuery, event)
 
     def elapsed(self, start: int, end: int) -> float:

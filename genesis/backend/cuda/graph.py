@@ -136,7 +136,7 @@ class RawGraph:
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
         driver.begin_capture(stream)
-        pool.begin_capture()
+        pool.capturing = True
         try:
             result = function()
             side_stream.join()
@@ -184,7 +184,7 @@ class RawGraph:
     def _retire(self) -> None:
         captured, self._graph = self._graph, None
         if captured is not None:
-            self.backend.pool.retire(functools.partial(_destroy, self.backend, captured))
+            self.backend.pool.retired.append(functools.partial(_destroy, self.backend, captured))
 
     def __del__(self) -> None:  # in any thread, which must not wait, and in the middle of another graph's capture
         self._retire()

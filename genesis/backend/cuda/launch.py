@@ -189,7 +189,9 @@ class Recorder:
         storage = array.storage
         shared = [i for i, operand in enumerate(self.operands) if operand.storage is storage]
         if len(shared) > 1:  # weights of a model may all lie in one
-            shared = [i for i in shared if _covers(self.operands[i], array)] or shared
+            first, last = _extent(array)
+            spans = {i: _extent(self.operands[i]) for i in shared}
+            shared = [i for i, (begin, end) in spans.items() if begin <= first and last <= end] or shared
             if len(shared) > 1:  # which of them it is a window of may differ in the next call
                 self.cacheable = False
         if shared:
@@ -199,12 +201,6 @@ class Recorder:
                 return Source(len(self.operands) + i, array.data_ptr() - storage.pointer)
         self.kept.append(storage)
         return None
-
-
-def _covers(whole: ArrayLike, part: ArrayLike) -> bool:
-    """Whether all of `part` is between the first and the last element of `whole`."""
-    (begin, end), (first, last) = _extent(whole), _extent(part)
-    return begin <= first and last <= end
 
 
 def _extent(array: ArrayLike) -> tuple[int, int]:
@@ -362,7 +358,10 @@ def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values
     function, facts = kernel.function, kernel.descriptors
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
     pointers = extent + len(facts)  # behind the parameters are the address of each descriptor, then of each parameter
-    words, base = _aligned_words(pointers + len(function.parameters))
+    count = pointers + len(function.parameters)
+    room = (ctypes.c_uint64 * (count + 7))()  # to start at a multiple of 64 bytes, as tensor maps in it must
+    skip = -ctypes.addressof(room) % 64
+    words, base = (ctypes.c_uint64 * count).from_buffer(room, skip), ctypes.addressof(room) + skip
     for i, (at, _) in enumerate(function.parameters):
         words[pointers + i] = base + at
     slots: list[int] = []
@@ -374,7 +373,8 @@ def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values
         elif value is ADDRESS:
             slots.append(at // 8)
         else:
-            _put(base + at, size, value)
+            kinds: Mapping[int, Any] = _FLOATS if isinstance(value, float) else _INTEGERS
+            kinds[size].from_address(base + at).value = value
     run = driver.launcher(function.handle, grid, kernel.block, kernel.shared, base + 8 * pointers, cluster)
 
     def run_with_maps(stream: int) -> None:
@@ -391,21 +391,8 @@ def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values
     made.run = run_with_maps if maps else run if kernel.waits else run_in_order
 
 
-def _aligned_words(count: int) -> tuple[Any, int]:
-    """`count` words of 8 bytes that start at a multiple of 64, as tensor maps among the parameters must; and where."""
-    room = (ctypes.c_uint64 * (count + 7))()
-    skip = -ctypes.addressof(room) % 64
-    return (ctypes.c_uint64 * count).from_buffer(room, skip), ctypes.addressof(room) + skip
-
-
 _INTEGERS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
 _FLOATS = {4: ctypes.c_float, 8: ctypes.c_double}
-
-
-def _put(address: int, size: int, value: Any) -> None:
-    """Write a number as the parameter of `size` bytes at `address`."""
-    kinds: Mapping[int, Any] = _FLOATS if isinstance(value, float) else _INTEGERS
-    kinds[size].from_address(address).value = value
 
 
 def _flatten(args: Any, types: Any) -> Iterator[Any]:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
@@ -214,17 +215,18 @@ class Pool:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.backend: Any = None  # what runs ops on this memory
-        self.arenas: dict[int, Arena] = {}  # by stream
+        self.arenas: defaultdict[int, Arena] = defaultdict(lambda: Arena(self))  # by stream
         self.private: Arena | None = None  # where a capture and its warm-up take their memory, while they run
         self.graphs: Arena | None = None  # the memory of all graphs
         self.graph_count = 0
-        self.capturing = False
+        self.capturing = False  # from here on blocks that are given back are held, until `end_capture`
         self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
         self.kept: deque[list[Block]] = deque()  # given back since each piece of work in a branch of a capture began
         self.given: deque[Block] = deque()  # given back, not dealt with yet
         self.give: Callable[[Block], None] = self.given.append
         self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
-        self.retired: deque[Callable[[], None]] = deque()  # ends of graphs that nobody holds any more
+        # Ends of graphs that nobody holds any more, which wait for the device: for one who may wait.
+        self.retired: deque[Callable[[], None]] = deque()
         self.segments: dict[int, int] = {}
         self.foreign: list[ForeignArena] = []
         self._allocated = self.max_allocated = self.reserved = self.max_reserved = 0
@@ -279,7 +281,7 @@ class Pool:
                 self._deal()
             if self.waiting and not self.capturing:
                 self._collect()
-            arena = self.private or self.arenas.get(stream) or self._arena(stream)
+            arena = self.private or self.arenas[stream]
             blocks = arena.quick.get(size)
             if blocks and not arena.compact:
                 block = blocks.pop()
@@ -300,9 +302,6 @@ class Pool:
             self.max_allocated = allocated
         if self._watch is not None:
             self._watch(block.pointer, block.size)
-
-    def _arena(self, stream: int) -> Arena:
-        return self.arenas.setdefault(stream, Arena(self))
 
     def with_room(self, what: str, call: Callable[[], T]) -> T:
         """The result of a call that takes memory from the driver: a segment, a kernel's code, an executable graph.
@@ -326,7 +325,7 @@ class Pool:
         """Inside the block, the stream's blocks are compact, and what `watch` is told is collected; what watches
         already goes on. Blocks are still only noted when they are given back, and dealt with before the next is taken.
         """
-        arena, watch = self.arenas.get(stream) or self._arena(stream), self._watch
+        arena, watch = self.arenas[stream], self._watch
         events: list[tuple[int, int]] = []
 
         def note(address: int, nbytes: int) -> None:
@@ -357,8 +356,10 @@ class Pool:
                 self.held.append(block)
             elif self.kept:
                 self.kept[-1].append(block)
-            elif block.streams is not None:
-                self._wait_for_streams(block)
+            elif block.streams is not None:  # let it wait until these streams have passed where they are now
+                events = [self.driver.mark(stream) for stream in block.streams]
+                block.streams = None
+                self.waiting.append((block, events))
             else:
                 self._settle(block)
 
@@ -382,10 +383,6 @@ class Pool:
             for block in passed:
                 self._settle(block)
 
-    def begin_capture(self) -> None:
-        """Hold blocks that are given back from here on: what is recorded may have used them."""
-        self.capturing = True
-
     def end_capture(self) -> list[Block]:
         """Go back to normal; the blocks that were held."""
         with self._lock:
@@ -398,12 +395,6 @@ class Pool:
         """Note that work of another stream uses a block: it is not reused before that work is done."""
         with self._lock:
             block.streams = {stream, *(block.streams or ())}
-
-    def _wait_for_streams(self, block: Block) -> None:
-        """Let a block wait until the streams that used it have passed where they are now."""
-        events = [self.driver.mark(stream) for stream in block.streams or ()]
-        block.streams = None
-        self.waiting.append((block, events))
 
     def _collect(self, wait: bool = False) -> None:
         """Take back the waiting blocks whose events have happened; with `wait` all of them."""
@@ -418,10 +409,6 @@ class Pool:
                 self._settle(block)
             else:
                 self.waiting.append((block, events))
-
-    def retire(self, end: Callable[[], None]) -> None:
-        """Keep the end of a graph, which waits for the device, for one who may wait."""
-        self.retired.append(end)
 
     def end_retired(self) -> None:
         """Destroy the graphs that nobody holds any more; waits for the device."""
@@ -505,21 +492,21 @@ class Pool:
         for row in self.snapshot():
             if row["state"] == "allocated":
                 holders.setdefault(row["op"], []).append(row)
-        shapes = self.describe()
-        biggest = sorted(holders.items(), key=lambda item: -_sum(item[1]))[:HOLDERS]
-        made = "; ".join([_holder(name, rows, shapes) for name, rows in biggest])
+        shapes, sums = self.describe(), {name: sum(row["size"] for row in rows) for name, rows in holders.items()}
+        told = []
+        for name in sorted(sums, key=lambda name: -sums[name])[:HOLDERS]:
+            count, largest = len(holders[name]), max(holders[name], key=lambda row: int(row["size"]))
+            shape = shapes.get(largest["address"])
+            told.append(
+                f"{name} {_format(sums[name])} in {count} block{'s' * (count > 1)}"
+                + (f", the largest {shape}" if shape else "")
+            )
+        made = "; ".join(told)
         return (
             f"cuda:{self.driver.index} has no room for {request}: {_format(free)} of {_format(total)}"
             f" are free, Genesis holds {_format(self.allocated)} in tensors and {_format(self.reserved)} in all"
             + (f"; made by {made}" if made else "")
         )
-
-
-class _Endless:
-    """A driver with one segment, of any size, at address 0."""
-
-    def allocate(self, nbytes: int) -> int:
-        return 0
 
 
 def room_for(events: Sequence[tuple[int, int]]) -> int:
@@ -536,7 +523,8 @@ def room_for(events: Sequence[tuple[int, int]]) -> int:
         elif address in ended:
             ended.remove(address)
             passing[i] = nbytes > SMALL
-    pool: Any = Pool(cast(Driver, _Endless()))
+    driver: Any = SimpleNamespace(allocate=lambda nbytes: 0)  # one segment, of any size, at address 0
+    pool = Pool(driver)
     pool.private = arena = Arena(pool, compact=True)
     arena.room = ENDLESS
     used: dict[int, Block] = {}
@@ -562,18 +550,6 @@ class CudaStorage:
     def __del__(self) -> None:
         if self.block is not None:
             self.pool.give(self.block)
-
-
-def _sum(rows: list[dict[str, Any]]) -> int:
-    return sum(row["size"] for row in rows)
-
-
-def _holder(name: str, rows: list[dict[str, Any]], shapes: dict[int, str]) -> str:
-    """Who holds blocks: name, bytes, how many, and the largest."""
-    largest = max(rows, key=lambda row: int(row["size"]))
-    shape = shapes.get(largest["address"])
-    blocks = "1 block" if len(rows) == 1 else f"{len(rows)} blocks"
-    return f"{name} {_format(_sum(rows))} in {blocks}" + (f", the largest {shape}" if shape else "")
 
 
 def _format(nbytes: int) -> str:

@@ -1,4 +1,5 @@
-"""Streams of a device by their handles: the current one, those that nobody uses, the side stream of a graph, the lane.
+"""Streams of a device by their handles: the current one, those that nobody uses, the side stream of a graph, the lane;
+and the pinned host memory from and to which copies run while the host goes on.
 
 `genesis.cuda` has streams and events as objects. Handles are reused and streams never destroyed: memory is reused in
 the order of a stream, so a stream must not end while its memory is known.
@@ -6,14 +7,18 @@ the order of a stream, so a stream must not end while its memory is known.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from genesis.backend import Device
-from genesis.backend.cuda.driver import Driver
+from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.backend.cuda.memory import Pool
+from genesis.errors import OutOfMemoryError
 
 HIGHEST = -1000  # of priorities; CUDA takes the nearest that it has
 LAG = 3  # pieces of work on the side stream before the first of them is waited for
@@ -37,7 +42,6 @@ class Runtime(Protocol):
     def side_stream(self) -> SideStream: ...
     @property
     def lane(self) -> Lane: ...
-    def reserve_sms(self, count: int) -> None: ...
     def refuse_in_capture(self, what: str) -> None: ...
     def __hash__(self) -> int: ...
 
@@ -120,15 +124,10 @@ class Lane:
     waited for. Later work does not follow the lane before `join`. Pieces run in the order in which they were launched.
     Work on the lane takes no memory from the pool, and reads and writes only what is allocated for longer than a step:
     so no block has to wait for the lane.
-
-    Attributes:
-        reserved_sms: SMs that persistent kernels leave to it, from a piece of work until `join`. Programs that occupy
-            all SMs for a whole kernel would make those wait that share an SM with the lane's, and the kernel with them.
     """
 
     def __init__(self, backend: Runtime) -> None:
-        self.backend, self.reserved_sms = backend, 0
-        self.stream = backend.driver.create_stream(HIGHEST)
+        self.backend, self.stream = backend, backend.driver.create_stream(HIGHEST)
         self._is_open = False
 
     @contextmanager
@@ -143,17 +142,100 @@ class Lane:
             yield
         finally:
             backend.stream, driver.dependent = main, dependent
-            backend.reserve_sms(self.reserved_sms)
         assert not backend.pool.capturing or backend.pool.allocations == taken, "the lane of a graph took memory"
 
     def join(self) -> None:
         """Let later work follow the lane's."""
         if self._is_open:
-            self.forget()
+            self._is_open = False
             self.backend.driver.follow(self.backend.stream, self.stream)
             self.backend.driver.begin_again()
 
     def forget(self) -> None:
         """The capture failed."""
         self._is_open = False
-        self.backend.reserve_sms(0)
+
+
+# --- Pinned host memory -----------------------------------------------------------------------------------------------
+
+
+SMALLEST = 512  # bytes; sizes are powers of two
+
+
+class PinnedBlock:
+    """A run of pinned memory; goes back to its pool with the last view of it.
+
+    Attributes:
+        pointer, size: address and bytes.
+        streams: those with copies that may still run.
+    """
+
+    def __init__(self, pool: PinnedPool, pointer: int, size: int) -> None:
+        self.pool, self.pointer, self.size = pool, pointer, size
+        self.streams: set[int] = set()
+
+    def bytes(self, nbytes: int) -> np.ndarray:
+        """The memory as numpy, `[nbytes]` uint8; views of it keep the block."""
+        memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(self.pointer)
+        memory._block = self  # type: ignore[attr-defined]
+        whole: np.ndarray = np.ndarray((nbytes,), np.uint8, memoryview(memory))
+        return whole
+
+    def __del__(self) -> None:  # in any thread: events are recorded by one who may wait
+        self.pool.given.append((self.pointer, self.size, self.streams))
+
+
+class PinnedPool:
+    """The pinned memory of a device.
+
+    Attributes:
+        reserved: bytes held, in use or kept for reuse.
+    """
+
+    def __init__(self, backend: Runtime) -> None:
+        self.backend = backend
+        self.free: dict[int, list[tuple[int, list[int]]]] = {}  # by size: pointer, events of its last uses
+        self.given: deque[tuple[int, int, set[int]]] = deque()  # back from finalizers, with streams that used it
+        self.reserved = 0
+
+    def take(self, nbytes: int) -> PinnedBlock:
+        """Pinned memory of at least `nbytes`, contents undefined.
+
+        Raises:
+            OutOfMemoryError: the host has no room. DeviceError: inside a capture.
+        """
+        size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
+        driver, capturing = self.backend.driver, self.backend.pool.capturing
+        for _ in range(len(self.given)):
+            self._settle(*self.given.popleft(), capturing)
+        kept = self.free.setdefault(size, [])
+        for i, (pointer, events) in enumerate(kept):
+            if not events or (not capturing and all(driver.is_event_done(event) for event in events)):
+                del kept[i]
+                for event in events:
+                    driver.destroy_event(event)
+                return PinnedBlock(self, pointer, size)
+        self.backend.refuse_in_capture("pinned memory was allocated")
+        try:
+            pointer = driver.allocate_pinned(size)
+        except OutOfDeviceMemory:
+            raise OutOfMemoryError(
+                f"the host has no room for {size:,} bytes of pinned memory; Genesis holds {self.reserved:,}",
+                next=OutOfMemoryError.ADVICE,
+            ) from None
+        self.reserved += size
+        return PinnedBlock(self, pointer, size)
+
+    def _settle(self, pointer: int, size: int, streams: set[int], capturing: bool) -> None:
+        """Keep a block for reuse with an event of each stream that used it; after a capture, which would hold them."""
+        if streams and capturing:
+            self.given.append((pointer, size, streams))
+            return
+        self.free[size].append((pointer, [self.backend.driver.mark(stream) for stream in streams]))
+
+
+def block_of(memory: Any) -> PinnedBlock | None:
+    """The block below numpy memory, if it is pinned memory of ours."""
+    while isinstance(memory, np.ndarray):
+        memory = memory.base
+    return getattr(memory, "_block", None)
