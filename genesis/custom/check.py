@@ -141,15 +141,11 @@ class _Case:
         want, got = self._run(exact), self._poisoned(on_device)
         for one, other in zip(want, got, strict=True):
             yield self._compare("value", one.detach().array.numpy(), other.detach().array.numpy())
-        strided = self._poisoned([_strided(x) for x in self.inputs_on_device()])
+        strided = self._poisoned([_strided(_tensor(x, self.device)) for x in self.inputs])
         for one, other in zip(want, strided, strict=True):
             yield self._compare("strided value", one.detach().array.numpy(), other.detach().array.numpy())
         if differentiable:
             yield from self._gradients(exact, on_device, floats, want, got)
-
-    def inputs_on_device(self) -> list[Tensor]:
-        """The inputs once more, without gradients."""
-        return [_tensor(x, self.device) for x in self.inputs]
 
     def _run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         found = self.op(*tensors, **self.attrs)
@@ -200,23 +196,19 @@ class _Case:
                 f"{self.op.name}: the {what} at {at} is {got[at]!s}, the reference gives {want[at]!s}"
                 f" ({int((~(error <= 1)).sum())} of {error.size} elements differ)",
                 where=f"{self.dtype.name}, inputs of {', '.join(map(str, shapes))}",
-                next="NaN: an element was not written" if np.isnan(_as_float(got)[at]) else "",
+                next="NaN: an element was not written" if np.isnan(got[at].astype(np.float64)) else "",
             )
         return Checked(what, self.dtype.name, shapes, float(error.max(initial=0.0)))
 
 
 def _error(want: np.ndarray, got: np.ndarray, relative: float, absolute: float) -> np.ndarray:
     """Each element's error as a share of what is allowed; equal ones, infinities and NaN too, have none."""
-    a, b = _as_float(want), _as_float(got)
+    a, b = want.astype(np.float64), got.astype(np.float64)
     with np.errstate(all="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b)) | (want.astype(got.dtype) == got)
         limit = absolute + relative * np.abs(a)
         share = np.abs(a - b) / np.where(limit > 0, limit, np.finfo(np.float64).tiny)
         return np.asarray(np.where(same, 0.0, share))
-
-
-def _as_float(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float64)
 
 
 def _tensor(values: np.ndarray, device: Any = "cpu") -> Tensor:

@@ -15,8 +15,7 @@ from genesis.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Grid
-    from genesis.custom.cuda_source import SourceKernel
-    from genesis.custom.cuda_source import Compiled
+    from genesis.custom.cuda_source import Compiled, SourceKernel
 
 
 def cuda_op(
@@ -85,12 +84,26 @@ class CudaOp(UserOp):
         Raises:
             UsageError: the source does not compile, or inputs are needed. DeviceError: NVRTC or a GPU is missing.
         """
+        from genesis.backend.cuda import driver_for
+
         cuda_impl = self.op.cuda_impl
         assert isinstance(cuda_impl, _CudaLaunch)
-        macros = (
-            self._macros(cuda_impl, inputs, attrs) if callable(cuda_impl.constants) else dict(cuda_impl.constants or {})
-        )
-        return cuda_impl.kernel.compile(_capability(capability), macros)
+        operands: tuple[Any, ...] = ()
+        if callable(cuda_impl.constants):
+            if not inputs:
+                raise UsageError(f"the constants of {self.name} depend on its inputs", next=f"{self.name}.ptx(x)")
+            attrs = self.checked(inputs, attrs)
+            arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
+            found = self.op.infer(*arrays, **attrs)
+            outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
+            operands = (outs[0] if len(outs) == 1 else outs, *arrays)
+        macros = cuda_impl.constants_of(operands, attrs)
+        if capability is None:
+            try:
+                capability = driver_for(as_device("cuda").index).properties.capability
+            except DeviceError as error:
+                raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
+        return cuda_impl.kernel.compile(capability, macros)
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
         """The PTX that NVRTC makes of the source; see `compiled`."""
@@ -99,26 +112,6 @@ class CudaOp(UserOp):
     def cubin(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> bytes:
         """The machine code, an ELF file that cuobjdump and nvdisasm read; see `compiled`."""
         return self.compiled(*inputs, capability=capability, **attrs).cubin
-
-    def _macros(self, cuda_impl: _CudaLaunch, inputs: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
-        if not inputs:
-            raise UsageError(f"the constants of {self.name} depend on its inputs", next=f"{self.name}.ptx(x)")
-        merged = self.checked(inputs, attrs)
-        arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
-        found = self.op.infer(*arrays, **merged)
-        outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
-        return cuda_impl.constants_of((outs[0] if len(outs) == 1 else outs, *arrays), merged)
-
-
-def _capability(given: tuple[int, int] | None) -> tuple[int, int]:
-    if given is not None:
-        return given
-    from genesis.backend.cuda import driver_for
-
-    try:
-        return driver_for(as_device("cuda").index).properties.capability
-    except DeviceError as error:
-        raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
 
 
 class _CudaLaunch(KernelLaunch):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genesis.custom.user_op import Attrs, Constants, KernelLaunch, Operands, Rule, Saved, UserOp
@@ -83,36 +82,22 @@ class _TritonLaunch(KernelLaunch):
     kernel: Any
 
     def launch(self, programs: Grid, args: Operands, constants: Attrs, operands: Operands, attrs: Attrs) -> None:
+        from triton.errors import TritonError
+
         from genesis.backend.cuda import backend_of
         from genesis.backend.cuda.launch import launch
+        from genesis.kernels.types import TRITON
 
-        words = {k: _constant(v) for k, v in constants.items()}
+        words = {k: TRITON[v.name] if isinstance(v, DType) else v for k, v in constants.items()}
         _check_count(self.name, self.kernel, args, words)
         driver = backend_of(operands[1].device).driver
-        with _named(self.name, self.kernel):
+        try:
             launch(self.kernel, programs, *args, **words)
             if driver.pending and not driver.capturing:
                 driver.flush()  # so that a kernel which does not compile ends the call that needs it
-
-
-@contextmanager
-def _named(name: str, kernel: Any) -> Iterator[None]:
-    """What Triton finds wrong with a kernel, with the op's name."""
-    from triton.errors import TritonError
-
-    try:
-        yield
-    except TritonError as error:
-        what = f"{name}: Triton refuses the kernel {kernel.__name__}: {error}"
-        raise UsageError(what, next="correct the kernel, or what it is given") from error
-
-
-def _constant(value: Any) -> Any:
-    if not isinstance(value, DType):
-        return value
-    from genesis.kernels.types import TRITON
-
-    return TRITON[value.name]
+        except TritonError as error:
+            what = f"{self.name}: Triton refuses the kernel {self.kernel.__name__}: {error}"
+            raise UsageError(what, next="correct the kernel, or what it is given") from error
 
 
 def _check_count(name: str, kernel: Any, args: tuple[Any, ...], words: dict[str, Any]) -> None:
@@ -121,12 +106,9 @@ def _check_count(name: str, kernel: Any, args: tuple[Any, ...], words: dict[str,
 
     unknown = [word for word in words if word not in kernel.arg_names and word not in OPTIONS]
     if unknown:
-        raise UsageError(f"{name}: the kernel has no parameter {unknown[0]}", where="constants=", next=_takes(kernel))
+        what, takes = f"{name}: the kernel has no parameter {unknown[0]}", f"it takes {', '.join(kernel.arg_names)}"
+        raise UsageError(what, where="constants=", next=takes)
     wanted = [parameter for parameter in kernel.arg_names if parameter not in words]
     if len(wanted) != len(args):
         what = f"{name}: beside its constants the kernel takes {len(wanted)} arguments ({', '.join(wanted)}); got"
         raise UsageError(f"{what} {len(args)}", where="arguments=", next="give them in the kernel's order")
-
-
-def _takes(kernel: Any) -> str:
-    return f"it takes {', '.join(kernel.arg_names)}"

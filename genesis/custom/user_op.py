@@ -207,28 +207,22 @@ def _vjp(
     """A gradient written with tensors as the record's, which is one of arrays."""
 
     def gradient(ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
-        given = _completed(grads, infer, ctx)
+        found = infer(*ctx.input_specs, **ctx.attrs) if None in grads else ()
+        specs = (found,) if isinstance(found, Spec) else found
+        device = next(g.device for g in grads if g is not None)
+        # the loss may not depend on some of the outputs
+        given = [_zeros(specs[i], device) if g is None else g for i, g in enumerate(grads)]
         saved = (ctx.inputs if from_inputs else ()) + (ctx.outputs if from_outputs else ())
         tensors = [TensorBase.wrap(x) for x in (*given, *saved)]
         with UserCode(f"the vjp of {name}"):
             with no_grad():
-                found = vjp(*tensors, **ctx.attrs)
-            found = found if isinstance(found, tuple | list) else (found,)
-            if len(found) != count:
-                raise GradientError(f"the vjp of {name} gave {len(found)} gradients for {count} inputs")
-            return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(found))
+                made = vjp(*tensors, **ctx.attrs)
+            made = made if isinstance(made, tuple | list) else (made,)
+            if len(made) != count:
+                raise GradientError(f"the vjp of {name} gave {len(made)} gradients for {count} inputs")
+            return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(made))
 
     return gradient
-
-
-def _completed(grads: tuple[Array | None, ...], infer: Infer, ctx: Context) -> list[Array]:
-    """All gradients: zeros for outputs that the loss does not depend on."""
-    if None not in grads:
-        return [g for g in grads if g is not None]
-    found = infer(*ctx.input_specs, **ctx.attrs)
-    specs = (found,) if isinstance(found, Spec) else found
-    device = next(g.device for g in grads if g is not None)
-    return [_zeros(spec, device) if g is None else g for g, spec in zip(grads, specs, strict=True)]
 
 
 def _zeros(spec: Spec, device: Device) -> Array:

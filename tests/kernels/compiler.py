@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.custom import nvrtc
+from genesis.custom import cuda_source
 from genesis.errors import DeviceError
 
 __all__ = ["has_nvrtc", "runs_cuda"]
@@ -12,7 +12,7 @@ __all__ = ["has_nvrtc", "runs_cuda"]
 def has_nvrtc() -> bool:
     """Whether NVRTC is installed; a GPU is not needed to compile."""
     try:
-        nvrtc._bindings()
+        cuda_source._bindings()
     except DeviceError:
         return False
     return True

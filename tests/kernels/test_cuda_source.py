@@ -16,9 +16,8 @@ from genesis.array import empty
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import Function
 from genesis.backend.cuda.simulated import ARCHITECTURES, fake_device
-from genesis.custom import cuda_source, nvrtc
-from genesis.custom.cuda_source import Parameter, parameters_of, read_kernel
-from genesis.custom.cuda_source import Compiled, compile_source
+from genesis.custom import cuda_source
+from genesis.custom.cuda_source import Compiled, Parameter, compile_source, parameters_of, read_kernel
 from genesis.errors import DeviceError, UsageError
 from genesis.profile.code import code_of
 from tests.kernels.compiler import has_nvrtc
@@ -159,27 +158,29 @@ SQUARE = """__global__ void square(T* out, const T* x, long long n) {
 
 def test_errors_show_the_line() -> None:
     log = 'k.cu(2): error: identifier "j" is undefined\n\n1 error detected in the compilation of "k.cu".'
-    told = nvrtc._with_lines(log, "one\n  two = j;\nthree", "k.cu")
+    told = cuda_source._with_lines(log, "one\n  two = j;\nthree", "k.cu")
     assert told.startswith(
         'the CUDA C++ source does not compile, line 2: identifier "j" is undefined\n    two = j;\nk.cu(2): error'
     )
-    assert nvrtc._with_lines("nothing known", "one", "k.cu") == "the CUDA C++ source does not compile\nnothing known"
+    assert (
+        cuda_source._with_lines("nothing known", "one", "k.cu") == "the CUDA C++ source does not compile\nnothing known"
+    )
 
 
 def test_macros_stand_in_front() -> None:
     macros = (("T", genesis.bfloat16), ("SIZE", 4), ("ON", True), ("BY", 0.5))
-    assert nvrtc._preamble(macros) == (
+    assert cuda_source._preamble(macros) == (
         "#include <cuda_bf16.h>\n#define T __nv_bfloat16\n#define SIZE 4\n#define ON true\n#define BY 0.5f\n"
     )
 
 
 def test_nvrtc_that_is_not_there() -> None:
     missing = SimpleNamespace(nvrtcVersion=mock.Mock(side_effect=RuntimeError("no libnvrtc")))
-    nvrtc._bindings.cache_clear()
+    cuda_source._bindings.cache_clear()
     absent = mock.patch.dict("sys.modules", {"cuda.bindings": SimpleNamespace(nvrtc=missing)})
     with absent, pytest.raises(DeviceError, match=r"NVRTC, which is not installed .* pip install nvidia-cuda-nvrtc"):
         compile_source("__global__ void unseen() {}", "unseen", (9, 0))
-    nvrtc._bindings.cache_clear()
+    cuda_source._bindings.cache_clear()
 
 
 @needs_nvrtc

@@ -16,7 +16,7 @@ from genesis.backend import backend_for
 from genesis.backend.cuda import CudaBackend, dispatch, launch
 from genesis.backend.cuda.dispatch import call_key, cuda_impls, exact, layout_of
 from genesis.backend.cuda.launch import KernelLaunch, submit, watching_launches
-from genesis.custom import nvrtc
+from genesis.custom import cuda_source
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.op import Op, registry
@@ -167,8 +167,8 @@ def test_machine_code_for_a_constant_is_not_that_of_an_equal_one(backend: CudaBa
 
 
 def test_sources_compiled_with_equal_macros_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "_compiled", lambda preamble, *rest: preamble)
-    made = [nvrtc.compile_source("", "f", (9, 0), (("C", c),)) for c in (1, 1.0, True)]
+    monkeypatch.setattr(cuda_source, "_compiled", lambda preamble, *rest: preamble)
+    made = [cuda_source.compile_source("", "f", (9, 0), (("C", c),)) for c in (1, 1.0, True)]
     assert made == ["#define C 1\n", "#define C 1.0f\n", "#define C true\n"]
 
 
