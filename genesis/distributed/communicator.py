@@ -145,10 +145,8 @@ class Communicator:
     def broadcast(self, memory: Memory, root: int, stream: int) -> None:
         """Overwrite the memory with that of rank `root`."""
         if memory.nbytes:
-            send, pointer = self._nccl.broadcast, memory.pointer
-            self._launch(
-                "a broadcast", lambda: send(pointer, pointer, memory.nbytes, _BYTE, root, self._handle, stream)
-            )
+            call, at, nbytes = self._nccl.broadcast, memory.pointer, memory.nbytes
+            self._launch("a broadcast", lambda: call(at, at, nbytes, _BYTE, root, self._handle, stream))
 
     def _launch(self, what: str, work: Callable[[], None]) -> None:
         if not self.is_open:

@@ -106,11 +106,18 @@ def read_world(environ: Mapping[str, str]) -> World:
     found = [(launcher, *_ranks(launcher, environ)) for launcher in _LAUNCHERS if _has_set(launcher, environ)]
     if len(found) > 1:  # a step of one task is where another launcher was called
         found = [each for each in found if each[0] is not _SLURM or each[2] > 1]
-    for launcher, rank, size, _ in found[1:]:
-        _check_agreement(found[0], (launcher, rank, size), environ)
     if not found:
         return ALONE
     launcher, rank, size, local_rank = found[0]
+    for theirs, their_rank, their_size, _ in found[1:]:
+        # `srun torchrun` has one agent a host
+        is_agent = launcher is _TORCHRUN and environ.get("GROUP_WORLD_SIZE") == str(their_size)
+        if (rank, size) != (their_rank, their_size) and not is_agent:
+            what = f"{launcher.rank}={rank} of {launcher.size}={size}, but {theirs.rank}={their_rank} of "
+            what += f"{theirs.size}={their_size}"
+            next = f"start the ranks by one launcher: unset {launcher.rank} and {launcher.size}, or "
+            next += f"unset {theirs.inside}" if theirs.inside else f"unset {theirs.rank} and {theirs.size}"
+            raise UsageError(what, where=_WHERE, next=next)
     local_size = _local_size(launcher, size, environ)
     if local_rank >= (local_size or size):
         what = f"{launcher.local_rank}={local_rank}, but {local_size or size} ranks are on this host"
@@ -208,23 +215,6 @@ def _ranks(launcher: _Launcher, environ: Mapping[str, str]) -> tuple[int, int, i
         what = f"{launcher.rank}={rank}, but {launcher.size}={size}: ranks are numbered from 0 to {size - 1}"
         raise UsageError(what, where=_WHERE, next="start the ranks by one launcher, which sets both")
     return rank, size, _number(launcher.local_rank, environ, _MAX_RANKS)
-
-
-def _check_agreement(
-    first: tuple[_Launcher, int, int, int], other: tuple[_Launcher, int, int], environ: Mapping[str, str]
-) -> None:
-    """Refuse two launchers that say different things, unless one of them started the other."""
-    (launcher, rank, size, _), (theirs, their_rank, their_size) = first, other
-    if (rank, size) == (their_rank, their_size):
-        return
-    agents = environ.get("GROUP_WORLD_SIZE")
-    if launcher is _TORCHRUN and agents == str(their_size):
-        return  # `srun torchrun`, one agent a host
-    what = f"{launcher.rank}={rank} of {launcher.size}={size}, but {theirs.rank}={their_rank} of "
-    what += f"{theirs.size}={their_size}"
-    next = f"start the ranks by one launcher: unset {launcher.rank} and {launcher.size}, or "
-    next += f"unset {theirs.inside}" if theirs.inside else f"unset {theirs.rank} and {theirs.size}"
-    raise UsageError(what, where=_WHERE, next=next)
 
 
 def _local_size(launcher: _Launcher, size: int, environ: Mapping[str, str]) -> int | None:

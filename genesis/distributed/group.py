@@ -46,6 +46,7 @@ class Group(Protocol):
             parts: of each `reduce_scatter` and `all_gather` in it. What they send is parts of the first one's size, of
                 which the last ones may lack some: there must be room.
         """
+        return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
@@ -74,14 +75,11 @@ class Group(Protocol):
         """Wait for all ranks and leave."""
 
 
-class Alone:
+class Alone(Group):
     """A group of one rank: nothing is to do, but to copy where the two arrays are not the same memory."""
 
     rank, size, device = 0, 1, CPU
     is_in_stream_order = True
-
-    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
-        return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
@@ -116,7 +114,7 @@ class Alone:
         pass
 
 
-class PeersGroup:
+class PeersGroup(Group):
     """A group over the control plane's connections, in numpy: the oracle, and what trains on the CPU.
 
     All goes through rank 0, block by block, in an order in which a rank that sends has a rank that takes.
@@ -127,9 +125,6 @@ class PeersGroup:
 
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size, self._peers = peers.rank, peers.size, peers
-
-    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
-        return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
@@ -145,7 +140,7 @@ class PeersGroup:
                 if self.rank == owner:
                     self._add_up(result[first:last], block, out.dtype, adds)
                 elif self.rank:
-                    self._peers.send_block(0, _bytes(block))
+                    self._peers.send_block(0, block.view(np.uint8))
                 else:
                     self._hand_on(block, owner)
             start += length
@@ -189,7 +184,7 @@ class PeersGroup:
         values = own if own is not None else place
         passed = np.empty(min(length, _BLOCK), dtype.numpy)
         for first, last in _blocks(length):
-            block = _bytes(passed[: last - first] if values is None else values[first:last])
+            block = (passed[: last - first] if values is None else values[first:last]).view(np.uint8)
             if self.rank != owner:
                 self._peers.receive_block(0 if self.rank else owner, block)
             if self.rank != root:
@@ -215,7 +210,7 @@ class PeersGroup:
     def _sum(self, values: np.ndarray, dtype: DType) -> np.ndarray:
         """On rank 0 the sum of all ranks' `values`, as `dtype`; elsewhere room for it."""
         if self.rank:
-            self._peers.send_block(0, _bytes(values))
+            self._peers.send_block(0, values.view(np.uint8))
             return np.empty(values.shape, dtype.numpy)
         total = np.empty(values.shape, dtype.numpy)
         self._add_up(total, values, dtype, False)
@@ -226,7 +221,7 @@ class PeersGroup:
         total, theirs = _Total(out, dtype, adds), np.empty_like(values)
         for rank in range(self.size):
             if rank != self.rank:
-                self._peers.receive_block(0 if self.rank else rank, _bytes(theirs))
+                self._peers.receive_block(0 if self.rank else rank, theirs.view(np.uint8))
             total.add(values if rank == self.rank else theirs)
         total.store()
 
@@ -237,13 +232,13 @@ class PeersGroup:
             if rank == owner:
                 continue
             if rank:
-                self._peers.receive_block(rank, _bytes(theirs))
-            self._peers.send_block(owner, _bytes(theirs if rank else values))
+                self._peers.receive_block(rank, theirs.view(np.uint8))
+            self._peers.send_block(owner, (theirs if rank else values).view(np.uint8))
 
     def _spread(self, values: np.ndarray, root: int) -> None:
         """Give every rank those of `root`, by way of rank 0."""
         for first, last in _blocks(values.size):
-            block = _bytes(values[first:last])
+            block = values[first:last].view(np.uint8)
             if self.rank == 0:
                 if root:
                     self._peers.receive_block(root, block)
@@ -289,16 +284,12 @@ def _said(cut: Sequence[int]) -> str:
     return str(cut) if len(cut) <= 64 else f"{len(cut)} with checksum {zlib.crc32(str(cut).encode())}"
 
 
-def _bytes(values: np.ndarray) -> np.ndarray:
-    return values.view(np.uint8)
-
-
 def _copy(source: Array, out: Array) -> None:
     if source.data_ptr() != out.data_ptr() or source.dtype is not out.dtype:
         out.view_np()[...] = source.view_np()
 
 
-class StagedGroup:
+class StagedGroup(Group):
     """A group for arrays on any device, over one for arrays on the CPU: each call copies to host memory and back.
 
     It waits for the device, and cannot be captured in a CUDA graph: correct, and as slow as the connections of `peers`.
@@ -312,14 +303,9 @@ class StagedGroup:
     def __init__(self, of: Group) -> None:
         self.rank, self.size, self._of = of.rank, of.size, of
 
-    def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> None:
-        """See `Group`."""
-        return None
-
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
-        """See `Group`."""
         if source.device.type == "cpu":
             self._of.reduce_scatter(source, out, parts, adds=adds)
             return
@@ -328,7 +314,6 @@ class StagedGroup:
         _put(there, out)
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
-        """See `Group`."""
         if out.device.type == "cpu":
             self._of.all_gather(part, out, parts)
             return
@@ -337,7 +322,6 @@ class StagedGroup:
         _put(whole, out)
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
-        """See `Group`."""
         if part.device.type == "cpu" or out is None:
             self._of.gather(_host(part), out, parts, root)
             return
@@ -346,19 +330,16 @@ class StagedGroup:
         _put(whole, out)
 
     def all_reduce(self, x: Array) -> None:
-        """See `Group`."""
         there = _host(x)
         self._of.all_reduce(there)
         _put(there, x)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        """See `Group`."""
         there = _host(x)
         self._of.broadcast(there, root)
         _put(there, x)
 
     def close(self) -> None:
-        """See `Group`."""
         self._of.close()
 
 

@@ -103,7 +103,8 @@ class _Lines:
             # A progress bar, drawn over and over: only what it shows at its line's end is worth a line.
             self.pending = self.pending[self.pending.rindex(b"\r", 0, -1) + 1 :]
         if lines:
-            self._write(b"".join(self.prefix + _last_drawn(line) + b"\n" for line in lines))
+            drawn = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]  # over and over: the last time
+            self._write(b"".join(self.prefix + line + b"\n" for line in drawn))
         return bool(data)
 
     def _write(self, data: bytes) -> None:
@@ -137,9 +138,8 @@ class _Job:
     _is_passing_on: bool = False
 
     def __enter__(self) -> None:
-        self._wake, woken = socket.socketpair()
-        self._woken = woken
-        for end in (self._wake, woken):
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
             end.setblocking(False)
         self._meeting, self._met = os.pipe()  # read, and rank 0's end
         os.set_blocking(self._meeting, False)
@@ -220,7 +220,12 @@ class _Job:
             began = time.monotonic()
             self._turn(min(_TURN_S, self.kill_at - began))
             self._reap()
-            self._count_stopped(min(_TURN_S, time.monotonic() - began))
+            took = min(_TURN_S, time.monotonic() - began)
+            for each in self.ranks:
+                is_stopped = each.code is None and _is_stopped(each.process.pid)
+                each.stopped_s = each.stopped_s + took if is_stopped else 0.0
+                if each.stopped_s >= STOPPED_S:
+                    self.stopped, self.kill_at = each.rank, 0.0
             if time.monotonic() >= self.kill_at:
                 self._end_all()
 
@@ -244,13 +249,6 @@ class _Job:
             each.process.wait()
             self.ended.append(each)
             self.kill_at = min(self.kill_at, time.monotonic() + self._grace(code))
-
-    def _count_stopped(self, seconds: float) -> None:
-        for each in self.ranks:
-            is_stopped = each.code is None and _is_stopped(each.process.pid)
-            each.stopped_s = each.stopped_s + seconds if is_stopped else 0.0
-            if each.stopped_s >= STOPPED_S:
-                self.stopped, self.kill_at = each.rank, 0.0
 
     def _grace(self, code: int) -> float:
         """How long the other ranks may take to end after one that ended with `code`."""
@@ -358,10 +356,6 @@ def _is_stopped(pid: int) -> bool:
         return False
     state = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)  # it may have just ended
     return state is not None and state.si_code == os.CLD_STOPPED
-
-
-def _last_drawn(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _signal_name(number: int) -> str:

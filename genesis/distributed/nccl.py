@@ -1,28 +1,43 @@
-"""A group over NCCL: calls are launched on the current stream and return at once, so a CUDA graph can capture them.
+"""A group over NCCL, for ranks that have GPUs and can use it; without it a group goes through host memory.
 
-NCCL moves bytes and adds nothing: its sums depend on algorithm and protocol. For a sum, ranks send each other their
-parts, and the op `rank_sum` adds them as the definition of a group says. So results are those of `PeersGroup`, bit for
-bit.
+Calls are launched on the current stream and return at once, so a CUDA graph can capture them. NCCL moves bytes and adds
+nothing: its sums depend on algorithm and protocol. For a sum, ranks send each other their parts, and the op `rank_sum`
+adds them as the definition of a group says. So results are those of `PeersGroup`, bit for bit.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
 
 from genesis.array import Array, empty
 from genesis.backend import Device
-from genesis.backend.cuda import backend_of
+from genesis.backend.cuda import CudaBackend, backend_of, driver_for
+from genesis.backend.cuda.driver import Driver, is_interpreted
 from genesis.backend.cuda.graph import close_graphs
-from genesis.distributed.communicator import Communicator, Memory
-from genesis.distributed.group import check_array, check_gather, check_reduction, check_root, parts_of
-from genesis.distributed.mapped import MappedMemory
+from genesis.backend.cuda.memory import CudaStorage, ForeignArena
+from genesis.backend.cuda.stream import take_stream
+from genesis.distributed.communicator import ZERO_CTAS, Communicator, Memory, Tuning, bindings, identity_of
+from genesis.distributed.group import (
+    Group,
+    PeersGroup,
+    StagedGroup,
+    check_array,
+    check_gather,
+    check_reduction,
+    check_root,
+    parts_of,
+)
 from genesis.distributed.peers import Peers
 from genesis.distributed.watch import Deadline
 from genesis.dtypes import DType, bfloat16, float32, uint8
-from genesis.errors import DeviceError, DistributedError
+from genesis.errors import DeviceError, DistributedError, PeerGoneError
 from genesis.ops.elementwise import copy
 from genesis.ops.rank_sum import rank_sum
 
@@ -31,9 +46,14 @@ LITTLE = 1 << 20  # the same where gradients and weights travel another way
 ABORT_S = 2.0  # how long NCCL may take to give up: kernels end at once, it waits for the end of graphs
 _ROW = 512  # bytes of which a row of the staging memory is a multiple
 _TURN_S = 0.001
+_TRIAL = 64  # bytes of each rank
+INSTALL = 'pip install "nccl4py>=0.6,<0.7" nvidia-nccl-cu13'  # the extra `distributed`
+_RELEASE = "0.6."
+_HAS_COPIES = 22800  # NCCL 2.28, the first whose all-to-all and all-gather go by DMA engines
+_CUDA_12 = "nvidia-nccl-cu12"
 
 
-class NcclGroup:
+class NcclGroup(Group):
     """The ranks of `peers`, each with a GPU of its own.
 
     A rank that makes another call than the others is not found out here, as `PeersGroup` finds it: nothing would be
@@ -43,22 +63,26 @@ class NcclGroup:
         device: this rank's GPU.
         communicator: NCCL's, of the same ranks.
         staging: bytes of memory for what other ranks send.
-        reserved_sms: SMs that persistent kernels leave to the collectives that run beside them, see `Lane`.
         is_mapped: whether what `buffer` gives travels by DMA engines, which the communicator must have been made for.
     """
 
     is_in_stream_order = True
 
     def __init__(
-        self, peers: Peers, device: Device, communicator: Communicator, staging: int = STAGING, reserved_sms: int = 0,
-        *, is_mapped: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        peers: Peers,
+        device: Device,
+        communicator: Communicator,
+        staging: int = STAGING,
+        *,
+        is_mapped: bool = False,
+    ) -> None:
         self.rank, self.size, self.device = peers.rank, peers.size, device
         self._peers, self._nccl, self._backend = peers, communicator, backend_of(device)
         self._row = max(staging // max(1, self.size - 1) // _ROW, 1) * _ROW
         with self._backend.owned_by("staging of collectives"):
             self._staging = empty((self._row * max(1, self.size - 1),), uint8, device)
-        self._backend.lane.reserved_sms = reserved_sms
+        _ = self._backend.lane  # made outside captures
         self._deadline = Deadline(self._backend.driver)
         wait = functools.partial(self._wait, peers.limit_s)
         self._mapped = MappedMemory(peers, communicator, self._backend, wait) if is_mapped else None
@@ -87,7 +111,6 @@ class NcclGroup:
         self._wait(self._peers.limit_s)
 
     def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> Array | None:
-        """See `Group`: where DMA engines copy."""
         if self._mapped is None:
             return None
         self._mapped.expect(max((each[0] for each in parts), default=0) * self.size * dtype.itemsize)
@@ -98,7 +121,6 @@ class NcclGroup:
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
-        """See `Group`."""
         cut = parts_of(self, source, out, parts)
         check_reduction(self, source, out)
         if self._mapped is not None and self._mapped.holds(source, cut):
@@ -113,7 +135,6 @@ class NcclGroup:
             self._add(_cut(out, a, b - a), whose, whose[self.rank], adds)
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
-        """See `Group`."""
         cut = parts_of(self, out, part, parts)
         check_gather(part, out)
         if self._mapped is not None and self._mapped.holds(out, cut):
@@ -128,7 +149,6 @@ class NcclGroup:
         self._launched()
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
-        """See `Group`."""
         check_root(self, root)
         check_array(self, part)
         nothing: list[Array | None] = [None] * self.size
@@ -143,14 +163,13 @@ class NcclGroup:
         self._launched()
 
     def all_reduce(self, x: Array) -> None:
-        """See `Group`. Every rank gets all values: for a few numbers."""
+        """Every rank gets all values: for a few numbers."""
         check_reduction(self, x, x)
         for first, last in self._pieces(x.size, x.dtype):
             piece = _cut(x, first, last - first)
             self._add(piece, [piece] * self.size, piece, adds=False)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        """See `Group`."""
         check_root(self, root)
         check_array(self, x)
         self._nccl.broadcast(self._memory(x), root, self._stream)
@@ -174,16 +193,15 @@ class NcclGroup:
 
     def _exchange(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> None:
         """Send and receive what there is for and from each of the other ranks."""
-        self._nccl.exchange(self._with_ranks(sends), self._with_ranks(receives), self._stream)
-
-    def _with_ranks(self, arrays: Sequence[Array | None]) -> list[tuple[int, Memory]]:
-        return [
-            (rank, self._memory(x)) for rank, x in enumerate(arrays) if rank != self.rank and x is not None and x.size
-        ]
+        sent, received = (
+            [(rank, self._memory(x)) for rank, x in enumerate(arrays) if rank != self.rank and x is not None and x.size]
+            for arrays in (sends, receives)
+        )
+        self._nccl.exchange(sent, received, self._stream)
 
     def _memory(self, x: Array) -> Memory:
-        """Of the pool: what is mapped goes another way, see `mapped.py`."""
-        assert self._mapped is None or not self._mapped.has(x.data_ptr(), x.nbytes), "mapped memory"
+        """Of the pool: what is mapped goes another way, see `MappedMemory`."""
+        assert self._mapped is None or not self._mapped.arena.holds(x.data_ptr(), x.nbytes), "mapped memory"
         return Memory(x.data_ptr(), x.nbytes)
 
     def _places(self, out: Array, cut: Sequence[int]) -> list[Array]:
@@ -265,3 +283,193 @@ def _cut(x: Array, start: int, length: int) -> Array:
 def _copy(source: Array, out: Array) -> None:
     if source.data_ptr() != out.data_ptr() and source.size:
         copy(source, out=out)
+
+
+# --- Memory that the GPUs of all ranks have mapped --------------------------------------------------------------------
+
+
+# DMA engines copy there: no SM takes part, and nothing waits for one that a GEMM holds. NCCL calls it windows, and the
+# copies its zero-CTA policy; ranks of one host have it over NVLink. Where some memory of a send is mapped and some not,
+# NCCL 2.28 hangs. So gradients and weights go from here to here alone, and everything else, in memory of the pool, the
+# other way.
+
+
+class MappedMemory:
+    """What is sent of it goes in parts of one size, to the last element of memory that has room for all of them.
+
+    Args:
+        wait: waits for the device, with the ranks' limit.
+    """
+
+    def __init__(
+        self, peers: Peers, communicator: Communicator, backend: CudaBackend, wait: Callable[[], None]
+    ) -> None:
+        self.rank, self.size = peers.rank, peers.size
+        self._peers, self._nccl, self._backend, self._wait = peers, communicator, backend, wait
+        self.arena = ForeignArena(backend.pool)
+        self._arrived: Array | None = None  # a bucket: what each rank has sent
+        self._instead: int | None = None  # of the default stream
+
+    def array(self, size: int, dtype: DType, owner: str) -> Array:
+        """Contents undefined: a call of all ranks, for the same size. Memory that no rank uses any more is used again;
+        none goes back to the driver.
+        """
+        nbytes, arena = size * dtype.itemsize, self.arena
+        if self._peers.all("mapped", arena.has(nbytes)):
+            block = arena.again(nbytes, owner)
+        else:
+            block = arena.make(nbytes, owner, self._nccl.allocate)
+            self._nccl.map(block.pointer, nbytes, self._peers.limit_s)
+        storage = CudaStorage(self._backend.pool, block, block.pointer, nbytes)
+        return Array(storage, (size,), (1,), dtype, self._backend.device)
+
+    def expect(self, nbytes: int) -> None:
+        """Make room for an exchange of so many bytes: a call of all ranks. The first one has NCCL set up its copies,
+        for which ranks meet: here, where none loads a kernel, for which the driver waits for the device.
+        """
+        if self._arrived is not None and self._arrived.nbytes >= nbytes:
+            return
+        is_first = self._arrived is None
+        trial = _TRIAL * self.size
+        self._arrived = self.array(max(nbytes, 2 * trial), uint8, "staging of collectives")
+        if not is_first:
+            return
+        source = self._arrived.data_ptr()
+        try:
+            with self._stream() as stream:
+                self._nccl.all_to_all(source, source + trial, _TRIAL, stream)
+                self._nccl.gather_in_place(source, _TRIAL, stream)
+            self._wait()
+        except PeerGoneError:
+            raise
+        except DistributedError as error:
+            what = f"DMA engines do not copy between the GPUs: {error.what}"
+            next_step = "set NCCL_CTA_POLICY=0: kernels copy then"
+            raise DistributedError(what, where=error.where, next=next_step) from error
+
+    def holds(self, x: Array, parts: Sequence[int]) -> bool:
+        """Whether this is how `x` is sent: it lies here, with room for parts of one size, of which only the last ones
+        are not full.
+        """
+        part = parts[0]
+        starts = [min(x.size, part * rank) for rank in range(self.size + 1)]
+        is_even = list(parts) == [b - a for a, b in itertools.pairwise(starts)]
+        found = self.arena.holds(x.data_ptr(), part * self.size * x.dtype.itemsize)
+        assert is_even or not found, "parts of mapped memory have one size"
+        return found
+
+    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int], *, adds: bool) -> None:
+        """See `Group`: all ranks' values travel, this one's too, and are added in the order of the ranks."""
+        part, itemsize = parts[0], source.dtype.itemsize
+        assert self._arrived is not None and part * self.size * itemsize <= self._arrived.nbytes, "room is expected"
+        with self._stream() as stream:
+            self._nccl.all_to_all(source.data_ptr(), self._arrived.data_ptr(), part * itemsize, stream)
+        if length := out.size:
+            rows = Array(self._arrived.storage, (self.size, length), (part, 1), source.dtype, source.device)
+            first, others = rows.view((length,), (1,), 0), rows.view((self.size - 1, length), (part, 1), part)
+            rank_sum(out, first, others, rank=0, adds=adds, out=())
+
+    def all_gather(self, out: Array, parts: Sequence[int]) -> None:
+        """See `Group`; this rank's part is in its place."""
+        with self._stream() as stream:
+            self._nccl.gather_in_place(out.data_ptr(), parts[0] * out.dtype.itemsize, stream)
+
+    @contextmanager
+    def _stream(self) -> Iterator[int]:
+        """The current stream, or one in its order where that is the default one, for which NCCL has no such copies."""
+        current, driver = self._backend.stream, self._backend.driver
+        if current != 0:
+            yield current
+            return
+        if self._instead is None:
+            self._instead = take_stream(self._backend)
+        driver.follow(self._instead, current)
+        yield self._instead
+        driver.follow(current, self._instead)
+
+
+# --- Which group the ranks of a run have ------------------------------------------------------------------------------
+
+
+def group_for(peers: Peers, device: Device, *, one_host: bool) -> tuple[NcclGroup | StagedGroup, str]:
+    """The group of all ranks, and a line that says which it is, where that is worth one: a call of all ranks.
+
+    Args:
+        one_host: whether no rank is on another host.
+
+    Raises:
+        DistributedError: NCCL is there and does not start.
+    """
+    if device.type != "cuda" or is_interpreted():
+        return StagedGroup(PeersGroup(peers)), ""
+    nccl, problem = _loaded(device)
+    version = 0 if nccl is None else int(nccl.get_version())
+    if problem := _agreed(peers, version, problem):
+        return StagedGroup(PeersGroup(peers)), f"warning: {problem}: ranks send gradients through host memory, slowly"
+    # NCCL's own variables, where the user has set none. NVLink's multicast adds on the way, which is not wanted here,
+    # and its set-up fails on some systems.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    if one_host:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    driver = driver_for(device.index)
+    before, _ = driver.memory_info()
+    identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
+    is_mapped = one_host and peers.all("copies", _has_copies(nccl, driver, peers.size))
+    tuning = Tuning(cta_policy=ZERO_CTAS) if is_mapped else Tuning()
+    communicator = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, tuning)
+    group = NcclGroup(peers, device, communicator, LITTLE if is_mapped else STAGING, is_mapped=is_mapped)
+    taken = max(0, before - driver.memory_info()[0]) / 2**20
+    how = " by DMA engines" if is_mapped else ""
+    return group, f"collectives: NCCL {_readable(version)}{how}, {taken:,.0f} MiB of each GPU"
+
+
+def _has_copies(nccl: Any, driver: Driver, ranks: int) -> bool:
+    """Whether DMA engines can copy between the GPUs of all ranks: those are here, and linked by NVLink. A user's own
+    CTA policy for NCCL is left, and so is NVLink's multicast, with which two ranks may wait for ever (NCCL's #2290).
+    """
+    is_new = nccl.get_version() >= _HAS_COPIES
+    is_ours = "NCCL_CTA_POLICY" not in os.environ and os.environ.get("NCCL_NVLS_ENABLE") == "0"
+    return is_new and is_ours and driver.is_linked(range(ranks))
+
+
+def _loaded(device: Device) -> tuple[Any, str]:
+    """The bindings, or why there are none and what to do."""
+    try:
+        nccl = bindings()
+    except ImportError as error:
+        return None, f"NCCL is not installed ({error}; {INSTALL})"
+    except (RuntimeError, OSError) as error:  # no library, or one for another system
+        return None, f"NCCL does not load ({str(error).strip().splitlines()[0]}; {INSTALL})"
+    if (found := _version("nccl4py")) and not found.startswith(_RELEASE):
+        return None, f"nccl4py {found} is installed, and {_RELEASE}x is needed ({INSTALL})"
+    driver = driver_for(device.index).cuda_version()
+    if driver < 13000 and _version("nvidia-nccl-cu13") and not _version(_CUDA_12):
+        what = f"the NVIDIA driver serves CUDA {driver // 1000}.{driver % 1000 // 10}, and nvidia-nccl-cu13 needs 13.0"
+        return None, f"{what} (pip uninstall nvidia-nccl-cu13; pip install {_CUDA_12})"
+    return nccl, ""
+
+
+def _version(distribution: str) -> str:
+    """That of an installed package, or nothing."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _agreed(peers: Peers, version: int, problem: str) -> str:
+    """What keeps any rank from it; all ranks go the same way."""
+    said = peers.gather_json("collectives", [version, problem])
+    found = ""
+    if said is not None:
+        problems = [f"rank {rank}: {each[1]}" for rank, each in enumerate(said) if each[1]]
+        versions = sorted({each[0] for each in said})
+        if problems:
+            found = problem or problems[0]
+        elif len(versions) > 1:
+            found = f"the ranks have NCCL {' and '.join(map(_readable, versions))}, and need one version"
+    return str(peers.broadcast_json("collectives", found))
+
+
+def _readable(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

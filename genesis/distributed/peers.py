@@ -186,11 +186,8 @@ class Peers:
         what = error.what if isinstance(error, GenesisError) else f"{type(error).__name__}: {error}"
         where = error.where if isinstance(error, GenesisError) else ""
         self._tell(self.rank, what or type(error).__name__, where or self._where())
-        if isinstance(error, GenesisError) and self.rank and self._is_said_by_main(what):
-            error.is_echo = True
-
-    def _is_said_by_main(self, what: str) -> bool:
-        """Whether rank 0 ends by the same error, and so reports it."""
+        if not isinstance(error, GenesisError) or not self.rank:
+            return
         until = time.monotonic() + _FAREWELL_S
         with contextlib.suppress(EOFError, OSError, Late, ValueError, KeyError):
             channel = self._channels[0]
@@ -199,8 +196,9 @@ class Peers:
                 kind, _name, payload = channel.receive()
                 if kind == FAILURE:
                     said = json.loads(payload)
-                    return bool(said["rank"] == 0 and said["what"] == what[:_MAX_WHAT])
-        return False
+                    # rank 0 ends by the same error, and so reports it
+                    error.is_echo |= bool(said["rank"] == 0 and said["what"] == what[:_MAX_WHAT])
+                    return
 
     def close(self) -> None:
         """Wait until all ranks are done, and close the connections."""
@@ -314,22 +312,14 @@ class Peers:
     def _gone(self, rank: int) -> None:
         """A closed connection: by what the rank has said last, if anything, or without a word."""
         self.is_ending = True
-        self._hear_last_words(rank)
-        what = f"rank {rank} is gone: its connection closed without a word"
-        self._lost(rank, what, self._where())
-
-    def _hear_last_words(self, rank: int) -> None:
-        """Raise what a rank said before it went, which a failed send does not read."""
         channel = self._channels[rank]
-        with contextlib.suppress(EOFError, OSError, Late):
+        with contextlib.suppress(EOFError, OSError, Late):  # what a failed send does not read
             channel.set_limit(_FAREWELL_S)
             for _ in range(4):
                 kind, _name, payload = channel.receive(_MAX_TEXT)
                 if kind == FAILURE:
-                    break
-            else:
-                return
-            self._told(payload)
+                    self._told(payload)
+        self._lost(rank, f"rank {rank} is gone: its connection closed without a word", self._where())
 
     def _told(self, payload: bytes) -> None:
         """A rank has said that one fails, itself or another."""

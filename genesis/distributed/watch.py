@@ -72,15 +72,12 @@ class Watch:
             if fault is not None and self._is_over.wait(_NOTICES_S):  # of a rank that goes, NCCL may say it first
                 return
             if (gone := self._peers.closed(_CLOSED)) is not None:
-                self._see_gone(gone)
+                if not self._notices(_NOTICES_S):
+                    self._end(functools.partial(self._peers.see_gone, gone), f"rank {gone} is gone")
                 return
             if fault is not None:
                 self._end(functools.partial(self._raise, fault), fault.what)
                 return
-
-    def _see_gone(self, rank: int) -> None:
-        if not self._notices(_NOTICES_S):
-            self._end(lambda: self._peers.see_gone(rank), f"rank {rank} is gone")
 
     def _raise(self, fault: DistributedError) -> None:
         if not self._peers.is_ending:

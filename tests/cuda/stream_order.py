@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from genesis.backend.cuda.graph import RawGraph
-from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.simulated import HostDriver
+from genesis.backend.cuda.simulated import HostDriver, drivers
 from genesis.backend.cuda.stream import HIGHEST
-from genesis.distributed import choose
+from genesis.distributed import nccl as groups
 from genesis.errors import DeviceError
 from genesis.kernels.optim import gradients as kernels
 from genesis.ops import gradients as ops
@@ -124,7 +123,7 @@ def install(order: str, *more: str) -> None:
     all make the same calls in one order; and steps that are replayed must wait for nothing.
     """
     folder, is_mapped = Path(more[-1]), "plain" not in more
-    choose.group_for = lambda peers, device, *, one_host: (
+    groups.group_for = lambda peers, device, *, one_host: (
         fake_group(peers, folder, STAGING, is_mapped=is_mapped),
         LINE,
     )

@@ -94,7 +94,7 @@ def test_memory_is_used_again_where_no_rank_uses_it(tmp_path: Path) -> None:
         third = group.buffer(128, bfloat16, "c", parts)
         assert third is not None
         found += [third.data_ptr() == at, cuda.memory_reserved(CUDA) == reserved + 256]
-        return [*found, "a" in names, mapped.has(at, 256), not mapped.has(at, 257)]
+        return [*found, "a" in names, mapped.arena.holds(at, 256), not mapped.arena.holds(at, 257)]
 
     for each in nccl_ranks.started(2, work, tmp_path, is_mapped=True):
         assert each.value == [True] * 7, each.error
@@ -110,7 +110,7 @@ def test_flat_buffers(is_mapped: bool, tmp_path: Path) -> None:
         flat = next(AdamW([Tensor(param).requires_grad_()], fused=True, ranks=group)._shared())
         buffers = (flat.values, flat.gradients, flat.summed)
         mapped = group._mapped
-        where = [mapped is not None and mapped.has(x.data_ptr(), x.nbytes) for x in buffers]
+        where = [mapped is not None and mapped.arena.holds(x.data_ptr(), x.nbytes) for x in buffers]
         return [of(flat.values.numpy()) == of(param.numpy()), where]
 
     for each in nccl_ranks.started(2, work, tmp_path, is_mapped=is_mapped):

@@ -23,7 +23,8 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, driver_for
 from genesis.backend.cuda.graph import RawGraph
-from genesis.distributed import Peers, choose
+from genesis.distributed import Peers
+from genesis.distributed import nccl as groups
 from genesis.distributed.communicator import Communicator, Tuning
 from genesis.distributed.group import StagedGroup
 from genesis.distributed.nccl import NcclGroup
@@ -321,15 +322,15 @@ def test_a_start_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_ranks_in_the_interpreter_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, line = choose.group_for(Peers(0, 1), CUDA, one_host=True)
+    group, line = groups.group_for(Peers(0, 1), CUDA, one_host=True)
     assert isinstance(group, StagedGroup) and line == ""
 
 
 def _chosen(peers: Peers, folder: Path, loads: Callable[[], Any]) -> tuple[str, str]:
     fake_nccl.folder = folder
-    choose.is_interpreted = lambda: False  # type: ignore[assignment]
-    choose.bindings = loads  # type: ignore[assignment]
-    group, line = choose.group_for(peers, CUDA, one_host=True)
+    groups.is_interpreted = lambda: False  # type: ignore[assignment]
+    groups.bindings = loads  # type: ignore[assignment]
+    group, line = groups.group_for(peers, CUDA, one_host=True)
     group.close()
     return type(group).__name__, line
 
@@ -360,7 +361,7 @@ def test_ranks_choose_the_same_group(tmp_path: Path) -> None:
     assert name == "NcclGroup" and line.startswith("collectives: NCCL 2.32.3, ")
     name, line = chosen("none", _missing)
     assert name == "StagedGroup" and line.startswith("warning: rank 1: NCCL is not installed (No module named 'nccl'; ")
-    assert choose.INSTALL in line and "slowly" in line
+    assert groups.INSTALL in line and "slowly" in line
     name, line = chosen("other", other)
     assert name == "StagedGroup" and "the ranks have NCCL 2.29.7 and 2.32.3, and need one version" in line
 
@@ -370,9 +371,9 @@ def test_ranks_copy_by_dma_engines_where_all_of_them_can(tmp_path: Path) -> None
 
     def is_mapped(peers: Peers, folder: Path, **how: Any) -> bool:
         fake_nccl.folder = folder
-        choose.is_interpreted = lambda: False  # type: ignore[assignment]
+        groups.is_interpreted = lambda: False  # type: ignore[assignment]
         nccl = SimpleNamespace(**{**vars(fake_nccl), "get_version": lambda: how.get("version", 23203)})
-        choose.bindings = lambda: nccl  # type: ignore[assignment]
+        groups.bindings = lambda: nccl  # type: ignore[assignment]
         linked = how.get("linked", [True, True])[peers.rank]
         driver_for(0).is_linked = lambda devices: linked and list(devices) == [0, 1]  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patch:
@@ -380,7 +381,7 @@ def test_ranks_copy_by_dma_engines_where_all_of_them_can(tmp_path: Path) -> None
             patch.setenv("NCCL_NVLS_ENABLE", "0")
             for name, value in how.get("variables", {}).items():
                 patch.setenv(name, value)
-            group, line = choose.group_for(peers, CUDA, one_host=how.get("one_host", True))
+            group, line = groups.group_for(peers, CUDA, one_host=how.get("one_host", True))
         assert isinstance(group, NcclGroup)
         found = group.buffer(64, bfloat16, "a test's", [[32, 32]]) is not None
         assert found == (" by DMA engines, " in line)
@@ -401,26 +402,26 @@ def test_ranks_copy_by_dma_engines_where_all_of_them_can(tmp_path: Path) -> None
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package for it is named; where that one is installed already, all is well."""
     installed = {"nvidia-nccl-cu13": "2.30.7", "nccl4py": "0.6.1"}
-    monkeypatch.setattr(choose, "bindings", lambda: fake_nccl)
-    monkeypatch.setattr(choose, "_version", lambda name: installed.get(name, ""))
+    monkeypatch.setattr(groups, "bindings", lambda: fake_nccl)
+    monkeypatch.setattr(groups, "_version", lambda name: installed.get(name, ""))
     driver: Any = SimpleNamespace(cuda_version=lambda: 12090)
-    monkeypatch.setattr(choose, "driver_for", lambda index: driver)
-    nccl, problem = choose._loaded(CUDA)
+    monkeypatch.setattr(groups, "driver_for", lambda index: driver)
+    nccl, problem = groups._loaded(CUDA)
     assert nccl is None and "serves CUDA 12.9, and nvidia-nccl-cu13 needs 13.0" in problem
     assert "pip install nvidia-nccl-cu12" in problem
     installed["nvidia-nccl-cu12"] = "2.30.7"
-    assert choose._loaded(CUDA) == (fake_nccl, "")
+    assert groups._loaded(CUDA) == (fake_nccl, "")
     installed["nccl4py"] = "0.7.0"
-    assert "nccl4py 0.7.0 is installed, and 0.6.x is needed" in choose._loaded(CUDA)[1]
+    assert "nccl4py 0.7.0 is installed, and 0.6.x is needed" in groups._loaded(CUDA)[1]
 
 
 def test_the_line_installs_the_extra() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     wanted = [Requirement(text) for text in project["optional-dependencies"]["distributed"]]
     assert [each.name for each in wanted] == ["nccl4py", "nvidia-nccl-cu13"]
-    given = [Requirement(text) for text in shlex.split(choose.INSTALL.removeprefix("pip install "))]
+    given = [Requirement(text) for text in shlex.split(groups.INSTALL.removeprefix("pip install "))]
     assert [each.name for each in given] == [each.name for each in wanted]
-    assert given[0].specifier == wanted[0].specifier and choose._RELEASE[:-1] in str(given[0].specifier)
+    assert given[0].specifier == wanted[0].specifier and groups._RELEASE[:-1] in str(given[0].specifier)
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
