@@ -335,47 +335,42 @@ class CosineAnnealingWarmRestarts(LRScheduler):
                 self.T_cur, self.T_i = self.T_cur % self.T_i, self.T_i * self.T_mult
         else:
             check_range("epoch", epoch, 0)
-            self._find_wave(epoch)
+            start, length = 0, self.T_0
+            if self.T_mult == 1:
+                start = int(epoch // length) * length
+            while epoch >= start + length:
+                start, length = start + length, length * self.T_mult
+            self.T_cur, self.T_i = epoch - start, length  # the wave that `epoch` lies in
         self.last_epoch = math.floor(epoch)
         self.set([self.next_rate(0.0, i) for i in range(len(self.base_lrs))])
-
-    def _find_wave(self, epoch: float) -> None:
-        """Find the wave that `epoch` lies in."""
-        start, length = 0, self.T_0
-        if self.T_mult == 1:
-            start = int(epoch // length) * length
-        while epoch >= start + length:
-            start, length = start + length, length * self.T_mult
-        self.T_cur, self.T_i = epoch - start, length
 
 
 # --- Rates and momentum in cycles -------------------------------------------------------------------------------------
 
 
-class _Momenta:
-    """The momentum (or the first of the betas) of an optimizer's groups.
+class _Cycle(LRScheduler):
+    """Base: the momentum (or the first of the betas) goes along between two values of each group."""
 
-    Raises:
-        ConfigError: for an optimizer that has none.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
+    def take_momenta(self, optimizer: Optimizer, cycle_momentum: bool, base: Any, top: Any) -> None:
+        """Read the settings of momentum. Raises ConfigError for an optimizer that has none."""
+        if cycle_momentum and "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
             raise ConfigError(
                 f"{type(optimizer).__name__} has neither momentum nor betas", next="pass cycle_momentum=False"
             )
-        self.optimizer, self.of_betas = optimizer, "betas" in optimizer.defaults
+        self.cycle_momentum = cycle_momentum
+        lows, highs = _for_groups("base_momentum", optimizer, base), _for_groups("max_momentum", optimizer, top)
+        self.momentum_ends = list(zip(lows, highs, strict=True))
 
-    def set(self, index: int, value: float) -> None:
+    def set_momentum(self, index: int, value: float) -> None:
         """Give a group its momentum."""
         group = self.optimizer.param_groups[index]
-        if self.of_betas:
+        if "betas" in self.optimizer.defaults:
             group["betas"] = (value, *group["betas"][1:])
         else:
             group["momentum"] = value
 
 
-class OneCycleLR(LRScheduler):
+class OneCycleLR(_Cycle):
     """Up from max_lr/div_factor to `max_lr`, down to that over `final_div_factor`; momentum the other way.
 
     Args:
@@ -428,9 +423,7 @@ class OneCycleLR(LRScheduler):
         if last_epoch == -1:
             for group, peak in zip(optimizer.param_groups, self.max_lrs, strict=True):
                 group["initial_lr"] = peak / div_factor
-        self.momenta = _Momenta(optimizer) if cycle_momentum else None
-        lows = _for_groups("base_momentum", optimizer, base_momentum)
-        self.momentum_ends = list(zip(lows, _for_groups("max_momentum", optimizer, max_momentum), strict=True))
+        self.take_momenta(optimizer, cycle_momentum, base_momentum, max_momentum)
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, index: int) -> float:
@@ -448,9 +441,9 @@ class OneCycleLR(LRScheduler):
         share = (self.last_epoch - start) / (end - start) if end != start else 1.0
         low = self.base_lrs[index]
         rates = (low, self.max_lrs[index], low / self.final_div_factor)
-        if self.momenta is not None:
+        if self.cycle_momentum:
             of = self.momentum_ends[index]
-            self.momenta.set(index, self.anneal(of[ends[2]], of[ends[3]], share))
+            self.set_momentum(index, self.anneal(of[ends[2]], of[ends[3]], share))
         return self.anneal(rates[ends[0]], rates[ends[1]], share)
 
 
@@ -458,7 +451,7 @@ def _line(start: float, end: float, share: float) -> float:
     return (end - start) * share + start
 
 
-class CyclicLR(LRScheduler):
+class CyclicLR(_Cycle):
     """Up from `base_lr` to `max_lr` and down again, over and over; momentum the other way (Smith, 2017).
 
     Args:
@@ -504,9 +497,7 @@ class CyclicLR(LRScheduler):
         if last_epoch == -1:
             for group, low in zip(optimizer.param_groups, lows, strict=True):
                 group["lr"] = group["initial_lr"] = low
-        self.momenta = _Momenta(optimizer) if cycle_momentum else None
-        self.base_momenta = _for_groups("base_momentum", optimizer, base_momentum)
-        self.max_momenta = _for_groups("max_momentum", optimizer, max_momentum)
+        self.take_momenta(optimizer, cycle_momentum, base_momentum, max_momentum)
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, index: int) -> float:
@@ -514,9 +505,9 @@ class CyclicLR(LRScheduler):
         x = 1.0 + self.last_epoch / self.cycle_steps - cycle
         height = x / self.share_up if x <= self.share_up else (x - 1) / (self.share_up - 1)
         scale = self.scale(cycle if self.scale_mode == "cycle" else self.last_epoch)
-        if self.momenta is not None:
-            low, high = self.base_momenta[index], self.max_momenta[index]
-            self.momenta.set(index, high - (high - low) * height * scale)
+        if self.cycle_momentum:
+            low, high = self.momentum_ends[index]
+            self.set_momentum(index, high - (high - low) * height * scale)
         low = self.base_lrs[index]
         return float(low + (self.max_lrs[index] - low) * height * scale)
 
@@ -538,6 +529,16 @@ class _Several(LRScheduler):
                 raise ConfigError(f"{name} does not take a {type(each).__name__}, as number {i} is")
             if each.optimizer is not self.optimizer:
                 raise ConfigError(f"{name}: scheduler {i} is another optimizer's")
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the next step."""
+        if epoch is not None:
+            raise ConfigError(f"{type(self).__name__}.step takes no epoch", next="step one by one, or load a state")
+        self.advance()
+
+    def advance(self) -> None:
+        """Step the schedulers whose turn it is."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """The step, the rates, and the states of the schedulers."""
@@ -576,10 +577,7 @@ class SequentialLR(_Several):
         now.start()
         self.last_lr = now.get_last_lr()
 
-    def step(self, epoch: int | None = None) -> None:
-        """Go to the next step."""
-        if epoch is not None:
-            raise ConfigError("SequentialLR.step takes no epoch", next="step one by one, or load a state")
+    def advance(self) -> None:
         self.last_epoch += 1
         index = bisect_right(self.milestones, self.last_epoch)
         now = self.schedulers[index]
@@ -608,10 +606,7 @@ class ChainedScheduler(_Several):
         self._take(optimizer, schedulers)
         self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
-    def step(self, epoch: int | None = None) -> None:
-        """Go to the next step."""
-        if epoch is not None:
-            raise ConfigError("ChainedScheduler.step takes no epoch", next="step one by one, or load a state")
+    def advance(self) -> None:
         for each in self.schedulers:
             each.step()
         self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
@@ -667,7 +662,11 @@ class ReduceLROnPlateau(LRScheduler):
             self.cooldown_counter -= 1
             self.num_bad_epochs = 0
         if self.num_bad_epochs > self.patience:
-            self._reduce()
+            for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+                old = float(group["lr"])
+                new = max(old * self.factor, least)
+                if old - new > self.eps:
+                    group["lr"] = new
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
         self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
@@ -677,13 +676,6 @@ class ReduceLROnPlateau(LRScheduler):
         step = sign * self.threshold
         bound = self.best * (1.0 + step) if self.threshold_mode == "rel" else self.best + step
         return value < bound if self.mode == "min" else value > bound
-
-    def _reduce(self) -> None:
-        for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
-            old = float(group["lr"])
-            new = max(old * self.factor, least)
-            if old - new > self.eps:
-                group["lr"] = new
 
 
 check_calls(globals(), __all__)

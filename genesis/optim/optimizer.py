@@ -15,19 +15,21 @@ replayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from genesis.array import Array
+import numpy as np
+
+from genesis.array import Array, empty, label
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64
-from genesis.errors import ConfigError
+from genesis.errors import ConfigError, ShapeError
+from genesis.functions.transfer import overwrite, pinned_empty
 from genesis.op import registry
 from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
-from genesis.optim.device_scalars import DeviceScalars, sent
 from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
 from genesis.optim.groups import Group, check_keywords, decay_groups, without_neutral
 from genesis.optim.saving import load_state, saved_state, state_dict
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 
 def _check_group(group: Any) -> None:
-    """Raise ConfigError unless `group` is a mapping with an entry "params"."""
     if isinstance(group, Mapping) and "params" in group:
         return
     kind = f"of type {type(group).__name__}"
@@ -92,7 +93,8 @@ class Optimizer(GroupStates):
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **how: Unpack[How]) -> None:
         self.defaults = defaults
-        how = self._known(how)
+        how = cast(How, without_neutral(type(self).__name__, how, self.neutral))
+        check_keywords(type(self).__name__, how, (*defaults, *How.__annotations__))
         foreach, fused = how.get("foreach"), how.get("fused")
         check_flags({k: v for k, v in how.items() if v is not None}, ("foreach", "fused"))
         if foreach and fused:
@@ -116,13 +118,6 @@ class Optimizer(GroupStates):
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
         for group in groups if isinstance(groups[0], Mapping) else [{"params": groups}]:
             self.add_param_group(group)
-
-    def _known(self, how: How) -> How:
-        """`how` as given; names that are no settings are errors, as in a call of a function."""
-        owner = type(self).__name__
-        kept = without_neutral(owner, how, self.neutral)
-        check_keywords(owner, kept, (*self.defaults, *How.__annotations__))
-        return cast(How, kept)
 
     def _check_how(self) -> None:
         if not isinstance(self.seed, int):
@@ -225,7 +220,8 @@ class Optimizer(GroupStates):
         self.steps += 1
         for state in self._updated.values():
             state["step"] += 1
-        for device in self._devices():
+        devices = {flat.device for flats in self._flats for flat in flats}  # of a fused optimizer
+        for device in (devices or {p.device for g in self.param_groups for p in g["params"]}) - {CPU}:
             self.device_scalars(device).send(self.step_scalars())
 
     def update(self, grad_scale: Tensor | float | None = None) -> None:
@@ -266,11 +262,6 @@ class Optimizer(GroupStates):
     def step_scalars(self) -> list[float]:
         """What `device_scalars` holds in the step that `begin_step` began: the count, and each group's rate."""
         return [float(self.steps), *(float(g["lr"]) for g in self.param_groups)]
-
-    def _devices(self) -> set[Device]:
-        if self.implementation == "fused":
-            return {flat.device for flats in self._flats for flat in flats} - {CPU}
-        return {p.device for g in self.param_groups for p in g["params"]} - {CPU}
 
     def _count_updated(self) -> None:
         """Count this step for the parameters that have gradients; `begin_step` did so for those of the last step."""
@@ -407,3 +398,62 @@ class Optimizer(GroupStates):
             lines.append(f"group {i}: {len(group['params'])} parameters")
             lines += [f"    {k}: {v}" for k, v in sorted(group.items()) if k not in ("params", "param_names")]
         return f"{type(self).__name__} (\n" + "\n".join(lines) + "\n)"
+
+
+# --- What changes from step to step, on a device ----------------------------------------------------------------------
+
+
+class DeviceScalars:
+    """Float64 scalars at a fixed address of a device: the count of steps, this one included, then each group's rate.
+
+    A step reads them where they are, so that it can be captured in a CUDA graph and replayed after they were changed.
+
+    Attributes:
+        array: `[1 + groups]`.
+    """
+
+    def __init__(self, device: Device, groups: int) -> None:
+        self.array = label(empty((1 + groups,), float64, device), "optimizer scalars")
+        self._is_fed = False
+        self._sent: tuple[float, ...] = ()
+
+    def read_from(self, array: Array) -> None:
+        """Read the scalars from `array` from now on, which the caller fills with `Optimizer.step_scalars` before each
+        step; the batch may bring them along.
+
+        Raises:
+            ShapeError: it is not contiguous float64 of the same shape.
+        """
+        if array.shape != self.array.shape or array.dtype is not float64 or not array.is_contiguous:
+            raise ShapeError(f"the scalars of a step are float64 {self.array.shape}, not {array.dtype} {array.shape}")
+        self.array, self._is_fed = array, True
+
+    def send(self, values: Sequence[float]) -> None:
+        """Copy the scalars of the next step from pinned memory, in stream order; nothing waits."""
+        if self._is_fed or tuple(values) == self._sent:
+            return
+        overwrite(self.array, _pinned(values, self.array.device), non_blocking=True)
+        self._sent = tuple(values)
+
+    @property
+    def step(self) -> Array:
+        """The count, 0-d."""
+        return self.array.view((), (), self.array.offset)
+
+    def lr(self, group: int) -> Array:
+        """The learning rate of a group, 0-d."""
+        return self.array.view((), (), self.array.offset + 1 + group)
+
+
+def sent(value: float, device: Device) -> Array:
+    """A number on a device: 0-d, float64."""
+    made = label(empty((1,), float64, device), "optimizer scalars")
+    overwrite(made, _pinned((value,), device), non_blocking=True)
+    return made.view((), ())
+
+
+def _pinned(values: Sequence[float], device: Device) -> Array:
+    """Values in pinned memory, which is not used again before copies from it are done."""
+    host = pinned_empty((len(values),), float64, device)
+    np.copyto(host.view_np(), values)
+    return host

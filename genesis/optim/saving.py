@@ -51,10 +51,6 @@ class KeptArray(NamedTuple):
     array: Callable[[], Array]
 
 
-def _array(tensor: Tensor) -> Array:
-    return tensor.array
-
-
 def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
     """The states of one parameter as they are kept, residuals of split masters among them."""
     state, shared = optimizer.state.get(param, {}), optimizer.sharded(param)
@@ -67,7 +63,7 @@ def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
             for name, kept in flat.states.items()
         }
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    return {name: KeptArray(t.dtype, t.shape, functools.partial(_array, t)) for name, t in tensors.items()}
+    return {name: KeptArray(t.dtype, t.shape, functools.partial(getattr, t, "array")) for name, t in tensors.items()}
 
 
 def saved_state(optimizer: GroupStates, param: Tensor) -> dict[str, Any]:
@@ -181,21 +177,13 @@ def _matched(optimizer: GroupStates, groups: Sequence[Mapping[str, Any]]) -> lis
     return found
 
 
-def _expected(optimizer: GroupStates, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[Any, DType]]:
-    """Shape and dtype of the tensors that a parameter's saved state holds."""
-    dtype = optimizer.kept_dtype(param)
-    found: dict[str, tuple[Any, DType]] = {
-        n: (s, dtype) for n, s in optimizer.rule(param.shape, group).state_shapes(param.shape).items()
-    }
-    if optimizer.keeps_master(param):
-        found[MASTER] = (param.shape, float32)
-    return found
-
-
 def _check(
     optimizer: GroupStates, number: int, param: Tensor, group: dict[str, Any], saved: Mapping[str, Any]
 ) -> None:  # fmt: skip
-    expected = _expected(optimizer, param, group)
+    dtype, shapes = optimizer.kept_dtype(param), optimizer.rule(param.shape, group).state_shapes(param.shape)
+    expected = {name: (shape, dtype) for name, shape in shapes.items()}
+    if optimizer.keeps_master(param):
+        expected[MASTER] = (param.shape, float32)
     if set(saved) != {"step", *expected}:
         raise ModelError(
             f"the saved state of parameter {number} holds {sorted(saved)}, expected {sorted(['step', *expected])}",

@@ -15,15 +15,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array, empty, label
+from genesis.array import Array, empty, from_numpy, label
+from genesis.autograd.gradient_slot import is_same_window
 from genesis.backend import CPU
 from genesis.dtypes import DType, float32, float64, promote_types
 from genesis.errors import GradientError
+from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.ops.gradients import NORM_ROW, NORM_SPAN, square_rows, sum_of_rows
 from genesis.optim.flat import FlatBuffers, Piece
@@ -300,3 +302,131 @@ def _cut(size: int, ranks: int, row: int) -> list[int]:
     """Parts of a bucket, in whole rows of the norm but for its end: of one size, which the last ones may not reach."""
     part = -(-size // (row * ranks)) * row
     return [min(size, part * (rank + 1)) - min(size, part * rank) for rank in range(ranks)]
+
+
+# --- Buckets whose gradients go as soon as backward has made them -----------------------------------------------------
+
+
+class BucketExchange:
+    """The buckets of several flat buffers, from the last parameters to the first, as backward makes their gradients.
+
+    A bucket is launched when its gradients are there and those before it in the order are launched: so the order is the
+    same on all ranks, in whichever order a rank makes its gradients. What holds the first parameters comes last: their
+    gradients are done when backward is, and those of tied embeddings still later.
+    """
+
+    def __init__(self, flats: Sequence[SharedBuffers]) -> None:
+        self._flats = flats
+        found = [(flat, number) for flat in flats for number in range(len(flat.bucket_starts))]
+        self._order = sorted(found, key=lambda bucket: _turn(*bucket))
+        self._missing: dict[tuple[SharedBuffers, int], int] = {}  # gradients of each bucket that are not there
+        self._seen: set[tuple[SharedBuffers, int]] = set()
+        self._next, self._adds = 0, False
+
+    @contextmanager
+    def exchanged(self, adds: bool) -> Iterator[None]:
+        """Exchange the gradients of the one backward pass in the block; later work follows. See `Optimizer.exchange`.
+
+        Raises:
+            GradientError: a parameter got no gradient, or two passes ran.
+        """
+        self._next, self._adds = 0, adds
+        self._seen, self._missing = set(), dict.fromkeys(self._order, 0)
+        for flat in self._flats:
+            for index, param in enumerate(flat.params):
+                assert param._gradient_slot is not None, "parameters have slots in flat buffers"
+                param._gradient_slot.arrived = functools.partial(self._arrived, flat, index)
+                for number in flat.buckets_of(index):
+                    self._missing[flat, number] += 1
+        try:
+            yield
+        finally:
+            for flat in self._flats:
+                for param in flat.params:
+                    if param._gradient_slot is not None:
+                        param._gradient_slot.arrived = None
+        for flat in self._flats:
+            flat.check_gradients()
+        while self._next < len(self._order):
+            self._launch()
+        for flat in self._flats[:1]:  # the lane is one
+            flat.join()
+
+    def _arrived(self, flat: SharedBuffers, index: int) -> None:
+        param = flat.params[index]
+        if (flat, index) in self._seen:
+            raise GradientError("two backward passes in one exchange of gradients", next="exchange after each of them")
+        self._seen.add((flat, index))
+        grad, slot = param.grad, param._gradient_buffer
+        if grad is None or slot is None or not is_same_window(grad.array, slot):
+            return  # it is copied there when the pass is over
+        for number in flat.buckets_of(index):
+            self._missing[flat, number] -= 1
+        while self._next < len(self._order) and not self._missing[self._order[self._next]]:
+            self._launch()
+
+    def _launch(self) -> None:
+        flat, number = self._order[self._next]
+        flat.exchange_bucket(number, self._adds)
+        self._next += 1
+
+
+def _turn(flat: SharedBuffers, number: int) -> tuple[bool, float]:
+    """What buckets are sorted by: how far from the end they begin. First ones come last, small buffers first."""
+    start = flat.bucket_starts[number]
+    return start == 0, -start / flat.size if start else flat.size
+
+
+# --- States that ranks have parts of, read in full --------------------------------------------------------------------
+
+
+NO_MORE = (-1, -1, -1)  # what a rank asks for that has left its block
+
+
+class WholeStates:
+    """The states in buffers of which every rank has its parts: all take turns, in which each gets one state of one
+    parameter. So a rank needs room for one whole state at a time, whichever it asks for, and ranks may ask for
+    different ones at once: each writes and hashes some of a checkpoint.
+
+    Args:
+        sharded: the buffers, in the same order on all ranks.
+    """
+
+    def __init__(self, sharded: Sequence[SharedBuffers]) -> None:
+        self._sharded = sharded
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside the block `read` may be called: a call of all ranks, which end it together.
+
+        An error leaves it at once: the others learn of it as of any rank that goes.
+        """
+        yield
+        while self._turn(NO_MORE)[1]:
+            pass
+
+    def read(self, flat: SharedBuffers, name: str, index: int) -> Array:
+        """The state `name` of parameter `index`, once all other ranks read, too, or have left their blocks."""
+        state, _ = self._turn((self._sharded.index(flat), list(flat.states).index(name), index))
+        assert state is not None, "it was asked for"
+        return state
+
+    def _turn(self, own: tuple[int, int, int]) -> tuple[Array | None, bool]:
+        """Say what this rank asks for (buffer, state, parameter), and gather what all ranks ask for.
+
+        Returns:
+            The state that this rank asked for, and whether any rank asked for one.
+        """
+        first = self._sharded[0]
+        group, length = first.group, len(own)
+        words = from_numpy(np.array(own * group.size, np.int64))
+        words = words if first.device == CPU else moved(words, first.device)
+        group.all_gather(words.view((length,), (1,), length * group.rank), words, [length] * group.size)
+        asked = [tuple(each) for each in words.numpy().reshape(group.size, length).tolist()]
+        own_state = None
+        for rank, each in enumerate(asked):
+            if each != NO_MORE:
+                flat = self._sharded[each[0]]
+                found = flat.gather_state(list(flat.states)[each[1]], each[2], rank)
+                own_state = found if rank == group.rank else own_state
+        return own_state, any(each != NO_MORE for each in asked)

@@ -22,11 +22,9 @@ from genesis.array import Array, empty, from_numpy, label
 from genesis.dtypes import DType, bfloat16, float32, float64, int16
 from genesis.op import registry
 from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
-from genesis.optim.bucket_exchange import BucketExchange
 from genesis.optim.flat import FlatBuffers
 from genesis.optim.shard import RuleCall, check_pair, check_range
-from genesis.optim.shared import SharedBuffers
-from genesis.optim.whole_states import WholeStates
+from genesis.optim.shared import BucketExchange, SharedBuffers, WholeStates
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -38,23 +36,42 @@ MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual
 LowPrecision = Literal["master", "stochastic"]
 
 
-class GroupGradients:
-    """Base of `Optimizer`: the parameter groups, and what is done with all their gradients together.
+class GroupStates:
+    """Base of `Optimizer`: the parameter groups, what is done with all their gradients together, and the states that
+    the rule of a subclass keeps for each parameter.
 
     Attributes:
         param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
-        ranks: those that train these parameters together; None for one process.
-        zero: 1 shards optimizer state (ZeRO-1); 0 replicates it. Rules that mix elements always replicate.
-        grad_dtype: gradients are added up in this type or a wider one; None for the parameters' own.
+        state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
+        steps: steps begun.
+        whole: gathers sharded states, inside `whole_states`.
+        low_precision, state_dtype, ranks, zero, grad_dtype: as of `Optimizer`; `ranks` is None for one process.
     """
 
     # Whether elements are updated independently, so that several parameters may be one shard.
     elementwise = True
+    # Settings that are numbers from 0 on, and those that must be below 1, too ("betas": both of them). The schema of a
+    # training run's configuration reads them.
+    at_least_0: ClassVar[tuple[str, ...]] = ()
+    below_1: ClassVar[tuple[str, ...]] = ()
+    # The settings that a training run's configuration offers, with their defaults there: the schema is made from them.
+    in_runs: ClassVar[Mapping[str, Any]] = {}
+    # Values of settings that are not offered under which nothing would differ, besides None and False.
+    neutral: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, ranks: Ranks | None, zero: int, grad_dtype: DType | None) -> None:
+    defaults: dict[str, Any]  # settings of groups that do not name them
+
+    def __init__(
+        self, low_precision: LowPrecision, state_dtype: DType, ranks: Ranks | None, zero: int, grad_dtype: DType | None
+    ) -> None:
+        self.low_precision: LowPrecision = low_precision
+        self.state_dtype, self.zero, self.grad_dtype = state_dtype, zero, grad_dtype
         self.ranks = None if ranks is None or ranks.size == 1 else ranks
-        self.zero, self.grad_dtype = zero, grad_dtype
         self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.steps = 0
+        self.whole: WholeStates | None = None
+        self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
         self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
         self._positions: dict[Tensor, tuple[FlatBuffers, int]] = {}
         self._bucket_exchange: BucketExchange | None = None  # made when all groups are there
@@ -193,50 +210,17 @@ class GroupGradients:
         return figures
 
     def _flatten(self, kinds: Iterable[Sequence[Tensor]]) -> list[FlatBuffers]:
-        flats: list[FlatBuffers] = []
-        for members in kinds:
-            if self.ranks is None:
-                flats.append(FlatBuffers(members, self.grad_dtype))
-            else:
-                is_sharded = self.zero == 1 and self.elementwise
-                flats.append(SharedBuffers(members, self.grad_dtype, self.ranks, is_sharded=is_sharded))
+        flats: list[FlatBuffers]
+        if self.ranks is None:
+            flats = [FlatBuffers(members, self.grad_dtype) for members in kinds]
+        else:
+            is_sharded = self.zero == 1 and self.elementwise
+            flats = [SharedBuffers(members, self.grad_dtype, self.ranks, is_sharded=is_sharded) for members in kinds]
         for flat in flats:
             self._positions.update({p: (flat, i) for i, p in enumerate(flat.params)})
         return flats
 
-
-class GroupStates(GroupGradients):
-    """Base of `Optimizer`: the rule that a subclass declares, and the states that it keeps for each parameter.
-
-    Attributes:
-        state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
-        steps: steps begun.
-        whole: gathers sharded states, inside `whole_states`.
-        low_precision: "master" or "stochastic", as of `Optimizer`.
-        state_dtype: float32 or bfloat16: the type of the rule's tensors.
-    """
-
-    # Settings that are numbers from 0 on, and those that must be below 1, too ("betas": both of them). The schema of a
-    # training run's configuration reads them.
-    at_least_0: ClassVar[tuple[str, ...]] = ()
-    below_1: ClassVar[tuple[str, ...]] = ()
-    # The settings that a training run's configuration offers, with their defaults there: the schema is made from them.
-    in_runs: ClassVar[Mapping[str, Any]] = {}
-    # Values of settings that are not offered under which nothing would differ, besides None and False.
-    neutral: ClassVar[Mapping[str, Any]] = {}
-
-    defaults: dict[str, Any]  # settings of groups that do not name them
-
-    def __init__(
-        self, low_precision: LowPrecision, state_dtype: DType, ranks: Ranks | None, zero: int, grad_dtype: DType | None
-    ) -> None:
-        super().__init__(ranks, zero, grad_dtype)
-        self.low_precision: LowPrecision = low_precision
-        self.state_dtype = state_dtype
-        self.state: dict[Tensor, dict[str, Any]] = {}
-        self.steps = 0
-        self.whole: WholeStates | None = None
-        self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
+    # --- States -------------------------------------------------------------------------------------------------------
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
@@ -261,32 +245,31 @@ class GroupStates(GroupGradients):
     def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """The state of a parameter, made at its first use."""
         state = self.state.get(param)
-        if state is None:
-            state = self.state[param] = {"step": 0}
-            shapes = self.rule(param.shape, group).state_shapes(param.shape)
-            if (shared := self.sharded(param)) is not None:
-                self._begin_shard(*shared, shapes)
-                return state
-            for name, shape in shapes.items():
-                state[name] = self._state_tensor(param, name, shape, self.kept_dtype(param))
-            if self.keeps_master(param):
-                if param.dtype is bfloat16 and self._is_in_flat(param):
-                    state[RESIDUAL] = self._state_tensor(param, RESIDUAL, param.shape, int16)
-                else:
-                    state[MASTER] = self._state_tensor(param, MASTER, param.shape, float32)
-                    registry["cast"](param.array, dtype=float32, out=state[MASTER].array)
-        return state
-
-    def _begin_shard(self, flat: SharedBuffers, index: int, names: Iterable[str]) -> None:
-        """The part of a parameter's states that is kept here: zeros, and the master."""
-        param = flat.params[index]
-        kept = dict.fromkeys(names, self.kept_dtype(param))
+        if state is not None:
+            return state
+        state = self.state[param] = {"step": 0}
+        flat, index = self._positions.get(param, (None, 0)) if self.elementwise else (None, 0)
+        shared, dtype = self.sharded(param), self.kept_dtype(param)
+        shapes = self.rule(param.shape, group).state_shapes(param.shape)
+        kept: dict[str, tuple[Shape, DType]] = {name: (shape, dtype) for name, shape in shapes.items()}
         if self.keeps_master(param):
-            kept |= {RESIDUAL: int16} if param.dtype is bfloat16 else {MASTER: float32}
-        for name, dtype in kept.items():
-            if name not in flat.states:
-                flat.states[name] = flat.buffer(dtype, f"{type(self).__name__} {name}", flat.state_size)
-            flat.put(name, index, registry["cast"](param.array, dtype=float32) if name == MASTER else None)
+            is_split = param.dtype is bfloat16 and flat is not None
+            kept |= {RESIDUAL: (param.shape, int16)} if is_split else {MASTER: (param.shape, float32)}
+        for name, (shape, dtype) in kept.items():
+            owner = f"{type(self).__name__} {name}"
+            if flat is not None and name not in flat.states:
+                flat.states[name] = flat.buffer(dtype, owner, flat.state_size)
+            if shared is not None:
+                shared[0].put(name, index, registry["cast"](param.array, dtype=float32) if name == MASTER else None)
+                continue
+            in_flat = None if flat is None else flat.view(flat.states[name], index)
+            array = label(empty(shape, dtype, param.device), owner) if in_flat is None else in_flat
+            if name == MASTER:
+                registry["cast"](param.array, dtype=float32, out=array)
+            else:
+                registry["fill"](out=array, value=0, shape=shape, dtype=dtype)
+            state[name] = Tensor(array)
+        return state
 
     @contextmanager
     def whole_states(self) -> Iterator[None]:
@@ -304,23 +287,6 @@ class GroupStates(GroupGradients):
                 yield
         finally:
             self.whole = None
-
-    def _is_in_flat(self, param: Tensor) -> bool:
-        """Whether the states of a parameter are in flat buffers, as it is itself."""
-        return self.elementwise and param in self._positions
-
-    def _state_tensor(self, param: Tensor, name: str, shape: Shape, dtype: DType) -> Tensor:
-        """Zeros of `shape`, in the flat buffer of that state where the parameter is in one."""
-        owner = f"{type(self).__name__} {name}"
-        if self._is_in_flat(param):
-            flat, index = self._positions[param]
-            if name not in flat.states:
-                flat.states[name] = flat.buffer(dtype, owner)
-            array = flat.view(flat.states[name], index)
-        else:
-            array = label(empty(shape, dtype, param.device), owner)
-        registry["fill"](out=array, value=0, shape=array.shape, dtype=array.dtype)
-        return Tensor(array)
 
     def forget_state(self) -> None:
         """Forget all states and counts."""
