@@ -5,41 +5,20 @@ Nothing here needs a GPU to be imported. Sizes are bytes, times of events millis
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from genesis.backend import current_cuda
+from genesis.backend.cuda import AnyDevice, find_backend
 from genesis.backend.cuda.dispatch import allow_tf32
-from genesis.cuda.devices import (
-    check_supported,
-    current_device,
-    device,
-    device_count,
-    get_device_capability,
-    get_device_name,
-    get_device_properties,
-    is_available,
-    set_device,
-    synchronize,
-)
+from genesis.backend.cuda.driver import Properties, is_interpreted, start
+from genesis.backend.cuda.faults import check as check_faults
+from genesis.backend.cuda.memory import Pool
 from genesis.cuda.graphs import Graph, make_graphed
-from genesis.cuda.memory import (
-    LeakReport,
-    MemoryBlock,
-    MemoryPool,
-    empty_cache,
-    leak_check,
-    max_memory_allocated,
-    max_memory_cached,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_cached,
-    memory_pool,
-    memory_reserved,
-    memory_snapshot,
-    memory_stats,
-    pinned_memory_reserved,
-    reset_peak_memory_stats,
-    set_poison,
-)
 from genesis.cuda.streams import Event, Stream, current_stream, default_stream, stream
+from genesis.errors import DeviceError
 from genesis.keywords import check_calls
 
 __all__ = [
@@ -80,5 +59,273 @@ __all__ = [
     "stream",
     "synchronize",
 ]
+
+MIN_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16
+
+# --- Devices ----------------------------------------------------------------------------------------------------------
+
+
+def device_count() -> int:
+    """Devices that the driver shows to this process; 0 where driver or packages are missing."""
+    try:
+        return 1 if is_interpreted() else start()
+    except (DeviceError, ImportError):
+        return 0
+
+
+def is_available() -> bool:
+    """Whether there is a device: a GPU, or Triton's interpreter in its place."""
+    return device_count() > 0
+
+
+def current_device() -> int:
+    """The index of the device that "cuda" means in this thread."""
+    return current_cuda.index
+
+
+def set_device(which: AnyDevice) -> None:
+    """Let "cuda" mean another device in this thread; `device` does it for a block."""
+    current_cuda.index = find_backend(which).device.index
+
+
+class device:  # noqa: N801  torch's name
+    """`with genesis.cuda.device(1):` lets "cuda" mean that device inside the block, in this thread."""
+
+    def __init__(self, which: AnyDevice) -> None:
+        self.index = find_backend(which).device.index
+        self._before: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._before.append(current_cuda.index)
+        current_cuda.index = self.index
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        current_cuda.index = self._before.pop()
+
+
+def get_device_properties(which: AnyDevice = None) -> Properties:
+    """Name, compute capability, memory, SMs, shared memory and L2 cache of a device; also under torch's
+    names: `total_memory` in bytes, `multi_processor_count`, `major` and `minor`.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    return find_backend(which).driver.properties
+
+
+def get_device_name(which: AnyDevice = None) -> str:
+    """The device's name, such as "NVIDIA H200"."""
+    return get_device_properties(which).name
+
+
+def get_device_capability(which: AnyDevice = None) -> tuple[int, int]:
+    """(major, minor) compute capability."""
+    return get_device_properties(which).capability
+
+
+def synchronize(which: AnyDevice = None) -> None:
+    """Wait until all work of a device is done.
+
+    Raises:
+        DeviceError: a kernel failed, or a graph is being captured. IndexRangeError: a kernel met a bad index.
+    """
+    found = find_backend(which)
+    found.refuse_in_capture("the device was waited for")
+    found.driver.synchronize()
+    check_faults(found.device)
+
+
+def check_supported(which: AnyDevice = None) -> str:
+    """The device in a few words, for people.
+
+    Raises:
+        DeviceError: it is missing, or older than what the kernels are compiled for.
+    """
+    found = find_backend(which)
+    name, capability, memory, *_ = found.driver.properties
+    if capability < MIN_CAPABILITY:
+        raise DeviceError(
+            f"{found.device} is a {name} of compute capability {capability[0]}.{capability[1]};"
+            f" Genesis needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or above",
+            next="use another GPU, or use the device cpu",
+        )
+    return f"{name}, {memory / 2**30:.0f} GiB"
+
+
+# --- Memory: counters, peaks, a snapshot, leaks -----------------------------------------------------------------------
+
+
+def memory_allocated(device: AnyDevice = None) -> int:
+    """Bytes in use by tensors."""
+    return find_backend(device).pool.allocated
+
+
+def max_memory_allocated(device: AnyDevice = None) -> int:
+    """The most bytes in use since the last reset."""
+    return find_backend(device).pool.max_allocated
+
+
+def memory_reserved(device: AnyDevice = None) -> int:
+    """Bytes taken from the driver, in use or kept for reuse."""
+    return find_backend(device).pool.reserved
+
+
+def max_memory_reserved(device: AnyDevice = None) -> int:
+    """The most bytes taken from the driver since the last reset."""
+    return find_backend(device).pool.max_reserved
+
+
+memory_cached, max_memory_cached = memory_reserved, max_memory_reserved  # torch's older names
+
+
+def pinned_memory_reserved(device: AnyDevice = None) -> int:
+    """Bytes of pinned host memory, in use or kept for reuse."""
+    return find_backend(device).pinned.reserved
+
+
+def reset_peak_memory_stats(device: AnyDevice = None) -> None:
+    """Let the peaks start from what is in use now."""
+    find_backend(device).pool.reset_peak()
+
+
+def empty_cache(device: AnyDevice = None) -> None:
+    """Give memory that no tensor and no graph uses back to the driver; waits for the device."""
+    found = find_backend(device)
+    found.refuse_in_capture("memory was given back")
+    found.pool.empty_cache()
+
+
+def mem_get_info(device: AnyDevice = None) -> tuple[int, int]:
+    """(free, total) bytes of the device, other processes included."""
+    return find_backend(device).driver.memory_info()
+
+
+def memory_snapshot(device: AnyDevice = None) -> list[dict[str, Any]]:
+    """Every block by address: size, state ("allocated" or "free"), and the op whose result is in it. Memory that
+    belongs to more than one op is named for what it is: "parameter", "gradients", "AdamW exp_avg"; that of
+    `genesis.empty` is "empty".
+    """
+    return find_backend(device).pool.snapshot()
+
+
+class MemoryBlock(NamedTuple):
+    """A run of device memory.
+
+    Attributes:
+        address, size: where it starts, and bytes.
+        op: who holds it: the op that made what is there, "parameter", "AdamW exp_avg", ...; empty where it is free.
+    """
+
+    address: int
+    size: int
+    op: str
+
+
+class MemoryPool:
+    """The memory of a device that Genesis has taken from the driver, as it is now; see `memory_pool`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def _blocks(self, state: str) -> list[MemoryBlock]:
+        rows = self._pool.snapshot()
+        return [MemoryBlock(row["address"], row["size"], row["op"]) for row in rows if row["state"] == state]
+
+    @property
+    def allocated_blocks(self) -> list[MemoryBlock]:
+        """Blocks in use, by address."""
+        return self._blocks("allocated")
+
+    @property
+    def free_blocks(self) -> list[MemoryBlock]:
+        """Blocks that are kept for reuse, by address."""
+        return self._blocks("free")
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in use."""
+        return self._pool.allocated
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the driver: those of all blocks."""
+        return self._pool.reserved
+
+    def __repr__(self) -> str:
+        used, free = len(self.allocated_blocks), len(self.free_blocks)
+        return f"MemoryPool(allocated={self.allocated} in {used} blocks, reserved={self.reserved}, free blocks={free})"
+
+
+def memory_pool(device: AnyDevice = None) -> MemoryPool:
+    """The pool of a device's memory, with its free and its allocated blocks."""
+    return MemoryPool(find_backend(device).pool)
+
+
+def memory_stats(device: AnyDevice = None) -> dict[str, int]:
+    """All counters by name: bytes now and at their peak, and how often memory was asked for."""
+    pool = find_backend(device).pool
+    return {
+        "allocated_bytes.current": pool.allocated,
+        "allocated_bytes.peak": pool.max_allocated,
+        "reserved_bytes.current": pool.reserved,
+        "reserved_bytes.peak": pool.max_reserved,
+        "allocations": pool.allocations,
+        "driver_allocations": pool.driver_allocations,
+        "segments": len(pool.segments),
+        "pinned_bytes": pinned_memory_reserved(device),
+    }
+
+
+def set_poison(on: bool, device: AnyDevice = None) -> bool:
+    """Fill fresh memory with NaN patterns, so that reading what was never written shows; whether it did before."""
+    pool = find_backend(device).pool
+    before, pool.poison = pool.poison, on
+    return before
+
+
+class LeakReport(NamedTuple):
+    """What repeated calls leaked, in bytes.
+
+    Attributes:
+        before, after: in use before the counted calls, and after them.
+        peak: the most in use meanwhile.
+        calls: how many were counted.
+    """
+
+    before: int
+    after: int
+    peak: int
+    calls: int
+
+    @property
+    def growth(self) -> int:
+        """Bytes that the calls left in use; 0 where nothing leaks."""
+        return self.after - self.before
+
+
+def leak_check(
+    function: Callable[[], object], calls: int = 100, *, warm_up: int = 2, device: AnyDevice = None
+) -> LeakReport:
+    """Run `function` `warm_up` times, and then `calls` times with the memory in use before and after compared."""
+    for _ in range(warm_up):
+        function()
+    before = _settled(device)
+    reset_peak_memory_stats(device)
+    for _ in range(calls):
+        function()
+    return LeakReport(before, _settled(device), max_memory_allocated(device), calls)
+
+
+def _settled(device: AnyDevice) -> int:
+    """Bytes in use after everything unreachable is gone and waiting blocks came back."""
+    gc.collect()
+    synchronize(device)
+    pool = find_backend(device).pool
+    pool.settle()
+    return pool.allocated
+
 
 check_calls(globals(), __all__)

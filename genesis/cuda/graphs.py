@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from genesis.autograd import no_grad
 from genesis.autograd.autocast import resumed, settings
+from genesis.backend.cuda import AnyDevice, find_backend
 from genesis.backend.cuda.graph import WARM_UPS, RawGraph
-from genesis.cuda.devices import AnyDevice, backend
 from genesis.errors import DeviceError, ShapeError, UsageError
 from genesis.functions.create import empty
 from genesis.functions.elementwise import clone
@@ -33,7 +33,7 @@ class Graph(RawGraph):
     """
 
     def __init__(self, device: AnyDevice = None) -> None:
-        super().__init__(backend(device))
+        super().__init__(find_backend(device))
 
     @contextmanager
     def _arena(self) -> Iterator[None]:

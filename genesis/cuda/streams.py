@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from genesis.backend.cuda import AnyDevice, find_backend
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
-from genesis.cuda.devices import AnyDevice, backend
 from genesis.errors import DeviceError, UsageError
 
 
@@ -25,7 +25,7 @@ class Stream:
     """
 
     def __init__(self, device: AnyDevice = None, priority: int = 0, *, handle: int | None = None) -> None:
-        self.backend, self.priority = backend(device), priority
+        self.backend, self.priority = find_backend(device), priority
         self.handle = take_stream(self.backend, priority) if handle is None else handle
         self._owned = handle is None
 
@@ -137,7 +137,7 @@ class Event:
 
 def current_stream(device: AnyDevice = None) -> Stream:
     """The stream on which a device's work is launched now."""
-    return Stream(device, handle=backend(device).stream)
+    return Stream(device, handle=find_backend(device).stream)
 
 
 def default_stream(device: AnyDevice = None) -> Stream:

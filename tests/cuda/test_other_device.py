@@ -52,7 +52,7 @@ def _only_the_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kept = dict(drivers)
     drivers.update({0: Forbidden(), 1: Second()})  # type: ignore[dict-item]
     forget()
-    monkeypatch.setattr(cuda.devices, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
     yield
     for index in (0, 1):
         drivers.pop(index)

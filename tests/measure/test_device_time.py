@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.backend.cuda import backend_of
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.errors import DeviceError
 from genesis.measure import limits
@@ -19,7 +19,7 @@ CUDA = Device("cuda", 0)
 def test_a_sample_is_a_replay_behind_another_one() -> None:
     x, y = elementwise(Request(registry["add"], (4,), None, float32, CUDA)).inputs
     total = registry["copy"](x)
-    with of_graph(lambda: registry["add"](total, y, out=total), cuda.devices.backend(CUDA), 3) as sample:
+    with of_graph(lambda: registry["add"](total, y, out=total), backend_of(CUDA), 3) as sample:
         before = total.numpy()
         assert sample(6) > 0
     assert total.numpy() == pytest.approx(before + 2 * 3 * y.numpy())
@@ -27,12 +27,12 @@ def test_a_sample_is_a_replay_behind_another_one() -> None:
 
 def test_what_a_graph_cannot_hold_is_refused() -> None:
     x = elementwise(Request(registry["exp"], (4,), None, float32, CUDA)).inputs[0]
-    with pytest.raises(DeviceError, match="graph"), of_graph(x.numpy, cuda.devices.backend(CUDA), 3):
+    with pytest.raises(DeviceError, match="graph"), of_graph(x.numpy, backend_of(CUDA), 3):
         pass
 
 
 def test_cold_calls_fill_the_cache_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, done = cuda.devices.backend(CUDA), []
+    backend, done = backend_of(CUDA), []
     monkeypatch.setattr(backend.driver, "properties", backend.driver.properties._replace(l2=1000))
     monkeypatch.setattr(backend.driver, "fill", lambda target, byte, size, stream: done.append(size))
     with cold_calls(lambda: done.append(0), backend) as sample:

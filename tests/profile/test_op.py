@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 
-from genesis import cuda
 from genesis.array import Array
 from genesis.backend import CPU, Device
+from genesis.backend.cuda import backend_of
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.errors import DeviceError, UsageError
 from genesis.measure import limits
@@ -175,7 +175,7 @@ def test_gpu_time_and_stages() -> None:
 
 @pytest.mark.usefixtures("pretended_gpu")
 def test_cold_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = cuda.devices.backend(CUDA).driver
+    driver = backend_of(CUDA).driver
     monkeypatch.setattr(driver, "properties", driver.properties._replace(l2=1000))
     row = measured("add", (8,), device=CUDA, cold=True)
     assert row.is_cold

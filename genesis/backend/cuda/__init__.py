@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend import ArrayLike, Backend, Device, OpLike
+from genesis.backend import ArrayLike, Backend, Device, OpLike, as_device
 from genesis.backend.cuda.dispatch import (
     Call,
     are_as_made,
@@ -30,9 +30,10 @@ from genesis.backend.cuda.stream import Lane, PinnedPool, SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-__all__ = ["COUNTERS", "CudaBackend", "backend_of", "driver_for"]
+__all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "find_backend"]
 
 COUNTERS = 1 << 14  # the most tiles of a launch whose last program is to be known
+AnyDevice = Device | str | int | None
 SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs by itself
 _CURRENT = nullcontext()
 
@@ -273,6 +274,18 @@ def driver_for(index: int) -> Driver:
     if index in drivers:
         return drivers[index]
     return HostDriver(index) if is_interpreted() else Driver(index)
+
+
+def find_backend(which: AnyDevice = None) -> CudaBackend:
+    """The backend of a device: a `Device`, "cuda:1", an index, or None for the current one.
+
+    Raises:
+        DeviceError: it is no CUDA device, or this machine has not got it.
+    """
+    place = as_device("cuda" if which is None else f"cuda:{which}" if isinstance(which, int) else which)
+    if place.type != "cuda":
+        raise DeviceError(f"{place} is no CUDA device", next='use "cuda" or "cuda:<index>"')
+    return backend_of(place)
 
 
 @functools.cache
