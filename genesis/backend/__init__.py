@@ -37,16 +37,11 @@ class Mode(threading.local):
 
     What runs for every op reads it here, without a call. A CUDA implementation asks, too: nobody compares results that
     are not recorded with those of a training step, bit for bit, so a matmul of few rows may take another kernel.
-
-    Attributes:
-        grad: ops record what backward needs.
-        anomaly: backward checks every gradient for NaN.
-        fixed_weights: see `genesis.autograd.modes.fixed_weights`.
     """
 
-    grad = True
-    anomaly = False
-    fixed_weights = False
+    grad = True  # ops record what backward needs
+    anomaly = False  # backward checks every gradient for NaN
+    fixed_weights = False  # see `genesis.autograd.modes.fixed_weights`
 
 
 mode = Mode()

@@ -20,19 +20,13 @@ _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 
 
 class Described(NamedTuple):
-    """What a struct says of an array.
-
-    Attributes:
-        device: (DLDeviceType, number).
-        kind: (DLDataTypeCode, bits).
-        strides: in elements.
-    """
+    """What a struct says of an array."""
 
     pointer: int
-    device: tuple[int, int]
-    kind: tuple[int, int]
+    device: tuple[int, int]  # (DLDeviceType, number)
+    kind: tuple[int, int]  # (DLDataTypeCode, bits)
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
 
 
 class _Tensor(ctypes.Structure):

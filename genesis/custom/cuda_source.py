@@ -150,18 +150,12 @@ def _in_order(kind: str) -> str:
 
 
 class Compiled(NamedTuple):
-    """What became of a source.
+    """What became of a source."""
 
-    Attributes:
-        name: the kernel's name in the machine code (C++ decorates names with their parameters' types).
-        ptx, cubin: text for people, and the machine code of one compute capability.
-        log: the compiler's warnings, empty as a rule.
-    """
-
-    name: str
-    ptx: str
-    cubin: bytes
-    log: str
+    name: str  # the kernel's name in the machine code (C++ decorates names with their parameters' types)
+    ptx: str  # text for people
+    cubin: bytes  # the machine code of one compute capability
+    log: str  # the compiler's warnings, empty as a rule
 
 
 def compile_source(
@@ -291,18 +285,13 @@ _functions: dict[tuple[int, Compiled, int], Function] = {}  # by device, code an
 
 @dataclass(frozen=True)
 class SourceKernel:
-    """A kernel in CUDA C++ and how it is compiled. Equal kernels are compiled once.
-
-    Attributes:
-        title: what it is called in messages: the op's name with ".cu".
-        options: for NVRTC.
-    """
+    """A kernel in CUDA C++ and how it is compiled. Equal kernels are compiled once."""
 
     source: str
     entry: str
     parameters: tuple[Parameter, ...]
-    title: str
-    options: tuple[str, ...] = ()
+    title: str  # what it is called in messages: the op's name with ".cu"
+    options: tuple[str, ...] = ()  # for NVRTC
 
     def compile(self, capability: tuple[int, int], macros: dict[str, Macro]) -> Compiled:
         """Machine code for a compute capability; see `compile_source` for what it raises."""

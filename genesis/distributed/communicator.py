@@ -28,15 +28,11 @@ class Memory(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """How NCCL shares the GPU with other kernels; None leaves it to NCCL.
+    """How NCCL shares the GPU with other kernels; None leaves it to NCCL."""
 
-    Attributes:
-        min_ctas, max_ctas: the fewest and the most thread blocks of a collective, each of which takes an SM.
-        cta_policy: 1 prefers few of them, 2 none (`ZERO_CTAS`), by DMA engines, where all ranks have mapped the memory.
-    """
-
-    min_ctas: int | None = None
-    max_ctas: int | None = None
+    min_ctas: int | None = None  # the fewest thread blocks of a collective, each of which takes an SM
+    max_ctas: int | None = None  # and the most
+    # 1 prefers few of them, 2 none (`ZERO_CTAS`), by DMA engines, where all ranks have mapped the memory
     cta_policy: int | None = None
 
 

@@ -18,52 +18,32 @@ from genesis.tensor import Tensor
 
 
 class Rounded(NamedTuple):
-    """A 2-byte tensor that is written after an update, from the float32 values that the update changed.
-
-    Attributes:
-        counter: from which the rounding is random; None rounds to nearest.
-    """
+    """A 2-byte tensor that is written after an update, from the float32 values that the update changed."""
 
     target: Tensor
     wide: Tensor
-    counter: int | None
+    counter: int | None  # from which the rounding is random; None rounds to nearest
 
 
 @dataclass(slots=True)
 class Shard:
-    """What one call of an update rule works on: one parameter, or a shard of a flat buffer.
+    """What one call of an update rule works on: one parameter, or a shard of a flat buffer."""
 
-    Attributes:
-        param: updated in place: the parameter, its master, or an upcast copy. Of a flat shard it may be bfloat16.
-        grad: of any float type that is not wider.
-        state: tensors by name, updated in place; of a flat shard they may be bfloat16.
-        step: counts from 1; a device scalar in a fused update on a GPU.
-        residual: the 16-bit residuals of a flat shard's split fp32 masters.
-        noise: of a flat shard's bfloat16 values that the op rounds at random.
-        rounded: what is written afterwards.
-    """
-
-    param: Tensor
-    grad: Tensor
-    state: dict[str, Tensor]
-    step: Any
-    residual: Tensor | None = None
-    noise: Noise | None = None
-    rounded: tuple[Rounded, ...] = ()
+    param: Tensor  # updated in place: the parameter, its master, or an upcast copy. Of a flat shard it may be bfloat16
+    grad: Tensor  # of any float type that is not wider
+    state: dict[str, Tensor]  # tensors by name, updated in place; of a flat shard they may be bfloat16
+    step: Any  # counts from 1; a device scalar in a fused update on a GPU
+    residual: Tensor | None = None  # the 16-bit residuals of a flat shard's split fp32 masters
+    noise: Noise | None = None  # of a flat shard's bfloat16 values that the op rounds at random
+    rounded: tuple[Rounded, ...] = ()  # what is written afterwards
 
 
 class MatrixRule(NamedTuple):
-    """A rule whose elements depend on each other, so that it runs on one parameter at a time.
+    """A rule whose elements depend on each other, so that it runs on one parameter at a time."""
 
-    Attributes:
-        op: `op(param, grad, *states, lr, step, scale, **attrs)`.
-        states: the shapes of the states by name, from the parameter's.
-        plain: `plain(param, grad, *states, lr, step, **attrs)` in tensor operations, in place.
-    """
-
-    op: Op
-    states: Callable[[Shape], dict[str, Shape]]
-    plain: Callable[..., None]
+    op: Op  # `op(param, grad, *states, lr, step, scale, **attrs)`
+    states: Callable[[Shape], dict[str, Shape]]  # the shapes of the states by name, from the parameter's
+    plain: Callable[..., None]  # `plain(param, grad, *states, lr, step, **attrs)` in tensor operations, in place
 
 
 class RuleCall(NamedTuple):

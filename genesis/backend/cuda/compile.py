@@ -41,18 +41,13 @@ class Double(float):
 
 
 class Signature(NamedTuple):
-    """The key of a compiled kernel: for every argument its type, or ("constexpr", value), nested as the arguments are.
+    """The key of a compiled kernel: for every argument its type, or ("constexpr", value), nested as arguments are."""
 
-    Attributes:
-        types: one entry an argument: a string such as "*fp32" or "i32", with a trailing ":16" where 16 divides the
-            value, or "tensordesc<bf16[128, 64]>"; a pair for a constant; a tuple of entries for a tuple.
-        constants: the keyword constants, sorted by name.
-        options: num_warps and num_stages and the like, sorted by name.
-    """
-
+    # one entry an argument: a string such as "*fp32" or "i32", with a trailing ":16" where 16 divides the value, or
+    # "tensordesc<bf16[128, 64]>"; a pair for a constant; a tuple of entries for a tuple
     types: tuple[Any, ...]
-    constants: tuple[tuple[str, Any], ...]
-    options: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[str, Any], ...]  # the keyword constants, sorted by name
+    options: tuple[tuple[str, Any], ...]  # num_warps and num_stages and the like, sorted by name
 
 
 def is_array(value: object) -> bool:
@@ -89,23 +84,14 @@ def describe(value: Any, nested: bool = False, specialize: bool = True) -> Any:
 
 
 class Binary(NamedTuple):
-    """Machine code and what its launch needs.
+    """Machine code and what its launch needs."""
 
-    Attributes:
-        image: the cubin.
-        name: the kernel's name in it.
-        shared: bytes of dynamic shared memory.
-        warps: warps a block.
-        parameters: how many the machine code takes, Triton's own scratch addresses at the end included.
-        descriptors: for each descriptor among the arguments, how its tensor map is to be made.
-    """
-
-    image: bytes
-    name: str
-    shared: int
-    warps: int
-    parameters: int
-    descriptors: tuple[Facts, ...] = ()
+    image: bytes  # the cubin
+    name: str  # the kernel's name in it
+    shared: int  # bytes of dynamic shared memory
+    warps: int  # warps a block
+    parameters: int  # how many the machine code takes, Triton's own scratch addresses at the end included
+    descriptors: tuple[Facts, ...] = ()  # for each descriptor among the arguments, how its tensor map is to be made
 
 
 MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # beyond every GPU and every kernel

@@ -63,47 +63,29 @@ class Properties(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A loaded kernel.
+    """A loaded kernel."""
 
-    Attributes:
-        handle: what `launcher` takes.
-        parameters: (offset, size) in bytes of each parameter in the launch buffer.
-    """
-
-    handle: Any
-    parameters: tuple[tuple[int, int], ...]
+    handle: Any  # what `launcher` takes
+    parameters: tuple[tuple[int, int], ...]  # (offset, size) in bytes of each parameter in the launch buffer
 
 
 class KernelFacts(NamedTuple):
-    """What a loaded kernel takes of an SM.
+    """What a loaded kernel takes of an SM."""
 
-    Attributes:
-        registers: of one thread.
-        shared: bytes of static shared memory of a block.
-        local: bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time.
-        resident: blocks that one SM holds at once.
-    """
-
-    registers: int
-    shared: int
-    local: int
-    resident: int
+    registers: int  # of one thread
+    shared: int  # bytes of static shared memory of a block
+    local: int  # bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time
+    resident: int  # blocks that one SM holds at once
 
 
 class SMFacts(NamedTuple):
-    """What one streaming SM has.
-
-    Attributes:
-        threads, registers, blocks: at once, of all kernels.
-        shared: bytes of shared memory.
-        reserved: bytes of it that the system takes for each block.
-    """
+    """What one SM has: threads, registers and blocks at once, of all kernels."""
 
     threads: int
     registers: int
     blocks: int
-    shared: int
-    reserved: int
+    shared: int  # bytes of shared memory
+    reserved: int  # bytes of it that the system takes for each block
 
 
 def is_interpreted() -> bool:

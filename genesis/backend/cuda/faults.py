@@ -18,19 +18,12 @@ INDEX_BITS = 32  # of the word; the site's number is above them
 
 
 class Site(NamedTuple):
-    """Where an index can be wrong.
+    """Where an index can be wrong."""
 
-    Attributes:
-        op: what found it.
-        dim: the dimension that was indexed; None where the index counts something else.
-        size: the index must be smaller than that.
-        lowest: and not smaller than that.
-    """
-
-    op: str
-    dim: int | None
-    size: int
-    lowest: int
+    op: str  # what found it
+    dim: int | None  # the dimension that was indexed; None where the index counts something else
+    size: int  # the index must be smaller than that
+    lowest: int  # and not smaller than that
 
 
 _sites: list[Site | None] = [None]  # 0 says that nothing is wrong

@@ -254,20 +254,13 @@ def submit(made: KernelLaunch, arrays: Sequence[ArrayLike], driver: Driver, stre
 
 
 class Loaded(NamedTuple):
-    """A kernel on the device: the function and its launch's fixed facts.
-
-    Attributes:
-        threads: of a block; a number, or up to three sizes.
-        shared: bytes of dynamic shared memory.
-        descriptors: for each descriptor among the arguments, how its tensor map is to be made.
-        waits: whether the code waits by itself for the kernel before it in a graph, see `compile.dependent`.
-    """
+    """A kernel on the device: the function and its launch's fixed facts."""
 
     function: Function
-    block: Grid
-    shared: int
-    descriptors: tuple[Facts, ...] = ()
-    waits: bool = True
+    block: Grid  # threads, in up to three dimensions
+    shared: int  # bytes of dynamic shared memory
+    descriptors: tuple[Facts, ...] = ()  # for each descriptor among the arguments, how its tensor map is to be made
+    waits: bool = True  # whether the code waits by itself for the kernel before it in a graph, see `compile.dependent`
 
     @property
     def threads(self) -> int:

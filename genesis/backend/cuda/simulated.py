@@ -369,17 +369,11 @@ class EmptyDriver(HostDriver):
 
 
 class Launched(NamedTuple):
-    """A launch that did not take place.
+    """A launch that did not take place."""
 
-    Attributes:
-        kernel: Triton's function, or a `genesis.custom.cuda_source.SourceKernel`.
-        signature: what it would have been compiled for.
-        grid: programs in three dimensions.
-    """
-
-    kernel: Any
-    signature: Signature
-    grid: Grid
+    kernel: Any  # Triton's function, or a `genesis.custom.cuda_source.SourceKernel`
+    signature: Signature  # what it would have been compiled for
+    grid: Grid  # programs in three dimensions
 
 
 class FakeDriver(EmptyDriver):
