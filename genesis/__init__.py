@@ -116,6 +116,7 @@ __all__ = [  # noqa: PLE0604  the table holds names
     "nn",
     "no_grad",
     "optim",
+    "profiler",
     "promote_types",
     "random",
     "save",

@@ -15,6 +15,7 @@ from genesis import custom as custom
 from genesis import errors as errors
 from genesis import nn as nn
 from genesis import optim as optim
+from genesis import profiler as profiler
 from genesis import random as random
 from genesis.autograd.autocast import autocast as autocast
 from genesis.autograd.autocast import get_autocast_dtype as get_autocast_dtype
@@ -204,6 +205,7 @@ __all__ = [
     "permute",
     "pow",
     "prod",
+    "profiler",
     "promote_types",
     "rand",
     "rand_like",
