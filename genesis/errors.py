@@ -136,11 +136,7 @@ class DistributedError(GenesisError, RuntimeError):
 
 
 class PeerGoneError(DistributedError):
-    """Another rank failed, or its connection closed; its own output says why, and this error is the echo.
-
-    Attributes:
-        rank, phase: which rank it was, and what this rank was doing.
-    """
+    """Another rank, `rank`, failed or left during `phase`. Its own output says why; this is the echo."""
 
     def __init__(self, what: str, *, rank: int, phase: str, where: str = "", next: str = "") -> None:
         super().__init__(what, where=where, next=next)
@@ -187,10 +183,9 @@ class InterruptedRun(GenesisError):
 
 
 class UserCode:
-    """A context in which a function of the user's runs. What it raises stays as it is; `of_user` says whose it was.
+    """A context in which a function of the user's runs, such as "the reference of square".
 
-    Args:
-        function: which it is: "the reference of square".
+    What it raises stays as it is; `of_user` says whose it was.
     """
 
     def __init__(self, function: str) -> None:

@@ -193,10 +193,7 @@ def _with_arrays(
 
 
 def plan_get(x: Array, index: Any) -> IndexPlan:
-    """What `x[index]` does.
-
-    Args:
-        index: an int, slice, None, Ellipsis, bool, Array, numpy array, or list, or a tuple of these.
+    """What `x[index]` does: an int, slice, None, Ellipsis, bool, Array, numpy array, or list, or a tuple of these.
 
     Raises:
         IndexRangeError: naming dimension, size and index.
@@ -209,12 +206,9 @@ def plan_get(x: Array, index: Any) -> IndexPlan:
 
 
 def plan_set(x: Array, index: Any, scalar: bool) -> IndexPlan:
-    """What `x[index] = value` does; `scalar` says that the value is one number.
+    """What `x[index] = value` does; `scalar` says that the value is one number. Raises: as `plan_get`.
 
     One number written through one mask needs no count: it is a FILL under the mask.
-
-    Raises:
-        IndexRangeError, DTypeError: as `plan_get`.
     """
     items, window, arrays = _parse(x, index)
     if not arrays:

@@ -19,14 +19,7 @@ R = TypeVar("R")
 
 
 def refuse_unknown(name: str, function: Callable[..., Any], given: Iterable[str]) -> None:
-    """See that `function` has a parameter for each of these keywords; those that come before the call (self) aside.
-
-    Args:
-        name: what the caller calls it.
-
-    Raises:
-        KeywordError: for the first that it does not take.
-    """
+    """See that `function`, which the caller calls `name`, has a parameter for each keyword. Raises: KeywordError."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return

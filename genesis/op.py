@@ -30,9 +30,7 @@ class Cost(NamedTuple):
 class Accumulated(NamedTuple):
     """The gradient that an input has accumulated so far, for a vjp that adds to it: see `Context.take_accumulated`.
 
-    Attributes:
-        array: its values, of the input's shape and dtype.
-        is_own: whether the sum may be written over them (into this very array), because nobody else reads them.
+    `is_own`: the sum may be written over it (into this very array), because nobody else reads it.
     """
 
     array: Array
@@ -42,9 +40,7 @@ class Accumulated(NamedTuple):
 class GradientLease(Protocol):
     """The right to write into the gradient slot of a leaf, while it lives.
 
-    Attributes:
-        array: the memory.
-        is_movable: whether the values may be moved elsewhere when others need the slot.
+    `is_movable`: the values may be moved elsewhere when others need the slot.
     """
 
     array: Array
@@ -54,8 +50,7 @@ class GradientLease(Protocol):
 class BackwardStep(Protocol):
     """One node's step of a backward pass, as its vjp sees it; `Context` passes the questions on.
 
-    Attributes:
-        leases: of the gradient slots that the node's forward wrote outputs into.
+    `leases` are of the gradient slots that the node's forward wrote outputs into.
     """
 
     leases: Mapping[int, GradientLease]
@@ -267,12 +262,9 @@ def op(name: str, infer: Infer, **rest: Any) -> Callable[[Callable[..., Any]], O
 
 
 def gradient_like(name: str, g: Array, *outputs: Array, like: Array | Spec | None = None) -> tuple[Spec, ...]:
-    """The shape and dtype rule of a backward op: gradients of `outputs`, where the incoming gradient fits.
+    """The shape and dtype rule of a backward op with gradients of `outputs`, the inputs that get them.
 
-    Args:
-        g: the gradient of the forward op's result.
-        outputs: the inputs that get gradients, of their shape and dtype.
-        like: what `g` must have the shape of; the first of `outputs` unless given.
+    `g`, the gradient of the forward op's result, has the shape of `like`, which is the first output unless given.
 
     Raises:
         ShapeError: naming op and shapes.

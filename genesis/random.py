@@ -28,13 +28,9 @@ _SHIFT = np.uint64(32)
 
 
 def philox(seed: int, offset: int, blocks: int) -> np.ndarray:
-    """Random bits of counters offset … offset + blocks - 1.
+    """Random bits of counters offset … offset + blocks - 1: uint32 `[blocks, 4]`, one row of four words per counter.
 
-    Args:
-        seed, offset: below 2^64, as is the last counter.
-
-    Returns:
-        uint32 `[blocks, 4]`: one row of four words per counter.
+    `seed`, `offset` and the last counter are below 2^64.
     """
     counter = np.uint64(offset) + np.arange(blocks, dtype=np.uint64)
     zero = np.zeros(blocks, np.uint64)
@@ -42,14 +38,11 @@ def philox(seed: int, offset: int, blocks: int) -> np.ndarray:
 
 
 def philox_rounds(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.ndarray:
-    """The ten rounds themselves.
+    """The ten rounds themselves: uint32 `[blocks, 4]`.
 
     Args:
         counter: four uint64 arrays `[blocks]` that hold 32-bit words, the lowest first.
         key: two 32-bit words, the lowest first.
-
-    Returns:
-        uint32 `[blocks, 4]`.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

@@ -94,11 +94,7 @@ def broadcast_strides(shape: Shape, strides: Shape, target: Shape) -> Shape:
 
 
 def as_index(what: str, value: Any) -> int:
-    """`value` as an int: one, or what counts as one, such as numpy's integers.
-
-    Raises:
-        DTypeError: naming `what` it is, for anything else.
-    """
+    """An int, or what counts as one, such as numpy's integers. Raises: DTypeError, naming `what` it is."""
     try:
         return operator.index(value)
     except TypeError:

@@ -48,11 +48,7 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     @staticmethod
     def _array_of(*data: Any) -> Array:
-        """As torch.Tensor: float32 of nested lists and numpy arrays, a tensor's own memory, or sizes of empty memory.
-
-        Raises:
-            DTypeError: for anything else.
-        """
+        """As torch.Tensor: float32 of nested lists and numpy arrays, a tensor's memory, or sizes of empty memory."""
         if len(data) == 1 and isinstance(data[0], (TensorBase, list, tuple, np.ndarray)):
             (given,) = data
             return given.array if isinstance(given, TensorBase) else _create.tensor(given, dtype=float32).array
@@ -142,11 +138,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return self.array.numpy().tolist()
 
     def numpy(self) -> np.ndarray:
-        """The values as numpy; on the CPU memory is shared.
-
-        Raises:
-            GradientError: if the tensor requires a gradient, which numpy would lose.
-        """
+        """The values as numpy; on the CPU memory is shared. Raises: GradientError, where a gradient is required."""
         if self.requires_grad:
             raise GradientError("numpy() of a tensor that requires a gradient", next="use .detach().numpy()")
         return self.array.numpy()
@@ -213,11 +205,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return f"tensor({text}{extra})"
 
     def __format__(self, spec: str) -> str:
-        """A tensor without dimensions is formatted as its number: `f"{loss:.4f}"`.
-
-        Raises:
-            DTypeError: for a format of a tensor with dimensions.
-        """
+        """A tensor without dimensions is formatted as its number, `f"{loss:.4f}"`; others take no format."""
         if not self.array.shape:
             return format(self.item(), spec)
         if spec:
@@ -287,8 +275,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
         """Call `hook(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
 
-        Returns:
-            A handle whose `remove()` takes the hook off.
+        The handle's `remove()` takes the hook off.
         """
         edge = self.edge()
         if edge is None:

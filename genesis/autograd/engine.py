@@ -213,15 +213,11 @@ class _Step:
 def run_backward(
     roots: Sequence[tuple[Edge, Array]], *, retain_graph: bool = False, capture: Sequence[Edge] | None = None
 ) -> list[Array | None]:
-    """Send gradients from `roots` to the leaves, or to `capture`.
+    """Send gradients from `roots`, edges with the gradient of the loss at each, to the leaves, or to `capture`.
 
     Args:
-        roots: edges with the gradient of the loss at each.
         retain_graph: keep what nodes saved, for another call.
-        capture: edges whose gradients are returned; leaves then accumulate nothing.
-
-    Returns:
-        The gradients at `capture` (None where there is none), else an empty list.
+        capture: edges whose gradients are returned (None where there is none); leaves then accumulate nothing.
     """
     # Hooks and custom functions compute in the types that they are given.
     no_autocast = resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
@@ -346,10 +342,9 @@ def backward(
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> None:
-    """Accumulate the gradient of `tensors` into `.grad` of the leaves they depend on.
+    """Accumulate the gradient of one tensor or several into `.grad` of the leaves they depend on.
 
     Args:
-        tensors: one tensor or several.
         gradient: the gradient of the final value with respect to each; may be left out for one-element tensors.
         retain_graph: keep the recorded graph for another call.
         create_graph: not supported.

@@ -54,8 +54,7 @@ class Switch:
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function with the state set while it runs.
 
-        Raises:
-            DTypeError: for a class, an asynchronous generator function, and what cannot be called.
+        Raises: DTypeError, for a class, an asynchronous generator function, and what cannot be called.
         """
         name = type(self).__name__
         if inspect.isclass(function) or inspect.isasyncgenfunction(function) or not callable(function):

@@ -35,12 +35,7 @@ def _wrap(array: Array, requires_grad: bool = False) -> Any:
 
 
 def _values(data: Any) -> tuple[np.ndarray, DType]:
-    """`data` as numpy, and the dtype torch gives it: Python floats become float32, ints int64; numpy's types stay.
-
-    Raises:
-        ShapeError: for ragged lists.
-        DTypeError: for what holds no numbers.
-    """
+    """`data` as numpy, and the dtype torch gives it; raises as `tensor`."""
     if isinstance(data, TensorBase):
         return data.array.numpy(), data.array.dtype
     try:

@@ -156,11 +156,7 @@ def _adopted(
 
 
 def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
-    """Version 3 of the interface.
-
-    Raises:
-        AttributeError: on the CPU, for bfloat16 (which it cannot express), and for tensors that require a gradient.
-    """
+    """Version 3 of the interface. AttributeError says that it is missing: on the CPU, for bfloat16, with a gradient."""
     if array.device == CPU:
         raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
     if array.dtype is bfloat16:
@@ -180,8 +176,7 @@ def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
 def from_cuda_array_interface(source: Any) -> Array:
     """An array over CUDA memory that `source` describes; our stream waits for the producer's.
 
-    Raises:
-        DTypeError: for types that Genesis lacks, and for masks.
+    Raises: DTypeError, for types that Genesis lacks, and for masks.
     """
     facts = source.__cuda_array_interface__
     if facts.get("mask") is not None:

@@ -132,11 +132,7 @@ def _selected(x: Any, mask: Array) -> Any:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`: changes x's memory; the value broadcasts and is cast to x's dtype.
 
-    Where integer arrays repeat an index, the last value stays.
-
-    Raises:
-        IndexRangeError, DTypeError: as `getitem`.
-        ShapeError: if the value does not broadcast to what is indexed.
+    Where integer arrays repeat an index, the last value stays. Raises: as `getitem`; ShapeError, if the value does not fit.
     """
     value = _as_value(value, x.array)
     number = not isinstance(value, TensorBase)
@@ -217,11 +213,7 @@ def _vector(name: str, x: Any, dim: int, index: Any) -> int:
 
 
 def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, Any]:
-    """(dimension, index as a vector) for a source that has one slice for each index.
-
-    Raises:
-        ShapeError: if it has not.
-    """
+    """(dimension, index as a vector) for a source that has one slice for each index; ShapeError if it has not."""
     dim = _vector(name, x, dim, index)
     index = reshape(index, -1) if index.array.size else index
     shape = x.array.shape

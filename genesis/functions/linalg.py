@@ -117,10 +117,7 @@ class LowRankPairs(NamedTuple):
 
 
 def with_pairs(given: LowRankPairs, weights: Sequence[Tensor], size: int) -> tuple[tuple[Tensor, ...], LowRank]:
-    """The inputs that an op takes for pairs, and its attribute.
-
-    Args:
-        size: elements of the layers' input.
+    """The inputs that an op takes for pairs, and its attribute, for an input of the layers of `size` elements.
 
     Raises:
         ShapeError: where there are not as many pairs as weights, or all are None.
@@ -149,14 +146,11 @@ def with_pairs(given: LowRankPairs, weights: Sequence[Tensor], size: int) -> tup
 def dora_factors(
     layers: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float] | None], sizes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """DoRA's factors c = m / ‖W + s·B·A‖ of layers side by side, and the norms; a gradient goes to m alone.
+    """DoRA's factors c = m / ‖W + s·B·A‖ of layers and the norms: `[Σ sizes]`. A gradient goes to m alone.
 
     Args:
         layers: m, ‖W‖² by rows, W, A, B and s of each layer; None where c is 1.
         sizes: rows of each layer's W.
-
-    Returns:
-        Two `[Σ sizes]`.
     """
     columns, start = [], 0
     for layer, size in zip(layers, sizes, strict=True):
@@ -206,14 +200,12 @@ def packed_linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """Several linear layers on one input, their results side by side in the last dimension.
+    """Several linear layers on one input x `[..., in]`, their results side by side in the last dimension.
 
     One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
 
     Args:
-        x: `[..., in]`.
-        weights: each `[out, in]`.
-        biases: one `[out]` for each weight, or none.
+        weights, biases: each `[out, in]`; one `[out]` for each, or none.
         fp8: as for `linear`, forward of all columns together.
         low_rank: what adapters add.
     """

@@ -42,10 +42,9 @@ class ValuesAndIndices(NamedTuple):
 
 
 def _reduced(op: Op, x: Any, dim: Any, *, dtype: DTypeLike = None, **rest: Any) -> Any:
-    """x reduced over `dim`, of which an empty one means all dimensions, as in torch.
+    """x, in `dtype` if given, reduced over `dim`, of which an empty one means all dimensions, as in torch.
 
-    Args:
-        dtype: computed and given in this type: autocast widens floats in between, integers count in int64 and wrap.
+    The result has that type, too: autocast widens floats in between, integers count in int64 and wrap around.
     """
     array_of(x, op.name)
     x = x if dtype is None else to_dtype(x, dtype)

@@ -47,11 +47,7 @@ def array_of(x: Any, name: str) -> Array:
 
 
 def as_operand(value: Any, name: str) -> Any:
-    """A tensor, or a Python number (numpy scalars become one).
-
-    Raises:
-        DTypeError: for anything else, naming the function.
-    """
+    """A tensor, or a Python number (numpy's become one). Raises: DTypeError, for anything else, naming the function."""
     if isinstance(value, TensorBase) or type(value) in (float, int, bool):
         return value
     found = plain(value)
@@ -96,8 +92,7 @@ def _wrong(value: Any, function: str, name: str, expected: str) -> DTypeError:
 def integer(value: Any, function: str, name: str = "") -> int:
     """An integer: Python's, numpy's, or a tensor of integers without dimensions, which is read.
 
-    Raises:
-        DTypeError: for everything else, bools and whole floats too.
+    Raises: DTypeError, for everything else, bools and whole floats too.
     """
     if type(value) is int:
         return value
@@ -130,11 +125,7 @@ def sizes_of(values: tuple[Any, ...], name: str = "") -> Shape:
 
 
 def number(value: Any, function: str, name: str = "") -> Any:
-    """A Python number: of numpy, or of a tensor of one number that requires no gradient, which is read.
-
-    Raises:
-        DTypeError: for everything else.
-    """
+    """A Python number: of numpy, or of a tensor of one number that requires no gradient. Raises: DTypeError, else."""
     if type(value) in (float, int, bool):
         return value
     if isinstance(value, TensorBase):
@@ -159,11 +150,7 @@ def plain(value: Any) -> Any:
 
 
 def fitting(value: Any, dtype: DType, function: str) -> None:
-    """See that an integer type can hold a number (of an unsigned one, -1 is the largest, as in torch).
-
-    Raises:
-        DTypeError: if it cannot; no type of integers holds NaN or an infinity.
-    """
+    """Raise DTypeError where an integer type cannot hold a number; -1 is the largest of an unsigned one, as in torch."""
     if dtype.category != INTEGER or isinstance(value, TensorBase):
         return
     limits = np.iinfo(dtype.numpy)
@@ -240,9 +227,7 @@ class _Form:
     def understood(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments under the names that they have here, keywords read.
 
-        Raises:
-            KeywordError: for one that the function has under no name.
-            UsageError: for a parameter that is given under two names.
+        Raises: KeywordError, for one that the function has under no name; UsageError, for two names of one parameter.
         """
         found = {}
         for keyword, value in given.items():
@@ -274,11 +259,7 @@ class _Form:
         raise unknown_keyword(self.function, keyword, [meant.get(name, name) for name in names if name != "self"])
 
     def refuse_others(self, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """See that parameters annotated as tensors got some: called where a body looked for what a tensor has.
-
-        Raises:
-            DTypeError: for the first that is none.
-        """
+        """Raise DTypeError for the first parameter annotated as a tensor that got none: a body missed an attribute."""
         for name, value in {**dict(zip(self.order, args, strict=False)), **given}.items():
             takes = self.annotations.get(name)
             wrong = takes == "Tensor" or (takes == "Tensor | None" and value is not None)
@@ -290,11 +271,7 @@ class _Form:
 
 
 def normalized(function: Any, **more: str) -> Any:
-    """`function` with its arguments read; the plain one stays its `__wrapped__`.
-
-    Args:
-        more: further keywords with the parameters they mean.
-    """
+    """`function` with its arguments read, and `more` keywords by what they mean; `__wrapped__` is the plain one."""
     form = _Form(function, more)
     places = form.places
 

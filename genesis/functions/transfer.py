@@ -45,8 +45,7 @@ def _block(array: Array) -> PinnedBlock | None:
 def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
     """The array on `device`: itself where it is there, else a copy.
 
-    Args:
-        non_blocking: from pinned memory to a device, do not wait; the source must not be changed meanwhile.
+    `non_blocking`: do not wait for a copy from pinned memory, whose source must not be changed meanwhile.
     """
     if array.device == device:
         return array
@@ -62,8 +61,7 @@ def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
 def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
     """Write `source` (broadcast, cast) into `target` on another device.
 
-    Args:
-        non_blocking: do not wait where one of them is in pinned memory and layout and dtype are the same.
+    `non_blocking`: do not wait where one of them is in pinned memory and layout and dtype are the same.
     """
     target.storage.version += 1
     if source.device == CPU:

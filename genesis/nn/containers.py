@@ -68,11 +68,7 @@ class _Numbered(Module):
 
 
 class Sequential(_Numbered):
-    """Calls its modules one after the other, each on the result of the one before.
-
-    Args:
-        modules: in order; or one mapping of names to modules.
-    """
+    """Calls its modules, or those of one mapping of names to modules, in order, each on the result before it."""
 
     def __init__(self, *modules: Any) -> None:
         if len(modules) == 1 and isinstance(modules[0], Mapping):

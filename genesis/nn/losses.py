@@ -346,11 +346,7 @@ class MSELoss(_Loss):
 
 
 class BCELoss(_Loss):
-    """Binary cross entropy of probabilities.
-
-    Args:
-        weight: of the losses, broadcast; it moves with the module.
-    """
+    """Binary cross entropy of probabilities; a `weight` of the losses is broadcast and moves with the module."""
 
     def __init__(
         self,
@@ -369,9 +365,7 @@ class BCELoss(_Loss):
 class BCEWithLogitsLoss(_Loss):
     """Binary cross entropy of logits.
 
-    Args:
-        weight: of the losses, broadcast; it moves with the module, as `pos_weight` does.
-        pos_weight: weight of positive targets, broadcast.
+    `weight` is of the losses, `pos_weight` of positive targets; both are broadcast and move with the module.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ PLACE = 64  # bytes to which a tensor in a run is aligned; weights of layers are
 
 
 class Parameter(Tensor):
-    """A leaf tensor that belongs to a module and is trained.
-
-    Args:
-        data: its values; memory is shared.
-        requires_grad: whether it is trained.
-    """
+    """A leaf tensor that belongs to a module and is trained unless told otherwise; it shares the memory of `data`."""
 
     __slots__ = ()
 
@@ -61,11 +56,7 @@ def replace_array(tensor: Tensor, array: Array) -> None:
 
 
 def cuda_device(device: Any = None) -> Device:
-    """The CUDA device meant by an index, "cuda:1" or a `Device`; None means the current one.
-
-    Raises:
-        DeviceError: for a device of another kind.
-    """
+    """The CUDA device meant by an index, "cuda:1" or a `Device`; None means the current one. Raises: DeviceError."""
     if device is None:
         return as_device("cuda")
     if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
