@@ -148,9 +148,6 @@ def result_type(operands: Iterable[object]) -> DType:
     return result
 
 
-# --- Limits, under torch's names --------------------------------------------------------------------------------------
-
-
 class finfo:  # noqa: N801  torch's name
     """The limits of a float type (float32 unless given), its name as `dtype`. Raises: DTypeError, for another type.
 

@@ -58,9 +58,6 @@ class IndexPlan:
     mask: Array | None = None
 
 
-# --- Reading the index ------------------------------------------------------------------------------------------------
-
-
 def _on_device(values: np.ndarray, device: Device) -> Array:
     if device.type == "cpu":
         return from_numpy(values)
@@ -165,9 +162,6 @@ def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[
             dim, place = dim + width, place + max(width, 1)
     window = slice_layout(x.shape, x.strides, items=tuple(items))
     return None if window == (x.shape, x.strides, 0) else tuple(items), window, arrays
-
-
-# --- Planning ---------------------------------------------------------------------------------------------------------
 
 
 def _numbers(place: int, dim: int, entry: Array) -> list[tuple[int, int, Array]]:

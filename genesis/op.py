@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from genesis.array import Array, Spec, empty
@@ -64,9 +64,7 @@ class BackwardStep(Protocol):
     def take_accumulated(self, i: int) -> Accumulated | None: ...
 
 
-NO_LEASES: Mapping[int, GradientLease] = {}
-
-
+@dataclass(slots=True, eq=False)
 class Context:
     """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient.
 
@@ -77,25 +75,17 @@ class Context:
         leases: by index, outputs that were made in the gradient slot of a leaf; see `Op.gradient_outputs`.
     """
 
-    __slots__ = ("_step", "attrs", "input_specs", "inputs", "leases", "needs", "outputs")
-
-    def __init__(
-        self,
-        inputs: tuple[Any, ...],
-        outputs: tuple[Array | None, ...],
-        attrs: dict[str, Any],
-        needs: tuple[bool, ...],
-        input_specs: tuple[Spec | None, ...],
-    ) -> None:
-        self.inputs, self.outputs, self.attrs, self.needs, self.input_specs = inputs, outputs, attrs, needs, input_specs
-        self.leases: Mapping[int, GradientLease] = NO_LEASES
-        self._step: BackwardStep | None = None
+    inputs: tuple[Any, ...]
+    outputs: tuple[Array | None, ...]
+    attrs: dict[str, Any]
+    needs: tuple[bool, ...]
+    input_specs: tuple[Spec | None, ...]
+    leases: Mapping[int, GradientLease] = field(default_factory=dict)
+    _step: BackwardStep | None = None
 
     def during(self, step: BackwardStep) -> Context:
         """The same for one step of a backward pass; a copy, because the pass must not live as long as the graph."""
-        context = Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs)
-        context.leases, context._step = self.leases, step
-        return context
+        return Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs, self.leases, step)
 
     def gradient_slot(self, i: int) -> Array | None:
         """Memory for the gradient of input `i`: contiguous, of its shape and dtype, contents undefined.

@@ -222,40 +222,36 @@ def run_backward(
     # Hooks and custom functions compute in the types that they are given.
     no_autocast = resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
     with no_grad(), no_autocast, tape_watches[0].runs_backward() if tape_watches else nullcontext():
-        return _run(roots, retain_graph, capture)
-
-
-def _run(roots: Sequence[tuple[Edge, Array]], retain_graph: bool, capture: Sequence[Edge] | None) -> list[Array | None]:
-    waiting = _consumers([edge for edge, _ in roots])
-    current = BackwardPass(retain_graph, to_leaves=capture is None)
-    for edge, grad in roots:
-        current.add(edge, grad)
-    wanted = {edge: i for i, edge in enumerate(capture or ())}
-    running = set(waiting) if capture is None else _leading_to(capture, list(waiting))
-    found: list[Array | None] = [None] * len(wanted)
-    ready = [(_turn(node), node) for node, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    while ready:
-        _, node = heapq.heappop(ready)
-        grads = current.pop(node)
-        if grads is not None:
-            _run_hooks(node, grads)
-            for output, value in enumerate(grads):
-                if (index := wanted.get(Edge(node, output))) is not None:
-                    found[index] = value
-            if node in running:
-                if tape_watches:
-                    with tape_watches[0].runs(node):
+        waiting = _consumers([edge for edge, _ in roots])
+        current = BackwardPass(retain_graph, to_leaves=capture is None)
+        for edge, grad in roots:
+            current.add(edge, grad)
+        wanted = {edge: i for i, edge in enumerate(capture or ())}
+        running = set(waiting) if capture is None else _leading_to(capture, list(waiting))
+        found: list[Array | None] = [None] * len(wanted)
+        ready = [(_turn(node), node) for node, count in waiting.items() if count == 0]
+        heapq.heapify(ready)
+        while ready:
+            _, node = heapq.heappop(ready)
+            grads = current.pop(node)
+            if grads is not None:
+                _run_hooks(node, grads)
+                for output, value in enumerate(grads):
+                    if (index := wanted.get(Edge(node, output))) is not None:
+                        found[index] = value
+                if node in running:
+                    if tape_watches:
+                        with tape_watches[0].runs(node):
+                            current.run(node, grads)
+                    else:
                         current.run(node, grads)
-                else:
-                    current.run(node, grads)
-        for below in (e.node for e in node.edges if e is not None):
-            waiting[below] -= 1
-            if waiting[below] == 0:
-                heapq.heappush(ready, (_turn(below), below))
-    for _, grad in roots[:1]:
-        grad.storage.backend.join_side_stream()
-    return found
+            for below in (e.node for e in node.edges if e is not None):
+                waiting[below] -= 1
+                if waiting[below] == 0:
+                    heapq.heappush(ready, (_turn(below), below))
+        for _, grad in roots[:1]:
+            grad.storage.backend.join_side_stream()
+        return found
 
 
 def _turn(node: BaseNode) -> tuple[bool, int]:

@@ -281,9 +281,6 @@ def _node(
     return Node(op, saved, edges, specs)
 
 
-# --- What autocast asks for -------------------------------------------------------------------------------------------
-
-
 def _cast(x: Any, dtype: DType | None) -> Any:
     """x in the type that autocast wants of it; of a parameter that stays as it is, one cast serves the whole block."""
     if dtype is None or not isinstance(x, TensorBase):

@@ -158,9 +158,6 @@ def eye(
     return _wrap(a, requires_grad)
 
 
-# --- Counted ----------------------------------------------------------------------------------------------------------
-
-
 @public(method=False)
 def arange(
     *bounds: Any,

@@ -24,6 +24,7 @@ from genesis.functions.surface import (
     public,
 )
 from genesis.functions.transfer import overwrite
+from genesis.op import Op
 from genesis.ops import elementwise as ops
 
 _EXPONENT = {"exponent": "y"}
@@ -55,34 +56,25 @@ def result_type(*operands: Any) -> DType:
     return dtypes.result_type([v if (v := plain(x)) is not None else x for x in arrays])
 
 
-@public
-def add(x: Operand, y: Operand, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
-    """x + alpha·y."""
-    if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
-        x, y = check_operands("add", x, y)
-    return apply(ops.add, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
+def _sum(op: Op, sign: str) -> tuple[Any, Any]:
+    """The function that adds, or subtracts, a multiple of its second operand, and the one that does so in place."""
+
+    def plain(x: Operand, y: Operand, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+        if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
+            x, y = check_operands(op.name, x, y)
+        return apply(op, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
+
+    def in_place(x: Tensor, y: Operand, *, alpha: float = 1) -> Tensor:
+        y = as_operand(y, op.name + "_")
+        return apply_(op, x, x, y if alpha == 1 else _scaled(x, y, alpha))
+
+    plain.__name__, plain.__doc__ = op.name, f"x {sign} alpha·y."
+    in_place.__name__, in_place.__doc__ = f"{op.name}_", f"x {sign}= alpha·y, in place."
+    return public(plain), public(in_place)
 
 
-@public
-def sub(x: Operand, y: Operand, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
-    """x - alpha·y."""
-    if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
-        x, y = check_operands("sub", x, y)
-    return apply(ops.sub, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
-
-
-@public
-def add_(x: Tensor, y: Operand, *, alpha: float = 1) -> Tensor:
-    """x += alpha·y, in place."""
-    y = as_operand(y, "add_")
-    return apply_(ops.add, x, x, y if alpha == 1 else _scaled(x, y, alpha))
-
-
-@public
-def sub_(x: Tensor, y: Operand, *, alpha: float = 1) -> Tensor:
-    """x -= alpha·y, in place."""
-    y = as_operand(y, "sub_")
-    return apply_(ops.sub, x, x, y if alpha == 1 else _scaled(x, y, alpha))
+add, add_ = _sum(ops.add, "+")
+sub, sub_ = _sum(ops.sub, "-")
 
 
 @public

@@ -67,23 +67,16 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
         array, copied = moved(array, CPU), True
     elif copied:
         array = registry["copy"](array)
-    if array.device != CPU:
-        _let_wait(array, stream)
+    if array.device != CPU and stream != -1:
+        # The consumer's stream waits for ours, and our pool for the consumer's stream.
+        backend, theirs = _backend(array.device), 0 if stream in (None, _LEGACY) else int(stream)
+        if theirs != backend.stream:
+            backend.driver.follow(theirs, backend.stream)
+            record_stream(array, theirs)
     described = dlpack.Described(
         array.data_ptr(), dlpack_device(array.device), _KINDS[array.dtype], array.shape, array.strides
     )
     return dlpack.capsule(described, array.storage, versioned=versioned, copied=copied)
-
-
-def _let_wait(array: Array, stream: Any) -> None:
-    """Let the consumer's stream wait for ours, and our pool for the consumer's stream."""
-    if stream == -1:
-        return
-    backend = _backend(array.device)
-    theirs = 0 if stream in (None, _LEGACY) else int(stream)
-    if theirs != backend.stream:
-        backend.driver.follow(theirs, backend.stream)
-        record_stream(array, theirs)
 
 
 @public(method=False, keywords={"ext_tensor": "source"})

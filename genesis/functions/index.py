@@ -132,7 +132,7 @@ def _selected(x: Any, mask: Array) -> Any:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`: changes x's memory; the value broadcasts and is cast to x's dtype.
 
-    Where integer arrays repeat an index, the last value stays. Raises: as `getitem`; ShapeError, if the value does not fit.
+    Where integer arrays repeat an index, the last value stays. Raises: as `getitem`; ShapeError.
     """
     value = _as_value(value, x.array)
     number = not isinstance(value, TensorBase)
@@ -274,9 +274,6 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     """`index_fill` in place."""
     dim = _vector("index_fill_", x, dim, index)
     return _write(x, _as_value(value, x.array), (index,), (dim,))
-
-
-# --- Put at several indices -------------------------------------------------------------------------------------------
 
 
 def _put_plan(name: str, x: Any, indices: Any, values: Any) -> tuple[Any, tuple[Array, ...], Shape]:

@@ -212,9 +212,6 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return apply(ops.argmin, x, axis=dim, keepdim=keepdim)
 
 
-# --- Truth ------------------------------------------------------------------------------------------------------------
-
-
 @public(also=("reduce_any",))
 def any(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
@@ -227,9 +224,6 @@ def all(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | Non
     """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
     array_of(x, "all")
     return apply(ops.all, x, out=out, axes=dim, keepdim=keepdim)
-
-
-# --- Log of summed exponentials, norms --------------------------------------------------------------------------------
 
 
 @public(also=("reduce_logsumexp",))

@@ -150,7 +150,7 @@ def plain(value: Any) -> Any:
 
 
 def fitting(value: Any, dtype: DType, function: str) -> None:
-    """Raise DTypeError where an integer type cannot hold a number; -1 is the largest of an unsigned one, as in torch."""
+    """Raise DTypeError where an integer type cannot hold a number; an unsigned one holds -1, as in torch."""
     if dtype.category != INTEGER or isinstance(value, TensorBase):
         return
     limits = np.iinfo(dtype.numpy)

@@ -214,7 +214,7 @@ def packed_linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """Several linear layers on one input, their results side by side in the last dimension."""
+    """Several linear layers on one input x `[..., in]`, their results side by side in the last dimension."""
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut

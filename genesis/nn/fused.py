@@ -63,11 +63,6 @@ def _quantized(x: Tensor, layers: Sequence[Any], norm: RMSNorm | None, swiglu: b
     return quantized_linear(norm(x), layers, swiglu=swiglu)
 
 
-def _is_one_step(x: Tensor) -> bool:
-    """Whether x `[B, T, in]` is one token of each sequence that is generated on a GPU, where a launch less counts."""
-    return x.device.type == "cuda" and x.ndim == 3 and x.shape[1] == 1 and not is_grad_enabled()
-
-
 def packed_linear(
     x: Tensor, layers: Sequence[Linear], norm: RMSNorm | None = None, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
@@ -87,7 +82,9 @@ def packed_linear(
     plain = plain and agree
     weights = [layer.weight for layer in layers] if plain else []
     fp8 = _allowed(fp8, *layers) if plain else 0
-    if (recompute or _is_one_step(x)) and plain and norm is not None and _is_plain(norm, RMSNorm):
+    # A launch less counts where x is one token of each sequence that is generated on a GPU.
+    is_one_step = x.device.type == "cuda" and x.ndim == 3 and x.shape[1] == 1 and not is_grad_enabled()
+    if (recompute or is_one_step) and plain and norm is not None and _is_plain(norm, RMSNorm):
         scale, eps = norm.scale(), norm.eps
         if scale is not None and eps is not None:
             return F.norm_linear(x, scale, weights, biases, eps=eps, fp8=fp8, low_rank=pairs)

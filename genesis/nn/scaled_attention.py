@@ -109,9 +109,6 @@ def _four_dimensional(mask: Tensor, full: Shape) -> Tensor:
     return expand(mask, (*full[:-3], *mask.shape[-3:])).reshape(_four((*full[:-3], *mask.shape[-3:])))  # type: ignore[no-any-return]
 
 
-# --- The fused op -----------------------------------------------------------------------------------------------------
-
-
 def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     """Without the score matrix. The op's last query sees all keys; torch's causal query i sees keys 0 to i."""
     queries, keys = q.shape[2], k.shape[2]
@@ -126,9 +123,6 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Te
 def _run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     inputs = (x.transpose(1, 2) for x in (q, k, v))
     return apply(attention, *inputs, scale=scale, causal=is_causal, window=0)[0].transpose(1, 2)  # type: ignore[no-any-return]
-
-
-# --- The formula ------------------------------------------------------------------------------------------------------
 
 
 def _by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float) -> Tensor:
