@@ -604,7 +604,7 @@ def isclose(
     atol: builtins.float = 1e-08,
     equal_nan: builtins.bool = False,
 ) -> Tensor:
-    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools."""
+    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools; with `equal_nan` NaN is close to NaN."""
 
 def isfinite(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither NaN nor infinite."""
@@ -973,7 +973,8 @@ def reduce_sum(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
+    """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give
+    int64."""
 
 def reduce_var(
     input: Tensor,
@@ -1096,7 +1097,8 @@ def sum(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
+    """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give
+    int64."""
 
 def sum_to_shape(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
     """x summed over the dimensions that broadcasting `shape` to x's shape repeats: the gradient of

@@ -121,13 +121,10 @@ def _type_of_number(x: object) -> DType | None:
 
 
 def result_type(operands: Iterable[object]) -> DType:
-    """The type an arithmetic op computes in: torch.result_type.
+    """The type an arithmetic op computes in (torch.result_type), of objects with a dtype and a shape, and numbers.
 
     Operands with dimensions outrank zero-dimensional ones, which outrank Python numbers; a lower rank changes the
     result only when its category (bool < integer < float) is higher.
-
-    Args:
-        operands: objects with `.dtype` and `.shape`, or Python numbers.
     """
     ranks: list[DType | None] = [None, None, None]  # dimensioned, zero-dimensional, Python number
     for x in operands:

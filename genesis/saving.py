@@ -186,7 +186,6 @@ def load(
     """What `save` saved; the tensors of any other safetensors file as a dict by name.
 
     Args:
-        f: the file.
         map_location, device: where the tensors go, under torch's name or ours; None means the CPU.
         weights_only: True, as for torch; a file never runs code here.
 

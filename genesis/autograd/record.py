@@ -97,11 +97,7 @@ class TensorBase:
         return self._requires_grad or self.current_node() is not None
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Mark a leaf as needing a gradient, or not; the tensor itself.
-
-        Raises:
-            GradientError: for integers and for results of recorded ops.
-        """
+        """Mark a leaf of floats as needing a gradient, or not; the tensor itself. Raises: GradientError, for others."""
         if requires_grad and not self.array.dtype.is_floating_point:
             raise GradientError(f"{self.array.dtype} tensors have no gradient", next="use a float type")
         if not requires_grad and self.current_node() is not None:

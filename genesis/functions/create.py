@@ -320,11 +320,9 @@ def to(
     """x in another dtype, on another device, or both: to(dtype), to(device), to(device, dtype), to(other).
 
     Args:
+        copy: also where nothing changes and x itself would be given.
         non_blocking: a copy from pinned memory (`pin_memory`) to a device does not wait; the source must not be
             changed before it is done.
-
-    Returns:
-        x itself where nothing changes, unless `copy`.
 
     Raises:
         DeviceError: for a device that this machine has not.

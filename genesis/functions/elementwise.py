@@ -204,8 +204,7 @@ def clone(x: Tensor) -> Tensor:
 def copy_(x: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
     """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device.
 
-    Args:
-        non_blocking: between a device and pinned memory of the same layout and dtype, do not wait.
+    `non_blocking`: between a device and pinned memory of the same layout and dtype, do not wait.
     """
     source = as_operand(source, "copy_")
     if isinstance(source, TensorBase) and source.array.device != x.array.device:

@@ -83,8 +83,7 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
 def from_dlpack(source: Any) -> Tensor:
     """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is copied.
 
-    Raises:
-        DTypeError: for element types that Genesis lacks. DeviceError: for memory that is neither host nor CUDA memory.
+    Raises: DTypeError, for element types that Genesis lacks; DeviceError, for other memory.
     """
     try:
         kind, number = source.__dlpack_device__()

@@ -183,7 +183,7 @@ class Methods:
     def index_select(self, dim: int, index: Tensor) -> Tensor:
         """The slices `index` (a vector) of dimension `dim`, copied."""
     def isclose(self, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-        """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools."""
+        """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools; with `equal_nan` NaN is close to NaN."""
     def isfinite(self, *, out: Tensor | None = None) -> Tensor:
         """Whether x is neither NaN nor infinite."""
     def isinf(self, *, out: Tensor | None = None) -> Tensor:
@@ -432,7 +432,8 @@ class Methods:
     def sum(
         self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:
-        """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
+        """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give
+        int64."""
     def sum_to_size(self, *size: Sizes) -> Tensor:
         """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
     def swapaxes(self, axis0: int, axis1: int) -> Tensor:

@@ -59,11 +59,7 @@ def _reduced(op: Op, x: Any, dim: Any, *, dtype: DTypeLike = None, **rest: Any) 
 def sum(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
-    """Σ x over `dim` (all dimensions unless given); integers and bools give int64.
-
-    Args:
-        dtype: cast x to this type first.
-    """
+    """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give int64."""
     return _reduced(ops.sum, x, dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
@@ -307,8 +303,7 @@ def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once.
 
-    Args:
-        as_tuple: give one `[n]` tensor for each dimension instead (views of one table).
+    `as_tuple` gives one `[n]` tensor for each dimension instead (views of one table).
     """
     array = array_of(x, "nonzero")
     size = apply(sort_ops.nonzero_count, x).array.item()
@@ -322,8 +317,7 @@ def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each.
 
-    Returns:
-        `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.
+    The result is `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.
     """
     array, size = array_of(x, "bincount"), minlength
     if minlength < 0:
@@ -337,9 +331,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """The distinct values of the flattened x in order; their number is read from the device once.
 
-    Args:
-        return_inverse: give also the position of each element's value among them, in x's shape.
-        return_counts: give also how often each occurs.
+    `return_inverse` gives also the position of each element's value among them, `return_counts` how often each occurs.
     """
     array_of(x, "unique")
     values, inverse, counts = apply(sort_ops.unique, x, size=apply(sort_ops.unique_count, x).array.item())
@@ -352,10 +344,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 
 @public
 def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools.
-
-    Args:
-        equal_nan: whether NaN is close to NaN.
+    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools; with `equal_nan` NaN is close to NaN.
 
     Raises:
         DTypeError: if the two have different types.

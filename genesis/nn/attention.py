@@ -49,9 +49,7 @@ class KVCache:
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append `[B, T, heads, D]` and return everything so far, `[B, length, heads, D]` each, as views.
 
-        Raises:
-            GradientError: while gradients are recorded: what is cached has no history.
-            ShapeError: for another batch or other heads than before.
+        Raises: GradientError, while gradients are recorded; ShapeError, for another batch or other heads than before.
         """
         if is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise GradientError("a KV cache keeps no history for gradients", next="generate inside no_grad()")

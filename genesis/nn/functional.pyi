@@ -162,7 +162,7 @@ def mse_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """(input - target)²."""
+    """(input - target)²; a `weight` is broadcast to the losses, and the mean divides by the sum of it."""
 
 def norm_linear(
     input: Tensor,
@@ -236,7 +236,7 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> T
 def rope_table(
     positions: Tensor, size: int, theta: float = 10000.0, *, inverse_frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles that `rope` rotates by: position·theta^(-2i/size)."""
+    """cos and sin of the angles that `rope` rotates by, position·theta^(-2i/size): float32, `[..., size/2]`."""
 
 def scaled_dot_product_attention(
     query: Tensor,

@@ -41,10 +41,9 @@ _place: ContextVar[tuple[Any, Any]] = ContextVar("place", default=(None, None))
 
 @contextmanager
 def skip_init(device: Any = None, dtype: Any = None) -> Iterator[None]:
-    """Layers made inside the block keep undefined weights: for models whose weights are about to be loaded.
+    """Layers made inside the block keep undefined weights, which are about to be loaded.
 
-    Args:
-        device, dtype: of weights for which the layer is not told otherwise.
+    `device` and `dtype` are of weights for which the layer is not told otherwise.
     """
     token, place = _skipping.set(True), _place.set((device, dtype))
     try:
@@ -202,9 +201,7 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """How much a layer's weights must be larger because of the nonlinearity after it.
 
-    Args:
-        nonlinearity: linear, sigmoid, tanh, relu, leaky_relu or selu.
-        param: slope of leaky_relu, 0.01 unless given.
+    That is linear, sigmoid, tanh, relu, leaky_relu or selu; `param` is the slope of leaky_relu, 0.01 unless given.
     """
     gains = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
     if nonlinearity == "leaky_relu":

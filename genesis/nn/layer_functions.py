@@ -142,8 +142,7 @@ def norm_mlp(
 
     Args:
         scale: the norm's weight.
-        weights: of gate and up, both `[F, in]`.
-        biases: of gate and up, both `[F]`, or none.
+        weights, biases: of gate and up, both `[F, in]`; both `[F]`, or none.
         down: `[in, F]`.
         keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
         fp8: as for `packed_linear`.
@@ -199,16 +198,13 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
 def rope_table(
     positions: Tensor, size: int, theta: float = 10_000.0, *, inverse_frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles that `rope` rotates by: position·theta^(-2i/size).
+    """cos and sin of the angles that `rope` rotates by, position·theta^(-2i/size): float32, `[..., size/2]`.
 
     Args:
         positions: integers `[T]` or `[B, T]`.
         size: of a head, even.
         theta: base of the wavelengths.
         inverse_frequencies: `[size/2]` angles per position instead of those of `theta`, for scaled variants.
-
-    Returns:
-        Two float32 tensors, positions' shape with `size/2` appended.
     """
     if size % 2:
         raise ShapeError(f"rope_table: a head of size {size} has no pairs", next="use an even head size")

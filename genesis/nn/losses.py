@@ -219,11 +219,9 @@ def mse_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """(input - target)².
+    """(input - target)²; a `weight` is broadcast to the losses, and the mean divides by the sum of it.
 
-    Args:
-        size_average, reduce: torch's old names of `reduction`.
-        weight: broadcast to the losses; the mean divides by the sum of it.
+    `size_average` and `reduce` are torch's old names of `reduction`.
     """
     reduction = reduction_of(size_average, reduce, reduction)
     _pair("mse_loss", input, target)
@@ -274,8 +272,7 @@ def binary_cross_entropy_with_logits(
     """The same for logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow.
 
     Args:
-        weight: of the losses, broadcast; the mean divides by their count, as in torch.
-        size_average, reduce: torch's old names of `reduction`.
+        weight, size_average, reduce: as for `binary_cross_entropy`.
         pos_weight: weight w of positive targets, broadcast.
     """
     name = "binary_cross_entropy_with_logits"
@@ -305,14 +302,7 @@ class _Loss(Module):
 
 
 class CrossEntropyLoss(_Loss):
-    """Cross entropy of logits against integer labels; see `functional.cross_entropy`.
-
-    Args:
-        weight: of the classes; it moves with the module.
-        ignore_index: a label that counts for nothing.
-        label_smoothing: share of the target spread evenly over all classes.
-        z_loss: factor of the squared log of the normalizer; excludes a weight.
-    """
+    """Cross entropy of logits against labels; see `functional.cross_entropy`. `weight` moves with the module."""
 
     def __init__(
         self,

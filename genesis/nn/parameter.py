@@ -1,10 +1,9 @@
 """Parameter: a tensor that a module registers as its own, and the memory of parameters: taken, moved, cast.
 
-Parameters of layers side by side are in one run of memory, as ops want their operands: the linear layers of a block
-(queries, keys and values, say) are one operand where their weights are neighbours, and their biases, too. An optimizer
-sees to that for what it trains (`genesis.optim.flat`); `take_memory` does it for a whole model, of which a part may
-stay frozen. A run is no larger than a block, so that what leaves it for an optimizer's buffers leaves little unused
-memory behind. What moves a module keeps runs.
+Parameters of layers side by side are in one run of memory: the linear layers of a block (queries, keys and values, say)
+are one operand where their weights are neighbours, and their biases, too. An optimizer sees to that for what it trains
+(`genesis.optim.flat`); `take_memory` does it for a whole model, of which a part may stay frozen. A run is no larger
+than a block, so that what leaves it for an optimizer's buffers leaves little unused memory behind.
 """
 
 from __future__ import annotations
@@ -75,12 +74,7 @@ def _as_device(value: Any) -> Device | None:
 
 
 def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | None, DType | None]:
-    """Device and float type that `to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)` means.
-
-    Raises:
-        UsageError: for a device or a dtype that is given twice.
-        DTypeError: for what is neither, and for a dtype that is no float type.
-    """
+    """Device and float type that the arguments of `Module.to` mean; raises as that."""
     devices, dtypes = [x for x in (device,) if x is not None], [x for x in (dtype,) if x is not None]
     for value in args:
         if isinstance(value, Tensor):

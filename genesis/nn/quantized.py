@@ -67,10 +67,8 @@ def quantized_linear(
 ) -> Tensor:
     """The results of layers that are neighbours in memory on rms_norm(x), side by side in the last dimension.
 
-    Args:
-        residual: added to the result.
-        norm: the norm's weight; None leaves x as it is.
-        swiglu: the layers are gate and up; the result is silu(gate)·up.
+    `residual` is added; `norm` is the norm's weight, None leaves x as it is; with `swiglu` the layers are gate and up,
+    and the result is silu(gate)·up.
     """
     codes, scale = (_whole([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
     bias = None if layers[0].bias is None else _whole([each.bias for each in layers])

@@ -43,8 +43,7 @@ def scaled_dot_product_attention(
     """torch's function of this name: q `[B, Hq, T, D]`, k and v `[B, Hkv, S, D]`, dimensions before T optional.
 
     Without mask and dropout it runs as `attention`, in memory that grows with T. Else the scores are formed, `[B, Hq,
-    T, S]` in float32, and backward keeps the weights. Both have one precision: scores, softmax and sums are float32 or
-    wider. A query that sees no key gives 0.
+    T, S]` in float32, and backward keeps the weights. A query that sees no key gives 0.
 
     Args:
         attn_mask: bool (True: seen) or float (added to the scores), broadcast to `[B, Hq, T, S]`.

@@ -74,11 +74,7 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale gradients down, in place, so that their total norm is at most `max_norm`.
 
-    Returns:
-        The norm before clipping: a 0-d tensor, not waited for.
-
-    Raises:
-        NumericError: see `get_total_norm`.
+    Returns the norm before clipping, a 0-d tensor that is not waited for. Raises: NumericError, see `get_total_norm`.
     """
     _check_limit("max_norm", max_norm)
     grads = _gradients(parameters)
