@@ -357,7 +357,15 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
         for o, s in zip(out, specs, strict=True):
             assert o is None or (o.spec == s and o.is_contiguous), f"{op.name}: out has {o}, the result is {s}"
     else:
-        _check_out(op.name, specs, out)
+        if len(specs) != 1:
+            raise ShapeError(f"{op.name} has {len(specs)} outputs and takes no out=")
+        if out.shape != specs[0].shape:
+            raise ShapeError(f"{op.name}: the result has shape {specs[0].shape}, out has {out.shape}")
+        if specs[0].dtype.category > out.dtype.category:
+            raise DTypeError(f"{op.name}: a {specs[0].dtype} result does not fit into {out.dtype}")
+        if out.overlaps_itself():
+            what = f"{op.name}: out is an expanded view; several of its elements share memory"
+            raise ShapeError(what, next="call .contiguous()")
         given = (out,)
     targets = []
     for o, s in zip(given, specs, strict=True):
@@ -381,16 +389,3 @@ def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:
         and not (op.elementwise and (x.offset, x.shape, x.strides) == (out.offset, out.shape, out.strides))
         for x in inputs
     )
-
-
-def _check_out(name: str, specs: tuple[Spec, ...], out: Array) -> None:
-    if len(specs) != 1:
-        raise ShapeError(f"{name} has {len(specs)} outputs and takes no out=")
-    if out.shape != specs[0].shape:
-        raise ShapeError(f"{name}: the result has shape {specs[0].shape}, out has {out.shape}")
-    if specs[0].dtype.category > out.dtype.category:
-        raise DTypeError(f"{name}: a {specs[0].dtype} result does not fit into {out.dtype}")
-    if out.overlaps_itself():
-        raise ShapeError(
-            f"{name}: out is an expanded view; several of its elements share memory", next="call .contiguous()"
-        )

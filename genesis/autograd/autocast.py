@@ -164,16 +164,9 @@ class autocast(Switch):  # noqa: N801  torch's name
         if self.dtype not in CHOICES:
             raise DTypeError(f"autocast runs matmuls in bfloat16 or float16, not in {self.dtype.name}")
         self.keeps = autocasting.keeps if cache_enabled is None else cache_enabled
-        self._around: list[Settings] = []
-
-    def _fresh(self) -> autocast:
-        switch = super()._fresh()
-        assert isinstance(switch, autocast)
-        switch._around = []
-        return switch
 
     def __enter__(self) -> None:
-        self._around.append(settings())
+        self._outer.append(settings())
         low = {device: dtype for device, dtype in autocasting.low.items() if device != self.device_type}
         if self.value:
             low[self.device_type] = self.dtype
@@ -184,4 +177,4 @@ class autocast(Switch):  # noqa: N801  torch's name
         autocasting.depth -= 1
         if autocasting.depth == 0:
             autocasting.kept.clear()
-        _set(self._around.pop())
+        _set(self._outer.pop())

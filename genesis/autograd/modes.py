@@ -36,7 +36,7 @@ class Switch:
 
     def __init__(self, value: bool) -> None:
         self.value = value
-        self._outer: list[bool] = []
+        self._outer: list[Any] = []
 
     def __enter__(self) -> None:
         self._outer.append(getattr(mode, self.field))

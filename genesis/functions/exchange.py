@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from genesis.array import Array, from_numpy
 from genesis.autograd.record import TensorBase
-from genesis.backend import CPU, Device, as_device, backend_for, dlpack
+from genesis.backend import CPU, Device, as_device, dlpack
 from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import ALL, FLOAT, DType, as_dtype, bfloat16, bool_, uint8
 from genesis.errors import DeviceError, DTypeError
 from genesis.functions.surface import Tensor, public
-from genesis.functions.transfer import moved, record_stream
+from genesis.functions.transfer import cuda_backend, moved, record_stream
 from genesis.op import registry
 from genesis.shapes import contiguous_strides
-
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
 
 # DLDataTypeCode and bits: signed integers are 0, unsigned 1, floats 2, bfloat16 4, bools 6.
 _CODES = {bfloat16: 4, bool_: 6, uint8: 1}
 _KINDS = {d: (_CODES.get(d, 2 if d.category == FLOAT else 0), 8 * d.itemsize) for d in ALL}
 _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
 _LEGACY = 1  # how other libraries and the driver name the default stream, which is 0 here
-
-
-def _backend(device: Device) -> CudaBackend:
-    return backend_for(device)  # type: ignore[return-value]
 
 
 # --- DLPack -----------------------------------------------------------------------------------------------------------
@@ -69,7 +62,7 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
         array = registry["copy"](array)
     if array.device != CPU and stream != -1:
         # The consumer's stream waits for ours, and our pool for the consumer's stream.
-        backend, theirs = _backend(array.device), 0 if stream in (None, _LEGACY) else int(stream)
+        backend, theirs = cuda_backend(array.device), 0 if stream in (None, _LEGACY) else int(stream)
         if theirs != backend.stream:
             backend.driver.follow(theirs, backend.stream)
             record_stream(array, theirs)
@@ -88,7 +81,7 @@ def from_dlpack(source: Any) -> Tensor:
     try:
         kind, number = source.__dlpack_device__()
         is_cuda = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
-        options = {"stream": _backend(Device("cuda", number)).stream or _LEGACY} if is_cuda else {}
+        options = {"stream": cuda_backend(Device("cuda", number)).stream or _LEGACY} if is_cuda else {}
         try:
             capsule = source.__dlpack__(max_version=dlpack.VERSION, **options)
         except TypeError:  # a producer from before the versioned form
@@ -139,7 +132,7 @@ def _adopted(
     if any(stride < 0 for stride in strides):
         raise DeviceError("CUDA memory with negative strides cannot be shared", next="make it contiguous first")
     extent = 0 if 0 in shape else 1 + sum((n - 1) * st for n, st in zip(shape, strides, strict=True))
-    storage = _backend(device).adopt(pointer, extent * dtype.itemsize, owner)
+    storage = cuda_backend(device).adopt(pointer, extent * dtype.itemsize, owner)
     array = Array(storage, shape, strides, dtype, device)
     return registry["copy"](array) if read_only else array
 
@@ -160,7 +153,7 @@ def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
         "typestr": array.dtype.numpy.str,
         "data": (array.data_ptr() if array.size else 0, False),
         "strides": None if array.is_contiguous else tuple(st * array.dtype.itemsize for st in array.strides),
-        "stream": _backend(array.device).stream or _LEGACY,
+        "stream": cuda_backend(array.device).stream or _LEGACY,
         "version": 3,
     }
 
@@ -182,6 +175,6 @@ def from_cuda_array_interface(source: Any) -> Array:
     device = as_device("cuda")
     stream = facts.get("stream")
     if stream is not None:
-        backend = _backend(device)
+        backend = cuda_backend(device)
         backend.driver.follow(backend.stream, 0 if stream == _LEGACY else int(stream))
     return _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source, read_only)

@@ -16,7 +16,7 @@ from genesis.ops import linear as linear_ops
 from genesis.ops.low_rank import LowRank, Pair
 from genesis.ops.reduce import sum_to_shape
 from genesis.random import default_generator
-from genesis.shapes import Shape, broadcast_shapes, numel
+from genesis.shapes import Shape, numel
 
 
 def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
@@ -318,11 +318,11 @@ def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> 
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, size in zip(labels, shape, strict=True):
-            try:
-                sizes[label] = broadcast_shapes((sizes.get(label, 1),), (size,))[0]
-            except ShapeError:
+            known = sizes.get(label, 1)
+            if known != size and 1 not in (known, size):
                 shown = "..." if label[0] == _DOTS else label
-                raise ShapeError(f"einsum: {shown!r} in {equation!r} has the sizes {sizes[label]} and {size}") from None
+                raise ShapeError(f"einsum: {shown!r} in {equation!r} has the sizes {known} and {size}")
+            sizes[label] = size if known == 1 else known
     return sizes
 
 

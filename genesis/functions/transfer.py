@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.stream import PinnedBlock
 
 
-def _backend(device: Device) -> CudaBackend:
+def cuda_backend(device: Device) -> CudaBackend:
+    """The backend of a CUDA device."""
     return backend_for(device)  # type: ignore[return-value]
 
 
 def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
     """A contiguous array in pinned memory that `device` copies from and to; contents undefined."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    block = _backend(device).pinned.take(nbytes)
+    block = cuda_backend(device).pinned.take(nbytes)
     storage = CpuStorage(block.bytes(nbytes), nbytes, owner=block)
     return Array(storage, tuple(shape), contiguous_strides(tuple(shape)), dtype)
 
@@ -73,7 +74,7 @@ def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
     if block is None or not non_blocking:
         backend_for(target.device).from_numpy(_castable(source.numpy(), target), target)
         return
-    backend = _backend(source.device)
+    backend = cuda_backend(source.device)
     backend.refuse_in_capture("device values were copied to the host")
     if target.nbytes:
         backend.driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, backend.stream)
@@ -82,7 +83,7 @@ def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
 
 def _upload(target: Array, source: Array, non_blocking: bool) -> None:
     """From the host to a device."""
-    backend = _backend(target.device)
+    backend = cuda_backend(target.device)
     block = _block(source)
     backend.from_numpy(_castable(source.view_np(), target), target)
     if block is None:  # the driver has read ordinary memory when the call returns
@@ -106,7 +107,7 @@ def record_stream(array: Array, stream: int) -> None:
             raise DeviceError("record_stream of a tensor on the CPU", next="it is for CUDA and for pinned memory")
         block.streams.add(stream)
         return
-    backend = _backend(array.device)
+    backend = cuda_backend(array.device)
     used = getattr(array.storage, "block", None)
     if used is not None and used.arena is not backend.pool.arenas.get(stream):  # its own stream's order is enough
         backend.pool.record_stream(used, stream)
