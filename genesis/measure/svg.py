@@ -61,9 +61,9 @@ def text(content: str, x: float, y: float, **attributes: object) -> str:
     return element("text", escape(content), x=x, y=y, **attributes)
 
 
-def titled(markup: str, title: str) -> str:
-    """A group that shows `title` under the pointer."""
-    return element("g", element("title", escape(title)) + markup)
+def hint(content: str) -> str:
+    """What the element that it is in shows under the pointer."""
+    return element("title", escape(content))
 
 
 def fitted(text: str, width: float) -> str:
@@ -120,7 +120,8 @@ def _frames(root: _Node, node: _Node, x: float, depth: int, scale: float, phase:
     markup = element("rect", class_=f"frame {phase}", x=x, y=y, width=width, height=ROW - 1, rx=1.5)
     if shown := fitted(label, width - 6):
         markup += text(shown, x + 4, y + 13, class_="on")
-    yield titled(markup, f"{node.name}: {format_seconds(node.seconds)}, {node.seconds / root.seconds:.1%} of the whole")
+    about = f"{node.name}: {format_seconds(node.seconds)}, {node.seconds / root.seconds:.1%} of the whole"
+    yield element("g", hint(about) + markup)
     first = {name: position for position, name in enumerate(PHASES)} if node is root else {}
     for child in sorted(node.below.values(), key=lambda n: (first.get(n.name, len(first)), -n.seconds, n.name)):
         inner = (child.name if child.name in PHASES else "whole") if node is root else phase

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from genesis.errors import escape
+from genesis.measure.svg import element, hint, text
 from genesis.train.report.runs import Floats, Points, Run, columns
 
 MOST_POINTS = 500  # of a line: more than a screen shows apart
@@ -59,32 +59,27 @@ class Chart:
     columns: Sequence[Tick]
     lines: Sequence[Line]
 
-    def svg(self, title: str, attributes: str) -> str:
+    def svg(self, title: str, **attributes: object) -> str:
         """The chart as an SVG element whose classes a style sheet gives their looks.
 
         Args:
             title: what it shows, for screen readers.
             attributes: of the element: its class, its place in another one.
         """
-        label = html.escape(f"{title} over steps")
-        parts = [f'<svg {attributes} viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{label}">']
-        for at, text in self.rows:
-            parts.append(
-                f'<line class="axis" x1="{self.left}" x2="{self.right}" y1="{at}" y2="{at}"/>'
-                f'<text x="{self.left - 8}" y="{at + 4}" text-anchor="end">{text}</text>'
-            )
-        for at, text in self.columns:
-            anchor = "end" if at > self.right - 24 else "middle"
-            parts.append(f'<text x="{at}" y="{self.bottom + 18}" text-anchor="{anchor}">{text}</text>')
+        parts = [""]
+        for at, label in self.rows:
+            rule = element("line", class_="axis", x1=self.left, x2=self.right, y1=at, y2=at)
+            parts.append(rule + text(label, self.left - 8, at + 4, text_anchor="end"))
+        for at, label in self.columns:
+            parts.append(text(label, at, self.bottom + 18, text_anchor="end" if at > self.right - 24 else "middle"))
         for line in self.lines:
             points = " ".join(f"{x},{y}" for x, y in line.points)
+            curve = element("polyline", hint(line.title), class_=f"curve {line.look}", points=points)
             dots = line.points if line.is_marked and line.look != "raw" else ()
-            circles = "".join(f'<circle class="point-of" cx="{x}" cy="{y}" r="2.5"/>' for x, y in dots)
-            parts.append(
-                f'<g class="run{line.run}"><polyline class="curve {line.look}" points="{points}">'
-                f"<title>{html.escape(line.title)}</title></polyline>{circles}</g>"
-            )
-        return "\n".join([*parts, "</svg>"])
+            circles = "".join(element("circle", class_="point-of", cx=x, cy=y, r=2.5) for x, y in dots)
+            parts.append(element("g", curve + circles, class_=f"run{line.run}"))
+        size, label = f"0 0 {self.width} {self.height}", f"{title} over steps"
+        return element("svg", "\n".join([*parts, ""]), **attributes, viewBox=size, role="img", aria_label=label)
 
 
 class Kind(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import html
 from collections.abc import Sequence
 from importlib import resources
 from itertools import groupby
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from genesis.errors import ConfigError, escape
 from genesis.files.atomic import write_file
+from genesis.measure.svg import document, element, text
 from genesis.train.config_file import RESOLVED
 from genesis.train.progress import figure
 from genesis.train.report.curves import drawn, kinds_of
@@ -58,7 +58,7 @@ def loss_picture(folder: Path) -> None:
     """
     run = read_run(folder)
     [name] = _names([run])
-    parts, top = [f'<text class="title" x="14" y="24">{html.escape(name)}</text>'], HEAD
+    parts, top = [element("rect", width="100%", height="100%", fill="white"), text(name, 14, 24, class_="title")], HEAD
     for kind in kinds_of([run]):
         height = 320 if top == HEAD else 180
         chart = drawn(kind, [run], [name], PICTURE_WIDTH, height) if kind.in_picture else None
@@ -66,16 +66,15 @@ def loss_picture(folder: Path) -> None:
             metric, look = kind.metrics[-1]
             ends = run.series.get(metric) if look == "held-out" else None
             last = f" · held out {ends[-1][1]:.4g} at step {ends[-1][0]:,.0f}" if ends else ""
-            head = html.escape(f"{kind.title}{', ' * bool(kind.unit)}{kind.unit}{last}")
-            size = f'y="{top + HEAD}" width="{PICTURE_WIDTH}" height="{height}"'
-            parts += [f'<text x="14" y="{top + 22}">{head}</text>', chart.svg(kind.title, size)]
+            head = f"{kind.title}{', ' * bool(kind.unit)}{kind.unit}{last}"
+            parts += [
+                text(head, 14, top + 22),
+                chart.svg(kind.title, y=top + HEAD, width=PICTURE_WIDTH, height=height),
+            ]
             top += HEAD + height
-    says = f"{LOOKS} From left to right: steps." if len(parts) > 1 else "Nothing is recorded yet."
-    size = f'width="{PICTURE_WIDTH}" height="{top + HEAD}"'
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {PICTURE_WIDTH} {top + HEAD}">'
-    parts.append(f'<text x="14" y="{top + 20}">{says}</text>')
-    style = f'<style>\n{PICTURE_STYLE}</style>\n<rect width="100%" height="100%" fill="white"/>'
-    write_file(folder / PICTURE_NAME, "\n".join([start, style, *parts, "</svg>\n"]).encode())
+    says = f"{LOOKS} From left to right: steps." if len(parts) > 2 else "Nothing is recorded yet."
+    parts.append(text(says, 14, top + 20))
+    write_file(folder / PICTURE_NAME, document(PICTURE_WIDTH, top + HEAD, name, PICTURE_STYLE, parts).encode())
 
 
 def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
@@ -124,9 +123,7 @@ def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Drawn]:
         wide, narrow = (drawn(kind, runs, names, *size) for size in (WIDE, NARROW))
         if wide is not None and narrow is not None:
             both = ((wide, "wide"), (narrow, "narrow"))
-            found.append(
-                Drawn(kind.title, kind.unit, *(c.svg(kind.title, f'class="{w}" width="100%"') for c, w in both))
-            )
+            found.append(Drawn(kind.title, kind.unit, *(c.svg(kind.title, class_=w, width="100%") for c, w in both)))
     return found
 
 
