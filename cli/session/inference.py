@@ -19,7 +19,7 @@ from genesis.train.objective import NextTokens
 from genesis.train.output import Output
 from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
-from genesis_cli.session.preparation import Stages, check_rows, resolve_device, special_text_warning
+from genesis_cli.session.preparation import check_rows, resolve_device, special_text_warning, stages
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
 from genesis_models.folder import load_source, read_config
@@ -98,7 +98,7 @@ def evaluate(
         raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
     data = DataConfig(train=[STDLIB], template=template)  # for the defaults of the rest
     console = Output(sys.stderr)
-    with temporary_folder() as cache, Stages(console) as stages:
+    with temporary_folder() as cache, stages(console) as progress:
         held_out = prepare_held_out(
             sources=sources,
             tokenizer=tokenizer,
@@ -108,7 +108,7 @@ def evaluate(
             fields=data.fields,
             max_line_bytes=data.max_line_bytes,
             seq_len=length,
-            progress=stages,
+            progress=progress,
             make_encoder=EncoderFactory(data, source.holding("tokenizer.json")),
             key="--data",
         )
@@ -127,7 +127,7 @@ def evaluate(
             seq_len=length,
             max_batches=None,
             device=where,
-            progress=lambda done, total: stages("evaluate", done, total),
+            progress=lambda done, total: progress("evaluate", done, total),
         )
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):

@@ -31,7 +31,7 @@ from genesis.ops import fp8
 from genesis.train.checkpoint import BEST
 from genesis.train.config import LORA, Config, fine_tuning_defaults
 from genesis.train.config_help import show
-from genesis.train.optimizer import check_factors, freeze
+from genesis.train.optimizer import check_patterns, freeze
 from genesis.train.state import FrozenBase, Snapshot, masters
 from genesis_cli.session.chat import ChatFormat
 from genesis_cli.session.run_folder import Resume
@@ -201,7 +201,7 @@ def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike
     with init.shapes_only():
         model = ARCHITECTURES[shape.model_type](shape)
         select_trained(config, model, adapter)
-    check_factors(config.optim.lr_factors, [name for name, p in model.named_parameters() if p.requires_grad])
+    check_patterns(config.optim.lr_factors, [name for name, p in model.named_parameters() if p.requires_grad])
     return list(trained_lines(config, model))
 
 

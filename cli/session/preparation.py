@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from genesis.backend import CPU, Device, as_device
-from genesis.data.corpus import FileCounts
 from genesis.data.documents import TokenSet
 from genesis.data.pipeline import Prepared, prepare
 from genesis.data.tokenize import SpecialText
@@ -88,7 +86,7 @@ def prepare_data(
     """
     data = config.data
     default_cache = data.cache_dir or Path(config.train.output_dir) / "cache"
-    with Stages(console) as stages:
+    with stages(console) as progress:
         prepared = prepare(
             train_sources=data.train,
             eval_sources=data.eval,
@@ -105,7 +103,7 @@ def prepare_data(
             too_long=data.too_long,
             parse_special=data.parse_special,
             make_encoder=encoders or EncoderFactory(data, config.model.path),
-            progress=stages,
+            progress=progress,
         )
     tokenizer, where = prepared.tokenizer, escape(data.tokenizer or config.model.path or "data.vocab_size")
     check_ids(tokenizer, model, where, only_new=config.model.path is not None)
@@ -145,28 +143,22 @@ def file_lines(data: Prepared) -> Iterator[str]:
         yield f"held out: {data.held_out.files}"
         for name, tokens in data.held_out.sets.items():
             yield f"held out: {name}: {len(tokens):,} samples of {tokens.num_documents:,} documents"
-    yield from _like_records(data.report.files)
-    if data.held_out is not None:
-        yield from _like_records(data.held_out.files)
-    found = [("", data.report.notes)] + ([("held out: ", data.held_out.notes)] if data.held_out is not None else [])
-    for which, notes in found:
-        for note in notes:
+    parts: dict[str, Any] = {"": data.report} | ({} if data.held_out is None else {"held out: ": data.held_out})
+    for part in parts.values():
+        if names := part.files.like_records:
+            which = "1 file that begins" if len(names) == 1 else f"{len(names):,} files that begin"
+            yield (
+                f"warning: {which} like JSON or CSV, such as {escape(names[0])}, read as text; "
+                "records are read from .jsonl, .json and .csv"
+            )
+    for which, part in parts.items():
+        for note in part.notes:
             yield f"{which}{note}" + (f"; see {note.setting}" if note.setting else "")
     # In messages such text stays text, whatever the settings.
     advice = "" if data.train.index.is_record.all() else "; data.parse_special=true reads the tokens"
-    for special in (data.report.special, data.held_out.special if data.held_out is not None else SpecialText()):
-        if special.documents:
-            yield f"{special_text_warning(special)}{advice}"
-
-
-def _like_records(files: FileCounts) -> Iterator[str]:
-    """The warning about files that may be records under the name of a text."""
-    if names := files.like_records:
-        which = "1 file that begins" if len(names) == 1 else f"{len(names):,} files that begin"
-        yield (
-            f"warning: {which} like JSON or CSV, such as {escape(names[0])}, read as text; "
-            "records are read from .jsonl, .json and .csv"
-        )
+    for part in parts.values():
+        if part.special.documents:
+            yield f"{special_text_warning(part.special)}{advice}"
 
 
 def sample_counts(tokens: TokenSet) -> str:
@@ -185,23 +177,17 @@ def special_text_warning(special: SpecialText) -> str:
     return f"warning: {documents} text of special tokens such as {token}; it is read as plain text"
 
 
-class Stages:
-    """One progress display per stage of the data preparation."""
+@contextmanager
+def stages(console: Output) -> Iterator[Callable[[str, int, int], None]]:
+    """One progress display per stage of the data preparation: yields what takes the stage, what is done, and all."""
+    current, report = "", None  # type: tuple[str, Callable[[int, int], None] | None]
+    with ExitStack() as shown:
 
-    def __init__(self, console: Output) -> None:
-        self._console, self._stage, self._open = console, "", ExitStack()
-        self._report: Any = None
+        def update(stage: str, done: int, total: int) -> None:
+            nonlocal current, report
+            if report is None or stage != current:
+                shown.close()
+                current, report = stage, shown.enter_context(tokenizing(stage, console))
+            report(done, total)
 
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != self._stage:
-            self._open.close()
-            self._stage, self._report = stage, self._open.enter_context(tokenizing(stage, self._console))
-        self._report(done, total)
+        yield update

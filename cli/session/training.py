@@ -295,24 +295,19 @@ def assemble(
     sampling = sample_drawing(config)
     prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends} | ends
-
-    def sample() -> list[str]:
-        return sample_texts(
-            model,
-            data.tokenizer,
-            prompts,
-            sampling,
-            config.eval.sample_tokens,
-            stop=stop,
-            goes_on=lambda: interrupts.received is None,
-        )
+    drawn = model, data.tokenizer, prompts, sampling, config.eval.sample_tokens
 
     def open_metrics(step: int | None) -> Metrics:
         if not ranks.is_main:
             return Metrics(output)
         more = {*objective.figures, *(f"eval/{name}" for name in objective.held_out_figures)}
-        sinks = _sinks(config, output, resumed=step is not None)
-        return MetricsWriter(output, resume_step=step, sinks=sinks, more=more)
+        sinks: list[Any] = []
+        if config.log.tensorboard:
+            sinks.append(TensorBoardSink(output / "tensorboard" / (config.train.name or "")))
+        if config.log.wandb:
+            settings = config.model_dump(mode="json")
+            sinks.append(WandbSink(output, config.log.wandb_project, settings, resumed=step is not None))
+        return MetricsWriter(output, resume_step=step, sinks=tuple(sinks), more=more)
 
     progress = Progress(steps, 0, console)
     return Training(
@@ -327,7 +322,7 @@ def assemble(
             warn=progress.note,
         ),
         lr_at=lr_at,
-        sample=sample,
+        sample=lambda: sample_texts(*drawn, stop=stop, goes_on=lambda: interrupts.received is None),
         joint="" if chat.template is None else "\n",
         held_out=data.held_out,
         open_metrics=open_metrics,
@@ -394,17 +389,6 @@ def sample_texts(
     for piece in itertools.takewhile(lambda _: goes_on(), pieces):
         texts[piece.request] += piece.text
     return texts
-
-
-def _sinks(config: Config, output: Path, *, resumed: bool) -> tuple[Any, ...]:
-    """The other places that metrics go to."""
-    sinks: list[Any] = []
-    if config.log.tensorboard:
-        sinks.append(TensorBoardSink(output / "tensorboard" / (config.train.name or "")))
-    if config.log.wandb:
-        settings = config.model_dump(mode="json")
-        sinks.append(WandbSink(output, config.log.wandb_project, settings, resumed=resumed))
-    return tuple(sinks)
 
 
 def _restore(
@@ -484,7 +468,12 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
         with FolderUpdate(output) as folder:
             training.checkpoints.write_model(folder, Snapshot.of(training.state))
             folder.write(TRAINER, indented_bytes({**training.state.counters(), "state_hash": training.state_hash}))
-    _draw(output, console)
+    try:  # a run is complete without it
+        loss_picture(output)
+    except InterruptedRun:
+        raise
+    except Exception as error:
+        console.line(f"warning: the loss picture was not drawn: {error}")
     what = "model" if config.lora is None else "adapter"
     for line in _summary_lines(summary, held_out, output, what):
         console.line(line)
@@ -494,16 +483,6 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
         lowest = lowest if best.step >= 0 else "no eval/loss was a finite number"
         kept = "" if config.checkpoint.best or step == best.step else "; checkpoint.best=true keeps that of the lowest"
         console.line(f"{lowest}; the {what} in {output} is that of step {step}{kept}")
-
-
-def _draw(output: Path, console: Output) -> None:
-    """The loss picture; a run is complete without one."""
-    try:
-        loss_picture(output)
-    except InterruptedRun:
-        raise
-    except Exception as error:
-        console.line(f"warning: the loss picture was not drawn: {error}")
 
 
 def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, what: str) -> Iterator[str]:

@@ -228,7 +228,7 @@ class Checkpoints:
         if self.keep is None:
             return
         kept = {newest, best} if self.keep_best else {newest}
-        older = [s for s in self.steps() if s not in kept | self._stuck and _is_committed(self.folder(s))]
+        older = [s for s in self.steps() if s not in kept | self._stuck and self.has(s)]
         keep = self.keep - (not self.keep_best or newest != best)
         for step in older[: max(0, len(older) - keep)]:
             try:
@@ -260,7 +260,11 @@ class Checkpoints:
 
     def has(self, step: int) -> bool:
         """Whether there is a complete checkpoint of `step`."""
-        return _is_committed(self.folder(step))
+        try:
+            read_manifest(self.folder(step))
+        except (ModelError, OSError):
+            return False
+        return True
 
     @boundary(ModelError, "reading the checkpoint")
     def best(self, newest: int) -> Best:
@@ -304,7 +308,7 @@ class Checkpoints:
         if error is None and said is not None:
             error = ModelError(said[0], where=said[1], next=said[2])
         if error is not None:
-            others = [s for s in self.steps() if s != step and _is_committed(self.folder(s))]
+            others = [s for s in self.steps() if s != step and self.has(s)]
             instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
             next_step = f"{error.next or 'restore the folder'}, or go on {instead}"
             raise ModelError(error.what, where=error.where or escape(folder), next=next_step) from error
@@ -388,14 +392,6 @@ def _best(counters: Mapping[str, Any], folder: Path) -> Best:
         return Best(_count(values["step"]), loss, _count(values["targets"]), _count(values["since"]))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"the best evaluation is malformed: {escape(error)}", where=escape(folder)) from error
-
-
-def _is_committed(folder: Path) -> bool:
-    try:
-        read_manifest(folder)
-    except (ModelError, OSError):
-        return False
-    return True
 
 
 def _copy_into(target: Tensor, source: np.ndarray, name: str, folder: Path) -> None:

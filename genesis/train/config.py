@@ -166,14 +166,10 @@ class ModelConfig(Section):
             drop = " or ".join(f"model.{key}=null" for key in given)
             raise problem(given[-1], f"{both} exclude each other", f"keep one; the override {drop} drops the other")
         if self.config is not None:
-            _check_model_dict(self.config)
+            if not isinstance(self.config.get("model_type"), str):
+                raise problem("config", "model.config has no model_type", "add model_type: qwen3 (or qwen2, llama)")
+            check_json(self.config, "config", "model.config")
         return self
-
-
-def _check_model_dict(config: Mapping[str, Any]) -> None:
-    if not isinstance(config.get("model_type"), str):
-        raise problem("config", "model.config has no model_type", "add model_type: qwen3 (or qwen2, llama)")
-    check_json(config, "config", "model.config")
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -346,9 +342,8 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.eval is not None and self.eval_fraction is not None:
-            raise problem(
-                "eval_fraction", "data.eval and data.eval_fraction exclude each other", "remove data.eval_fraction"
-            )
+            what = "data.eval and data.eval_fraction exclude each other"
+            raise problem("eval_fraction", what, "remove data.eval_fraction")
         if self.tokenizer is not None and self.vocab_size is not None:
             what = "data.vocab_size is for a tokenizer trained on the data, and data.tokenizer names a finished one"
             raise problem("vocab_size", what, "remove data.vocab_size")
@@ -358,9 +353,8 @@ class DataConfig(Section):
                 raise problem("eval", what, "use at most 64 letters, digits, _ and -, the first a letter or digit")
         for name in self.template_args:
             if not name.isidentifier():
-                raise problem(
-                    "template_args", f"data.template_args has {name!r}, no name that a template can read", "rename it"
-                )
+                what = f"data.template_args has {name!r}, no name that a template can read"
+                raise problem("template_args", what, "rename it")
         check_json(self.template_args, "template_args", "data.template_args")
         return self
 
@@ -631,9 +625,8 @@ class OptimConfig(Section):
             what = "optim.warmup_steps and optim.warmup_ratio exclude each other"
             raise problem("warmup_ratio", what, "keep one; an override can set the other to null")
         if self.nesterov and not self.momentum:
-            raise problem(
-                "nesterov", "optim.nesterov needs a momentum", "set optim.momentum above 0, or nesterov: false"
-            )
+            next = "set optim.momentum above 0, or nesterov: false"
+            raise problem("nesterov", "optim.nesterov needs a momentum", next)
         if self.schedule == "step" and self.step_size is None:
             raise problem("schedule", "the schedule step needs optim.step_size", "add optim.step_size, in steps")
         if self.schedule == "wsd" and (self.warmup_ratio or 0) + (self.decay_ratio or 0) > 1:
@@ -694,52 +687,42 @@ LORA: dict[str, Any] = {
 Targets = Text | Annotated[list[Text], Field(min_length=1, max_length=1000)]
 
 
-def _lora_default(key: str) -> str:
-    return f" Default: {json.dumps(LORA[key])}."
+def _of_adapter(key: str, description: str, **more: Any) -> Any:
+    return Field(default=None, description=f"{description} Default: {json.dumps(LORA[key])}.", **more)
 
 
 class LoraConfig(Section):
     """Adapters: low-rank matrices beside linear layers are trained, the weights of model.path are not. `lora: {}` takes
     every default; null trains the model itself."""
 
-    r: Annotated[int, Field(ge=1, le=8192)] | None = Field(
-        default=None, description="Rank: rows of A and columns of B." + _lora_default("r")
+    r: Annotated[int, Field(ge=1, le=8192)] | None = _of_adapter("r", "Rank: rows of A and columns of B.")
+    alpha: Positive | None = _of_adapter("alpha", "B·A is multiplied by alpha / r; with use_rslora by alpha / √r.")
+    dropout: Annotated[float, Field(ge=0, le=0.95, allow_inf_nan=False)] | None = _of_adapter(
+        "dropout", "Probability with which an element of the adapter's input is left out in training."
     )
-    alpha: Positive | None = Field(
-        default=None,
-        description="B·A is multiplied by alpha / r; with use_rslora by alpha / √r." + _lora_default("alpha"),
-    )
-    dropout: Annotated[float, Field(ge=0, le=0.95, allow_inf_nan=False)] | None = Field(
-        default=None,
-        description="Probability with which an element of the adapter's input is left out in training."
-        + _lora_default("dropout"),
-    )
-    target_modules: Targets | None = Field(
-        default=None,
-        description="The layers that get one, as PEFT reads it: all-linear (all but the head), a list of names or "
-        "ends of names, or one regular expression that the whole name matches." + _lora_default("target_modules"),
+    target_modules: Targets | None = _of_adapter(
+        "target_modules",
+        "The layers that get one, as PEFT reads it: all-linear (all but the head), a list of names or "
+        "ends of names, or one regular expression that the whole name matches.",
         examples=["all-linear", ["q_proj", "v_proj"]],
     )
-    use_rslora: bool | None = Field(
-        default=None,
-        description="Rank-stabilized scaling (Kalajdzievski, 2023), for large ranks." + _lora_default("use_rslora"),
+    use_rslora: bool | None = _of_adapter(
+        "use_rslora", "Rank-stabilized scaling (Kalajdzievski, 2023), for large ranks."
     )
-    use_dora: bool | None = Field(
-        default=None,
-        description="Weight-decomposed adapters (Liu et al., 2024): the length of each row of the weight is trained "
-        "apart from its direction." + _lora_default("use_dora"),
+    use_dora: bool | None = _of_adapter(
+        "use_dora",
+        "Weight-decomposed adapters (Liu et al., 2024): the length of each row of the weight is trained "
+        "apart from its direction.",
     )
-    modules_to_save: list[Text] | None = Field(
-        default=None,
+    modules_to_save: list[Text] | None = _of_adapter(
+        "modules_to_save",
+        "Modules that are trained and saved whole beside the adapters, by ends of their names.",
         max_length=1000,
-        description="Modules that are trained and saved whole beside the adapters, by ends of their names."
-        + _lora_default("modules_to_save"),
         examples=[["embed_tokens", "lm_head"]],
     )
-    ensure_weight_tying: bool | None = Field(
-        default=None,
-        description="A head that is the embedding stays so where modules_to_save has one of them; else each gets its "
-        "own weight." + _lora_default("ensure_weight_tying"),
+    ensure_weight_tying: bool | None = _of_adapter(
+        "ensure_weight_tying",
+        "A head that is the embedding stays so where modules_to_save has one of them; else each gets its own weight.",
     )
     init_from: PathText | None = Field(
         default=None,
@@ -945,12 +928,10 @@ def fine_tuning_defaults(config: Config) -> dict[str, float | bool]:
     """The settings that were filled in because weights are trained further, by name."""
     if config.model.path is None:
         return {}
-    keys = [("optim", key) for key in FINE_TUNING["full" if config.lora is None else "lora"]]
-    sections = ((key, getattr(config, section), section) for section, key in (*keys, ("eval", "at_start")))
-    missing = (
-        (f"{name}.{key}", getattr(part, key)) for key, part, name in sections if key not in part.model_fields_set
-    )
-    return {key: value for key, value in missing if value is not None}
+    names = [f"optim.{key}" for key in FINE_TUNING["full" if config.lora is None else "lora"]] + ["eval.at_start"]
+    chosen = {name: value for name, value in config.settings() if name in names and value is not None}
+    given = {f"{section}.{key}" for section in ("optim", "eval") for key in getattr(config, section).model_fields_set}
+    return {name: chosen[name] for name in names if name in chosen and name not in given}
 
 
 def json_schema() -> dict[str, Any]:

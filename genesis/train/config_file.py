@@ -7,7 +7,7 @@ it need not be typed at a resume.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,7 +141,9 @@ def _first_unreadable(value: Any, reason: str) -> tuple[KeyPath, str]:
     """The path of the innermost value that is not read back, and why; of what is only too much, its largest part."""
     path: KeyPath = ()
     while len(path) <= MAX_DEPTH:
-        parts = list(_parts(value))
+        parts: list[tuple[str | int, Any]] = list(enumerate(value)) if isinstance(value, list | tuple) else []
+        if isinstance(value, Mapping):
+            parts = [(key, item) for key, item in value.items() if isinstance(key, str)]
         found = _unreadable_part(parts, path) if parts else None
         if found is None:
             sizes = [len(emit({"": item})) for _, item in parts]
@@ -151,13 +153,6 @@ def _first_unreadable(value: Any, reason: str) -> tuple[KeyPath, str]:
         path, value = (*path, found[0]), found[1]
         reason = _unreadable(value, path) or reason
     return path, reason
-
-
-def _parts(value: Any) -> Iterator[tuple[str | int, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((key, item) for key, item in value.items() if isinstance(key, str))
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
 
 
 def _unreadable_part(parts: list[tuple[str | int, Any]], path: KeyPath) -> tuple[str | int, Any] | None:
@@ -211,9 +206,12 @@ def changes(old: Config, new: Config) -> list[Change]:
     """Every setting in which `new` differs from `old`; `allowed` says whether a resumed run may change it."""
     found = []
     for (key, before), (_, after) in zip(old.settings(), new.settings(), strict=True):
+        section, name = key.split(".")
+        schema = section_class(section)
+        marks = schema.model_config.get("json_schema_extra"), schema.model_fields[name].json_schema_extra
         # The base of adapters may be moved: its fingerprint says whether it is the same.
-        allowed = _may_change(key) or (key == "model.path" and None not in (old.lora, new.lora, before, after))
-        found += [Change(key + rest, a, b, allowed) for rest, a, b in _differences(before, after)]
+        is_moved = key == "model.path" and None not in (old.lora, new.lora, before, after)
+        found += [Change(key + rest, a, b, is_moved or RESUME in marks) for rest, a, b in _differences(before, after)]
     return found
 
 
@@ -233,12 +231,6 @@ def check_resume(old: Config, new: Config, where: str = "") -> list[Change]:
         shown += f"\nand {len(refused) - MAX_SHOWN} more"
     next = "take the changes back, or start a new run with another train.output_dir"
     raise ConfigError(f"the configuration differs from that of the run being resumed:\n{shown}", where=where, next=next)
-
-
-def _may_change(key: str) -> bool:
-    section, name = key.split(".")
-    schema = section_class(section)
-    return RESUME in (schema.model_config.get("json_schema_extra"), schema.model_fields[name].json_schema_extra)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:

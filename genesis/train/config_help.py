@@ -128,26 +128,21 @@ def explain(error: ValidationError) -> list[Problem]:
             problems.append(_wrong_value(path, reason, detail["input"]))
     # A misspelled key explains the missing one.
     meant = {nearest_key(problem.path) for problem in problems if problem.at_key}
-    problems += [_missing_key(path) for path in missing if spell(path) not in meant]
+    for path in missing:
+        if (name := spell(path)) not in meant:
+            problems.append(Problem(path, f"{name} is missing", f"add it: {schema_at(path).get('description', '')}"))
     return list(dict.fromkeys(problems))
 
 
 def _unknown_key(path: KeyPath) -> Problem:
     name, parent = spell(path), spell(path[:-1])
     meant = nearest_key(path)
+    what, next = f"unknown key {name}", f"the keys of {parent or 'the file'} are {', '.join(_keys(path[:-1]))}"
     if meant is not None and " " in meant:
-        return Problem(
-            path, f"{name} is a setting of other trainers, and not supported", f"leave it out: {meant}", at_key=True
-        )
-    if meant is not None:
-        return Problem(path, f"unknown key {name}", f"did you mean {meant}?", at_key=True)
-    keys = ", ".join(_keys(path[:-1]))
-    return Problem(path, f"unknown key {name}", f"the keys of {parent or 'the file'} are {keys}", at_key=True)
-
-
-def _missing_key(path: KeyPath) -> Problem:
-    next = f"add it: {schema_at(path).get('description', '')}"
-    return Problem(path, f"{spell(path)} is missing", next)
+        what, next = f"{name} is a setting of other trainers, and not supported", f"leave it out: {meant}"
+    elif meant is not None:
+        next = f"did you mean {meant}?"
+    return Problem(path, what, next, at_key=True)
 
 
 def _wrong_value(path: KeyPath, reason: str, value: Any) -> Problem:
@@ -157,9 +152,8 @@ def _wrong_value(path: KeyPath, reason: str, value: Any) -> Problem:
         what = f"{spell(path)} is {show(value)}: {reason}"
     remedy = _remedy(fragment, value)
     while "description" not in fragment and path[:-1]:
-        fragment = {**schema_at(path[:-1]), **fragment}
-        path = path[:-1]
-    return Problem(tuple(path), what, remedy or f"{fragment.get('description', '')}")
+        path, fragment = path[:-1], {**schema_at(path[:-1]), **fragment}
+    return Problem(path, what, remedy or f"{fragment.get('description', '')}")
 
 
 @functools.cache
@@ -205,16 +199,11 @@ def nearest_key(path: KeyPath) -> str | None:
     return (
         next((meaning for other, meaning in OTHER_NAMES.items() if fnmatch.fnmatchcase(name, other)), None)
         or whole.get(name.replace(".", "_"))
-        or _close(name, siblings, 0.75)
+        or siblings.get(nearest(name, siblings, 0.75) or "")
         or every.get(name)
-        or _close(name, every, 0.75)
-        or _close(name, siblings, 0.6)
+        or every.get(nearest(name, every, 0.75) or "")
+        or siblings.get(nearest(name, siblings, 0.6) or "")
     )
-
-
-def _close(name: str, known: Mapping[str, str], cutoff: float) -> str | None:
-    found = nearest(name, known, cutoff)
-    return None if found is None else known[found]
 
 
 def _keys(path: KeyPath) -> list[str]:
@@ -252,18 +241,14 @@ def _expected_one(fragment: Mapping[str, Any]) -> str:
 
 
 def _bounds(fragment: Mapping[str, Any]) -> str:
-    low, high = fragment.get("minimum"), fragment.get("maximum")
-    above, below = fragment.get("exclusiveMinimum"), fragment.get("exclusiveMaximum")
+    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    typed = {n: str(b) if isinstance(b, int) else f"{b:.12g}" for n in names if (b := fragment.get(n)) is not None}
+    low, high, above, below = map(typed.get, names)
     if below is not None:
-        return f" from {_exact(low)} to below {_exact(below)}"
+        return f" from {low} to below {below}"
     if above is not None:
-        return f" above {_exact(above)} and at most {_exact(high)}"
-    return f" from {_exact(low)} to {_exact(high)}" if low is not None and high is not None else ""
-
-
-def _exact(bound: Any) -> str:
-    """A bound as one would type it."""
-    return str(bound) if isinstance(bound, int) else f"{bound:.12g}"
+        return f" above {above} and at most {high}"
+    return f" from {low} to {high}" if low is not None and high is not None else ""
 
 
 def show(value: Any) -> str:

@@ -172,7 +172,12 @@ class Training:
                 self._report()
                 self._settle()
             if self.state.step < self.steps:
-                self.progress.note(self._why_early())
+                best = self.state.best
+                lowest = (
+                    f"below {best.loss:.4f}, that of step {best.step}" if best.step >= 0 else "that is a finite number"
+                )
+                last = f"last {best.since} evaluations" if best.since > 1 else "last evaluation"
+                self.progress.note(f"stopped early at step {self.state.step}: the {last} had no eval/loss {lowest}")
         if not self.state_hash:  # the run was complete already
             self.state_hash = self.state.hash()
         speed = self.throughput.overall().get("perf/tokens_per_second")
@@ -203,12 +208,6 @@ class Training:
         """Whether no step follows: the last one is done, or `train.early_stop` ends the run."""
         patience = self.config.train.early_stop
         return self.state.step >= self.steps or (patience is not None and self.state.best.since >= patience)
-
-    def _why_early(self) -> str:
-        best, step = self.state.best, self.state.step
-        lowest = f"below {best.loss:.4f}, that of step {best.step}" if best.step >= 0 else "that is a finite number"
-        last = f"last {best.since} evaluations" if best.since > 1 else "last evaluation"
-        return f"stopped early at step {step}: the {last} had no eval/loss {lowest}"
 
     def _judge(self, loss: float, targets: int) -> None:
         """Note whether an evaluation is the best so far; the one before the first step has no checkpoint, so it does
@@ -367,17 +366,13 @@ class Training:
             self._judge(found.loss, found.targets)
         # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
         state.evaluated_at = state.step
-        if config.eval.prompts:
+        if prompts := config.eval.prompts:
             with state.ranks.during("samples", SAMPLING_S), state.ranks.main_first("samples"):
-                self._show_samples()
-
-    def _show_samples(self) -> None:
-        prompts = self.config.eval.prompts
-        if self.state.ranks.is_main and self.interrupts.received is None:
-            found = [Sample(self.state.step, *each) for each in zip(prompts, self.sample(), strict=True)]
-            for step, prompt, text in found:
-                self.progress.note(f"sample at step {step}:\n{prompt}{self.joint}{text}")
-            append_samples(self.metrics.path.parent, found)
+                if state.ranks.is_main and self.interrupts.received is None:
+                    samples = [Sample(state.step, *each) for each in zip(prompts, self.sample(), strict=True)]
+                    for step, prompt, text in samples:
+                        self.progress.note(f"sample at step {step}:\n{prompt}{self.joint}{text}")
+                    append_samples(self.metrics.path.parent, samples)
 
     def _saves_before_the_end(self) -> bool:
         """Whether a save is due after which training goes on."""

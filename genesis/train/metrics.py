@@ -18,7 +18,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, escape
@@ -87,9 +86,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -121,7 +118,11 @@ class MetricsWriter(Metrics):
         try:
             with boundary(DiskError, "reading the metrics", self.path):
                 self._size = 0 if resume_step is None else _end_of_rows(self._file, self.path, resume_step)
-            self._cut()
+            try:
+                os.ftruncate(self._file.fileno(), self._size)
+                self._file.seek(self._size)
+            except OSError as error:
+                raise disk_error(error, "truncate", self.path) from None
             self._last_step = -1 if resume_step is None else resume_step
         except BaseException:
             with contextlib.suppress(OSError):
@@ -150,7 +151,12 @@ class MetricsWriter(Metrics):
         A file that was removed meanwhile is written again, with all its rows.
         """
         if not os.path.lexists(self.path):
-            self._write_again()
+            with atomic_file(self.path) as file:
+                for start in range(0, self._size, _PIECE_BYTES):
+                    file.write(os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - start), start))
+            gone, self._file = self._file, _open(self.path)
+            gone.close()
+            self._file.seek(self._size)
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -167,14 +173,6 @@ class MetricsWriter(Metrics):
             for sink in sinks:
                 sink.close()
 
-    def _write_again(self) -> None:
-        with atomic_file(self.path) as file:
-            for start in range(0, self._size, _PIECE_BYTES):
-                file.write(os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - start), start))
-        gone, self._file = self._file, _open(self.path)
-        gone.close()
-        self._file.seek(self._size)
-
     def _append(self, line: bytes) -> None:
         rest = memoryview(line)
         try:
@@ -186,13 +184,6 @@ class MetricsWriter(Metrics):
                 self._file.seek(self._size)
             raise disk_error(error, "write", self.path, needed=len(line)) from None
         self._size += len(line)
-
-    def _cut(self) -> None:
-        try:
-            os.ftruncate(self._file.fileno(), self._size)
-            self._file.seek(self._size)
-        except OSError as error:
-            raise disk_error(error, "truncate", self.path) from None
 
 
 def check_metrics(path: str | Path, last_step: int | None = None) -> None:
@@ -234,22 +225,12 @@ def _open(path: Path, mode: int = os.O_RDWR | os.O_CREAT) -> BinaryIO:
 
 def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str, Any], dict[str, float]]:
     """The JSON row, and its finite numbers alone."""
-    row: dict[str, Any] = {STEP: step}
-    finite: dict[str, float] = {}
-    nonfinite: dict[str, str] = {}
-    for name, value in metrics.items():
-        if name == STEP:
-            continue
-        number = value if value is None or isinstance(value, int) else float(value)
-        if number is not None and not math.isfinite(number):
-            nonfinite[name] = str(number)
-            number = None
-        row[name] = number
-        if number is not None:
-            finite[name] = number
-    if nonfinite:
-        row["nonfinite"] = nonfinite
-    return row, finite
+    given = {name: value for name, value in metrics.items() if name != STEP}
+    numbers = {n: v if isinstance(v, int) else float(v) for n, v in given.items() if v is not None}
+    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    nonfinite = {name: str(number) for name, number in numbers.items() if name not in finite}
+    row = {STEP: step, **{name: finite.get(name) for name in given}}
+    return row | ({"nonfinite": nonfinite} if nonfinite else {}), finite
 
 
 @dataclass
@@ -305,8 +286,7 @@ def _rows(file: BinaryIO, path: Path, place: Place | None = None) -> Iterator[tu
 
 
 def _int(text: str) -> int:
-    """An integer of a row: any that counts something has so few digits, and is a float without overflow."""
-    if len(text) > MAX_INT_CHARS:
+    if len(text) > MAX_INT_CHARS:  # what counts something has fewer digits, and is a float without overflow
         raise ValueError(f"an integer of {len(text)} characters")
     return int(text)
 
@@ -333,11 +313,7 @@ def _missing(package: str, setting: str) -> DeviceError:
 
 
 class TensorBoardSink:
-    """Writes rows as scalars of TensorBoard event files below `folder`.
-
-    Raises:
-        DeviceError: the package `tensorboard` is not installed.
-    """
+    """Writes rows as scalars of TensorBoard event files below `folder`. Raises: DeviceError without the package."""
 
     def __init__(self, folder: str | Path) -> None:
         try:

@@ -56,7 +56,7 @@ def build_optimizer(
 
 def _by_factor(groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """The groups divided by the factors of their parameters' learning rates."""
-    check_factors(factors, [name for group in groups for name, _ in group["params"]])
+    check_patterns(factors, [name for group in groups for name, _ in group["params"]])
     for group in groups:
         parts: dict[float, list[tuple[str, Tensor]]] = {}
         for name, parameter in group["params"]:
@@ -102,9 +102,8 @@ def overlong_schedule(config: OptimConfig, steps: int) -> str | None:
 def updated_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     """The parameters that were updated, by name."""
     for group in optimizer.param_groups:
-        for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            if parameter in optimizer.state:
-                yield name, parameter
+        named = zip(group["param_names"], group["params"], strict=True)
+        yield from ((name, parameter) for name, parameter in named if parameter in optimizer.state)
 
 
 def optimizer_counts(optimizer: Optimizer) -> dict[str, int]:
@@ -122,49 +121,41 @@ def restore_optimizer(
     Raises:
         ModelError: arrays that this optimizer does not keep, or of other shapes.
     """
-    current = optimizer.state_dict()
     names = [name for group in optimizer.param_groups for name in group["param_names"]]
     unknown = [key for key in arrays if key.rpartition(".")[0] not in counts] + [n for n in counts if n not in names]
     if unknown:
         raise ModelError(f"the saved optimizer state has {escape(unknown[0])}, which this model has not")
-    state = {
-        number: {"step": int(counts[name])}
-        | {key.rpartition(".")[2]: value for key, value in arrays.items() if key.rpartition(".")[0] == name}
-        for number, name in enumerate(names)
-        if name in counts
-    }
-    optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
+    state: dict[str, dict[str, Any]] = {name: {"step": int(count)} for name, count in counts.items()}
+    for key, value in arrays.items():
+        name, _, kind = key.rpartition(".")
+        state[name][kind] = value
+    by_number = {number: state[name] for number, name in enumerate(names) if name in state}
+    optimizer.load_state_dict({"state": by_number, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 # --- Patterns of names ------------------------------------------------------------------------------------------------
 
 
-def check_factors(factors: Mapping[str, float], names: Sequence[str]) -> None:
-    """Refuse `optim.lr_factors` with a pattern that is the name of no trained parameter.
-
-    Args:
-        names: of the trained parameters.
+def check_patterns(
+    patterns: Iterable[str],
+    names: Sequence[str],
+    setting: str = "optim.lr_factors",
+    kind: str = "trained parameter",
+) -> None:
+    """Refuse a setting with a pattern that is the name of no parameter of this kind, which have these names.
 
     Raises:
         ConfigError: with the name or the pattern that was meant, as far as it can be guessed.
     """
-    _check_patterns(factors, names, "optim.lr_factors", "trained parameter")
-
-
-def _check_patterns(patterns: Iterable[str], names: Sequence[str], setting: str, kind: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            what = f"{escape(pattern)} is the name of no {kind}"
-            raise ConfigError(what, where=setting, next=_meant(pattern, names))
-
-
-def _meant(pattern: str, names: Sequence[str]) -> str:
-    wider = f"*{pattern.strip('*')}*"
-    found = next((name for name in names if fnmatchcase(name, wider)), None)
-    if found is not None:
-        return f"write {escape(wider)}, which has {escape(found)}, say"
-    close = nearest(pattern, names, 0.5)
-    return f"did you mean {escape(close)}?" if close else f"they have names such as {escape(names[len(names) // 2])}"
+            wider, close = f"*{pattern.strip('*')}*", nearest(pattern, names, 0.5)
+            next = f"they have names such as {escape(names[len(names) // 2])}"
+            if found := [name for name in names if fnmatchcase(name, wider)]:
+                next = f"write {escape(wider)}, which has {escape(found[0])}, say"
+            elif close:
+                next = f"did you mean {escape(close)}?"
+            raise ConfigError(f"{escape(pattern)} is the name of no {kind}", where=setting, next=next)
 
 
 def freeze(named_parameters: Iterable[tuple[str, Tensor]], patterns: Sequence[str]) -> None:
@@ -174,7 +165,7 @@ def freeze(named_parameters: Iterable[tuple[str, Tensor]], patterns: Sequence[st
         ConfigError: a pattern names no parameter, or nothing is left to train.
     """
     parameters = dict(named_parameters)
-    _check_patterns(patterns, list(parameters), "train.freeze", "parameter")
+    check_patterns(patterns, list(parameters), "train.freeze", "parameter")
     for name, parameter in parameters.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)

@@ -51,11 +51,12 @@ class WordWrap:
                 self._space += char
                 if char == "\n":
                     done, self._space, self._column = done + self._space, "", 0
+            elif _cells(char) == 2:  # lines break before and after it
+                done += self._flushed()
+                self._word = char
+                done += self._flushed()
             else:
-                is_wide = _cells(char) == 2
-                done += self._flushed() if is_wide else ""
                 self._word += char
-                done += self._flushed() if is_wide else ""
         return done
 
     def finish(self) -> str:
@@ -174,11 +175,7 @@ class Output:
             return False
 
     def fileno(self) -> int:
-        """The stream's descriptor.
-
-        Raises:
-            OSError: it has none.
-        """
+        """The stream's descriptor. Raises: OSError, where it has none."""
         if self._stream is None:
             raise OSError("no stream")
         return self._stream.fileno()

@@ -7,8 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from genesis.train.output import Output, printable, wrapped
@@ -51,9 +50,7 @@ class Progress:
         self.note(SPEED_NOTE)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._draw()
             self._bar.stop()
@@ -65,8 +62,7 @@ class Progress:
         self._shown.update(known)
         if "train/loss" in known:
             self._losses.append(known["train/loss"])
-        evaluated = _evaluation(known)
-        if evaluated:
+        if evaluated := _evaluation(known):
             self.note(f"eval at step {step}: {evaluated}")
         if self._bar is None:
             if "train/loss" in known:
@@ -97,8 +93,9 @@ class Progress:
         before = len(f"{LABEL}  {self.step}/{self.total_steps} ") + BAR_WIDTH
         room = self._bar.console.width - before - len(text) - 1
         history = history_line(self._losses)[-room:] if room > 0 else ""
-        if history and can_show(self._output, history):
-            text = f"{history} {text}"
+        with suppress(UnicodeEncodeError, LookupError):
+            if history.encode(self._output.encoding):
+                text = f"{history} {text}"
         self._bar.update(self._task, completed=self.step, text=text)
         self._bar.refresh()
         self._drawn_at = time.monotonic()
@@ -128,15 +125,6 @@ def history_line(values: Sequence[float]) -> str:
     low, high = min(finite), max(finite)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] if math.isfinite(value) else "!" for value in values)
-
-
-def can_show(output: Output, text: str) -> bool:
-    """Whether the stream's encoding has these characters."""
-    try:
-        text.encode(output.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _evaluation(metrics: Mapping[str, float]) -> str:
@@ -199,30 +187,32 @@ def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Ca
     On a terminal a bar; elsewhere a line every five seconds and one at the end.
     """
     output = stream if isinstance(stream, Output) else Output(stream)
-    bar = _bar(output, "{task.percentage:3.0f} %") if draws(output) else None
     started = time.monotonic()
-    state = {"at": started if bar is None else -math.inf, "done": 0, "total": 0}
-    task = bar.add_task(printable(label), total=None, text="") if bar is not None else None
+    if not draws(output):
+        said_at = started
 
-    def report(done: int, total: int) -> None:
-        state["done"], state["total"] = done, total
-        now = time.monotonic()
-        if now - state["at"] < (LINE_SECONDS if bar is None else REDRAW_SECONDS):
-            return
-        state["at"] = now
-        if bar is not None and task is not None:
+        def say(done: int, total: int) -> None:
+            nonlocal said_at
+            if total and time.monotonic() - said_at >= LINE_SECONDS:
+                said_at = time.monotonic()
+                output.line(f"{label}: {100 * done / total:.0f} %")
+
+        yield say
+    else:
+        bar, drawn_at = _bar(output, "{task.percentage:3.0f} %"), -math.inf
+        task = bar.add_task(printable(label), total=None, text="")
+
+        def draw(done: int, total: int) -> None:
+            nonlocal drawn_at
             bar.update(task, completed=done, total=total or None)
-            bar.refresh()
-        elif total:
-            output.line(f"{label}: {100 * done / total:.0f} %")
+            if time.monotonic() - drawn_at >= REDRAW_SECONDS:
+                drawn_at = time.monotonic()
+                bar.refresh()
 
-    if bar is not None:
         bar.start()
-    try:
-        yield report
-    finally:
-        if bar is not None and task is not None:
-            bar.update(task, completed=state["done"], total=state["total"] or None)
+        try:
+            yield draw
+        finally:
             bar.refresh()
             bar.stop()
     output.line(f"{label}: done in {duration(time.monotonic() - started)}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from genesis.distributed.group import Alone, Group
@@ -32,11 +32,13 @@ class Ranks:
         rank, size: which of how many.
         local_rank, local_size: which of how many on this host; `local_size` is None where nobody knows.
         launched: called when a step is on its way on the device, for who watches that it gets on.
+        compare, barrier, during: as of `Peers`: refuse different facts, wait for all, name a phase and limit its waits.
     """
 
     def __init__(self, peers: Peers, group: Group, local_rank: int = 0, local_size: int | None = 1) -> None:
         self._peers, self.group = peers, group
-        self.launched: Callable[[], None] = _nothing
+        self.launched: Callable[[], None] = lambda: None
+        self.compare, self.barrier, self.during = peers.compare, peers.barrier, peers.during
         self.rank, self.size = peers.rank, peers.size
         self.local_rank, self.local_size = local_rank, local_size
         self._seconds: deque[float] = deque(maxlen=SLOWEST_OF)
@@ -63,10 +65,6 @@ class Ranks:
         """On rank 0 the values of all ranks, of JSON's kinds, in their order; empty elsewhere."""
         return [value] if self.size == 1 else self._peers.gather_json(name, value) or []
 
-    def compare(self, facts: Mapping[str, str]) -> None:
-        """Refuse ranks that hold different facts. Raises: ConfigError."""
-        self._peers.compare(facts)
-
     def in_turn(self, own: Sequence[float]) -> list[float]:
         """The numbers of all ranks: the first of each rank, in their order, then the second of each, …"""
         if self.size == 1:
@@ -87,10 +85,6 @@ class Ranks:
 
     # --- Waiting ------------------------------------------------------------------------------------------------------
 
-    def during(self, phase: str, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """Name what follows in errors, and let ranks wait for each other so long; as long as now without a limit."""
-        return self._peers.during(phase, limit_s)
-
     @contextmanager
     def main_first(self, name: str) -> Iterator[None]:
         """Run the block on rank 0, then on the others."""
@@ -99,10 +93,6 @@ class Ranks:
         yield
         if self.is_main:
             self._peers.barrier(name)
-
-    def barrier(self, name: str) -> None:
-        """Wait for all."""
-        self._peers.barrier(name)
 
     def took(self, seconds: float) -> None:
         """A step took so long: from now on a rank is late after ten of the slowest of the last ones."""
@@ -118,9 +108,6 @@ class Ranks:
         """All ranks end here, by the same error: wait for all, and say no more."""
         if self.size > 1:
             self.group.close()
-
-
-def _nothing() -> None: ...
 
 
 ALONE = Ranks(Peers(0, 1), Alone())

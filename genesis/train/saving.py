@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, Self
 
 from genesis.backend import Device
@@ -124,7 +123,11 @@ class Saves:
         with state.ranks.during("saving", SAVING_S):
             with state.optimizer.whole_states():
                 if state.ranks.is_main:
-                    self._begin(state)
+                    assert self._buffer is not None, "there is room"
+                    self._save = _Save(self._checkpoints, Snapshot.of(state, self._buffer), self._buffer.wait)
+                    self._save.start()
+                    if self._buffer.not_pinned is not None:
+                        self._tell(f"copies for checkpoints make training wait longer: {self._buffer.not_pinned}")
             state.ranks.barrier("begun to save")
         return None
 
@@ -133,14 +136,6 @@ class Saves:
         if self._buffer is not None and self._buffer.size < snapshot_bytes(state):
             self.prepare(state)  # a parameter had its first gradient after the first step
         return bool(state.ranks.from_main("room", self._buffer is not None))
-
-    def _begin(self, state: TrainState) -> None:
-        """On rank 0: start a thread that writes a snapshot."""
-        assert self._buffer is not None, "there is room"
-        self._save = _Save(self._checkpoints, Snapshot.of(state, self._buffer), self._buffer.wait)
-        self._save.start()
-        if self._buffer.not_pinned is not None:
-            self._tell(f"copies for checkpoints make training wait longer: {self._buffer.not_pinned}")
 
     def poll(self) -> None:
         """Between two steps: look whether a save has ended; nothing waits.
@@ -188,9 +183,7 @@ class Saves:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, (InterruptedRun, KeyboardInterrupt)):  # the first signal's own has waited already
                 return

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 from genesis.errors import InterruptedRun
@@ -72,9 +72,7 @@ class Interrupts:
             self._hook_before, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
             sys.unraisablehook = self._hook_before

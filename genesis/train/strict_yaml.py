@@ -88,15 +88,11 @@ def parse(source: str | bytes, name: str) -> Document:
         ConfigError: the text is no YAML, beyond the accepted part or over a limit; `where` is `name:line:column`.
     """
     document = Document(escape(name))
-    text = _decode(source, document.name)
-    reader = _Reader(document)
-    top = reader.read(text)
-    if top is None:
-        return document
-    if not isinstance(top, dict):
+    top = _Reader(document).read(_decode(source, document.name))
+    if not isinstance(top, dict | None):
         what = f"the file holds {'a list' if isinstance(top, list) else 'a single value'} where sections are expected"
         _fail(what, document.name, Mark(1, 1), "start with `model:`")
-    document.data = top
+    document.data = top or {}
     return document
 
 
@@ -107,9 +103,14 @@ def parse_value(text: str, where: str) -> Any:
         ConfigError: a list, mapping or quoted string is malformed; `where` is passed on.
     """
     text = text.strip()
-    _refuse_forbidden(text, where)
+    if found := _FORBIDDEN.search(text):
+        what = f"the character U+{ord(found[0]):04X} is not allowed in an override"
+        raise ConfigError(what, where=where, next="remove it")
     if not text.startswith(("[", "{", '"', "'")):
-        return _scalar_at(text, where)
+        try:
+            return scalar(text)
+        except ValueError as error:
+            raise ConfigError(str(error), where=where, next="quote it if it is a string") from None
     document = Document(where)
     try:
         value = _Reader(document).read("value: " + text)
@@ -137,13 +138,6 @@ def scalar(text: str) -> Scalar:
     return int(text) if is_int else float(text)
 
 
-def _scalar_at(text: str, where: str) -> Scalar:
-    try:
-        return scalar(text)
-    except ValueError as error:
-        raise ConfigError(str(error), where=where, next="quote it if it is a string") from None
-
-
 def _decode(source: str | bytes, name: str) -> str:
     size = len(source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
@@ -157,24 +151,11 @@ def _decode(source: str | bytes, name: str) -> str:
     else:
         text = source
     text = text.removeprefix("\ufeff")
-    found = _FORBIDDEN.search(text)
-    if found:
+    if found := _FORBIDDEN.search(text):
         what = f"the character U+{ord(found[0]):04X} is not allowed in a configuration"
-        _fail(
-            what,
-            name,
-            _mark_after(text[: found.start()]),
-            'remove it, or write it as an escape in double quotes ("\\x1b")',
-        )
+        next = 'remove it, or write it as an escape in double quotes ("\\x1b")'
+        _fail(what, name, _mark_after(text[: found.start()]), next)
     return text
-
-
-def _refuse_forbidden(text: str, where: str) -> None:
-    found = _FORBIDDEN.search(text)
-    if found:
-        raise ConfigError(
-            f"the character U+{ord(found[0]):04X} is not allowed in an override", where=where, next="remove it"
-        )
 
 
 def _mark_after(text: str) -> Mark:
@@ -255,9 +236,8 @@ class _Reader:
         """Keys are names: taken as their text, never resolved (`on:` is the key "on")."""
         self._check_node(event)
         if not isinstance(event, yaml.ScalarEvent):
-            self._fail(
-                "a key that is a list or a mapping", "keys are names; quote a string that starts with `[` or `{`"
-            )
+            next = "keys are names; quote a string that starts with `[` or `{`"
+            self._fail("a key that is a list or a mapping", next)
         key: str = event.value
         if event.style is None and key == "<<":
             self._fail("a merge key (<<)", "write the keys out")

@@ -12,7 +12,7 @@ import numpy as np
 
 from genesis.errors import escape
 from genesis.measure.svg import element, hint, text
-from genesis.train.report.runs import Floats, Points, Run, columns
+from genesis.train.report.runs import Floats, Run
 
 MOST_POINTS = 500  # of a line: more than a screen shows apart
 MARKED = 60  # points of a line that are few enough to be shown each
@@ -128,7 +128,7 @@ def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, hei
         (number, look, *_columns(run.series[metric], look, kind.scale), f"{name}: {escape(metric)}")
         for number, (run, name) in enumerate(zip(runs, names, strict=True))
         for metric, look in kind.metrics
-        if run.series.get(metric)
+        if metric in run.series
     ]
     if not found:
         return None
@@ -151,14 +151,14 @@ def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, hei
         [Tick(y(value), label) for value, label in zip(rows, labels, strict=True)],
         [Tick(x(step), f"{step:,.0f}") for step in steps],
         [
-            Line(number, look, [(x(step), y(v)) for step, v in _reduced(steps, values)], len(steps) <= MARKED, title)
+            Line(number, look, [(x(step), y(v)) for step, v in reduced(steps, values)], len(steps) <= MARKED, title)
             for number, look, steps, values, title in found
         ],
     )  # fmt: skip
 
 
-def _columns(points: Points, look: str, scale: float) -> tuple[Floats, Floats]:
-    steps, values = columns(points)
+def _columns(points: Floats, look: str, scale: float) -> tuple[Floats, Floats]:
+    steps, values = points
     return steps, (np.array(smooth(values)) if look == "smooth" and len(values) > MARKED else values) * scale
 
 
@@ -172,12 +172,8 @@ def smooth(values: Sequence[float] | Floats) -> list[float]:
     return means
 
 
-def reduced(points: Points, most: int = MOST_POINTS) -> Points:
+def reduced(steps: Floats, values: Floats, most: int = MOST_POINTS) -> list[tuple[float, float]]:
     """At most so many of the points; of each part of a long line the lowest and the highest, in their order."""
-    return points if len(points) <= most else _reduced(*columns(points), most)
-
-
-def _reduced(steps: Floats, values: Floats, most: int = MOST_POINTS) -> list[tuple[float, float]]:
     chosen = list(range(len(values)))
     if len(values) > most:
         size = math.ceil(2 * len(values) / most)

@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from genesis.errors import ConfigError, escape
 from genesis.files.atomic import write_file
 from genesis.measure.svg import document, element, text
@@ -65,7 +67,7 @@ def loss_picture(folder: Path) -> None:
         if chart is not None:
             metric, look = kind.metrics[-1]
             ends = run.series.get(metric) if look == "held-out" else None
-            last = f" · held out {ends[-1][1]:.4g} at step {ends[-1][0]:,.0f}" if ends else ""
+            last = "" if ends is None else f" · held out {ends[1, -1]:.4g} at step {ends[0, -1]:,.0f}"
             head = f"{kind.title}{', ' * bool(kind.unit)}{kind.unit}{last}"
             parts += [
                 text(head, 14, top + 22),
@@ -129,32 +131,28 @@ def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Drawn]:
 
 def _figures(run: Run) -> list[tuple[str, str]]:
     """What is said of a run at a glance."""
-    best = run.least("eval/loss")
+    memory = run.most("memory/max_allocated")
     found: list[tuple[str, float | None, str]] = [
         ("steps", run.last_step, ",.0f"),
         ("tokens", run.last("train/num_tokens"), ",.0f"),
         ("loss", run.last("train/loss"), ".4f"),
         ("held-out loss", run.last("eval/loss"), ".4f"),
-        ("lowest held-out loss", None if best is None else best[1], ".4f"),
+        ("lowest held-out loss", run.least("eval/loss"), ".4f"),
         ("bits per byte", run.last("eval/bits_per_byte"), ".3f"),
         ("token accuracy", run.last("eval/token_accuracy"), ".3f"),
         ("tokens a second", run.middle("perf/tokens_per_second"), ",.0f"),
         ("step, ms", run.middle("perf/step_ms"), ",.1f"),
-        ("memory, GiB", _scaled(run.most("memory/max_allocated"), 2.0**-30), ".2f"),
+        ("memory, GiB", None if memory is None else memory / 2**30, ".2f"),
     ]
     rows = [(name, figure(value, form)) for name, value, form in found if value is not None]
     bad = [("rows that are not finite, or beyond 1e100", str(run.bad_rows))] if run.bad_rows else []
     return rows + bad
 
 
-def _scaled(value: float | None, scale: float) -> float | None:
-    return None if value is None else value * scale
-
-
 def _evaluations(run: Run) -> list[tuple[str, ...]]:
     """Step, loss, perplexity, bits per byte and token accuracy of the last evaluations, the newest first."""
     names, forms = ("loss", "perplexity", "bits_per_byte", "token_accuracy"), (".4f", ",.2f", ".3f", ".3f")
-    columns = [dict(run.series.get(f"eval/{name}", ())[-SETTINGS:]) for name in names]
+    columns = [dict(run.series.get(f"eval/{name}", np.empty((2, 0)))[:, -SETTINGS:].T.tolist()) for name in names]
     return [
         (f"{step:,.0f}", *(figure(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
         for step in sorted(columns[0], reverse=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,41 +27,7 @@ MOST_SAMPLES = 8 << 20  # bytes at the end of their file
 MOST_NAMED = 8  # runs in an error
 AT_ONCE = 4096  # rows of metrics
 
-Points = Sequence[tuple[float, float]]
 Floats = npt.NDArray[np.float64]
-
-
-class Series(Sequence[tuple[float, float]]):
-    """The values of a metric by step, kept as two columns."""
-
-    def __init__(self) -> None:
-        self._steps, self._values = array("d"), array("d")
-
-    def extend(self, steps: Floats, values: Floats) -> None:
-        self._steps.frombytes(steps.tobytes())
-        self._values.frombytes(values.tobytes())
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return list(zip(self._steps[index], self._values[index], strict=True))
-        return self._steps[index], self._values[index]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self[:] == other[:]
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
-        return np.column_stack([self._steps, self._values])
-
-
-def columns(points: Points) -> tuple[Floats, Floats]:
-    """Steps and values of some points."""
-    steps, values = np.array(points, np.float64).reshape(-1, 2).T.copy()
-    return steps, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +36,7 @@ class Run:
 
     Attributes:
         folder: of the run.
-        series: name of a metric -> its values by step, of those that are finite and at most `DRAWABLE`.
+        series: name of a metric -> steps and values `[2, n]`, of those that are finite and at most `DRAWABLE`.
         config: the settings as they were resolved; empty where there are none.
         samples: in the order of their steps; of very many the last ones.
         last_step: of the metrics; 0 where there are none.
@@ -79,7 +44,7 @@ class Run:
     """
 
     folder: Path
-    series: Mapping[str, Points]
+    series: Mapping[str, Floats]
     config: str
     samples: Sequence[Sample]
     last_step: int
@@ -87,23 +52,22 @@ class Run:
 
     def last(self, name: str) -> float | None:
         """The last value of a metric."""
-        points = self.series.get(name)
-        return points[-1][1] if points else None
+        return self._of(name, lambda values: values[-1])
 
-    def least(self, name: str) -> tuple[float, float] | None:
-        """The step and the value where a metric was lowest."""
-        points = self.series.get(name)
-        return points[int(np.argmin(columns(points)[1]))] if points else None
+    def least(self, name: str) -> float | None:
+        """The lowest value of a metric."""
+        return self._of(name, np.min)
 
     def middle(self, name: str) -> float | None:
         """The median of a metric."""
-        points = self.series.get(name)
-        return float(np.median(columns(points)[1])) if points else None
+        return self._of(name, np.median)
 
     def most(self, name: str) -> float | None:
         """The largest value of a metric."""
-        points = self.series.get(name)
-        return float(columns(points)[1].max()) if points else None
+        return self._of(name, np.max)
+
+    def _of(self, name: str, figure: Callable[[Floats], Any]) -> float | None:
+        return float(figure(self.series[name][1])) if name in self.series else None
 
 
 class RunReader:
@@ -115,7 +79,7 @@ class RunReader:
         self._samples: tuple[object, list[Sample]] = None, []
 
     def _begin(self) -> None:
-        self._place, self._series = Place(), defaultdict[str, Series](Series)
+        self._place, self._series = Place(), dict[str, Floats]()
         self._step = self._bad_rows = 0
 
     def read(self) -> Run:
@@ -130,21 +94,23 @@ class RunReader:
             raise _no_run(folder)
         if not self._place.is_in(path):
             self._begin()
-        rows = read_metrics(path, self._place)
+        rows, added = read_metrics(path, self._place), defaultdict[str, list[Floats]](list)
         try:
             while some := list(itertools.islice(rows, AT_ONCE)):
                 for names, group in itertools.groupby(some, tuple):
-                    self._add(names, list(zip(*(row.values() for row in group), strict=True)))
+                    self._add(added, names, list(zip(*(row.values() for row in group), strict=True)))
         except BaseException:
             self._begin()  # rows before the error are lost
             raise
+        for name, parts in added.items():
+            self._series[name] = np.concatenate([self._series.get(name, np.empty((2, 0))), *parts], axis=1)
         config = run_file(folder, RESOLVED)
         text = "" if config is None else read_limited(config, MOST_CONFIG, DataError).decode("utf-8", "replace")
         if (now := file_state(folder / SAMPLES_NAME)) != self._samples[0]:
             self._samples = now, list(read_samples(folder, MOST_SAMPLES))
         return Run(folder, self._series, text, self._samples[1], self._step, self._bad_rows)
 
-    def _add(self, names: Sequence[str], table: Sequence[Sequence[Any]]) -> None:
+    def _add(self, added: Mapping[str, list[Floats]], names: Sequence[str], table: Sequence[Sequence[Any]]) -> None:
         """Add rows that have the same names, given as columns."""
         steps = np.array(table[names.index(STEP)], np.float64)
         bad = np.full(len(steps), "nonfinite" in names)
@@ -155,7 +121,7 @@ class RunReader:
                 good = np.abs(values) <= DRAWABLE
                 bad |= np.abs(values) > DRAWABLE
                 if good.any():
-                    self._series[name].extend(steps[good], values[good])
+                    added[name].append(np.stack([steps[good], values[good]]))
         self._step, self._bad_rows = table[names.index(STEP)][-1], self._bad_rows + int(bad.sum())
 
 
