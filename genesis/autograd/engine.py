@@ -17,8 +17,7 @@ import numpy as np
 
 from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
-from genesis.autograd.gradient_slot import is_same_window
-from genesis.autograd.graph import BaseNode, Edge, tape_watches
+from genesis.autograd.graph import BaseNode, Edge, is_same_window, tape_watches
 from genesis.autograd.modes import is_anomaly_enabled, no_grad
 from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.errors import GradientError, NumericError, ShapeError

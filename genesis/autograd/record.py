@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from genesis.array import Array, Spec
 from genesis.autograd.autocast import Kept, autocasting, fp32_type, low_precision_type, wanted_types
-from genesis.autograd.gradient_slot import GradientSlot, Lease, is_same_window
-from genesis.autograd.graph import BaseNode, Edge, Node, Saved
+from genesis.autograd.graph import BaseNode, Edge, GradientSlot, Lease, Node, Saved, is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.backend import mode
 from genesis.dtypes import DType

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis.array import Array, from_numpy
-from genesis.autograd.gradient_slot import is_same_window
+from genesis.autograd.graph import is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64

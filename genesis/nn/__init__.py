@@ -6,11 +6,10 @@
 from genesis.keywords import check_calls
 from genesis.nn import functional, init, utils
 from genesis.nn.attention import Attention, KVCache, RoPE
-from genesis.nn.containers import ModuleDict, ModuleList, Sequential
 from genesis.nn.layers import GELU, Dropout, Embedding, Identity, LayerNorm, Linear, RMSNorm, SwiGLU, activations
 from genesis.nn.lora import LoRALinear
 from genesis.nn.losses import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
-from genesis.nn.module import Module
+from genesis.nn.module import Module, ModuleDict, ModuleList, Sequential
 from genesis.nn.parameter import Parameter
 
 globals().update(activations)

@@ -10,9 +10,6 @@ from genesis.nn import utils as utils
 from genesis.nn.attention import Attention as Attention
 from genesis.nn.attention import KVCache as KVCache
 from genesis.nn.attention import RoPE as RoPE
-from genesis.nn.containers import ModuleDict as ModuleDict
-from genesis.nn.containers import ModuleList as ModuleList
-from genesis.nn.containers import Sequential as Sequential
 from genesis.nn.layers import GELU as GELU
 from genesis.nn.layers import Dropout as Dropout
 from genesis.nn.layers import Embedding as Embedding
@@ -27,6 +24,9 @@ from genesis.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
 from genesis.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from genesis.nn.losses import MSELoss as MSELoss
 from genesis.nn.module import Module as Module
+from genesis.nn.module import ModuleDict as ModuleDict
+from genesis.nn.module import ModuleList as ModuleList
+from genesis.nn.module import Sequential as Sequential
 from genesis.nn.parameter import Parameter as Parameter
 from genesis.tensor import Tensor
 

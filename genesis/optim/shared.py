@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from genesis.array import Array, empty, from_numpy, label
-from genesis.autograd.gradient_slot import is_same_window
+from genesis.autograd.graph import is_same_window
 from genesis.backend import CPU
 from genesis.dtypes import DType, float32, float64, promote_types
 from genesis.errors import GradientError
