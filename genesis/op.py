@@ -115,9 +115,10 @@ class Context:
 
 
 Out = Array | tuple[Array | None, ...] | None
+Grads = tuple[Array | None, ...]
 Infer = Callable[..., Spec | tuple[Spec, ...]]
 Saves = tuple[int | str, ...]
-Vjp = Callable[..., tuple[Array | None, ...]]
+Vjp = Callable[..., Grads]
 
 
 @dataclass(slots=True, eq=False)

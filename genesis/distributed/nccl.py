@@ -39,7 +39,7 @@ from genesis.distributed.watch import Deadline
 from genesis.dtypes import DType, bfloat16, float32, uint8
 from genesis.errors import DeviceError, DistributedError, PeerGoneError
 from genesis.ops.elementwise import copy
-from genesis.ops.rank_sum import rank_sum
+from genesis.ops.gradients import rank_sum
 
 STAGING = 48 << 20  # bytes that come from other ranks at a time, on their way into a sum: a bucket's
 LITTLE = 1 << 20  # the same where gradients and weights travel another way

@@ -22,7 +22,6 @@ from genesis.functions.elementwise import to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
 from genesis.functions.surface import DeviceLike, DTypeLike, Sizes, Tensor, array_of, fitting, number, public, sizes_of
 from genesis.functions.transfer import is_pinned, moved, pinned_empty
-from genesis.ops import create as ops
 from genesis.ops import elementwise
 from genesis.shapes import Shape
 
@@ -181,7 +180,7 @@ def arange(
     whole = all(isinstance(v, int) for v in (start, end, step))
     count = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
     chosen = as_dtype(dtype) if dtype is not None else int64 if whole else float32
-    array = ops.arange(start=start, step=step, count=count, dtype=chosen, device=as_device(device))
+    array = elementwise.arange(start=start, step=step, count=count, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 
 
@@ -216,7 +215,7 @@ def linspace(
 ) -> Tensor:
     """`steps` values from start to end, both included, evenly spaced."""
     chosen = float32 if dtype is None else as_dtype(dtype)
-    array = ops.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
+    array = elementwise.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 
 

@@ -25,7 +25,7 @@ from genesis.keywords import check_calls
 from genesis.ops import elementwise
 from genesis.ops import index as ops
 from genesis.ops import shape as views
-from genesis.ops.create import arange
+from genesis.ops.elementwise import arange
 from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, normalize_axis, numel
 
 # --- x[index] ---------------------------------------------------------------------------------------------------------

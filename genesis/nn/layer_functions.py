@@ -20,11 +20,9 @@ from genesis.functions.linalg import LowRankPairs, with_pairs
 from genesis.functions.surface import layer_function
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops
-from genesis.ops import embedding as embedding_ops
+from genesis.ops import index as index_ops
 from genesis.ops import norm as norm_ops
 from genesis.ops import norm_linear as norm_linear_ops
-from genesis.ops import norm_mlp as norm_mlp_ops
-from genesis.ops import norm_rope as norm_rope_ops
 from genesis.ops import rope as rope_ops
 from genesis.ops import swiglu as swiglu_ops
 from genesis.tensor import Tensor
@@ -157,7 +155,7 @@ def norm_mlp(
         rows = x.numel() // max(x.shape[-1], 1)
         pairs, attrs["down_low_rank"] = with_pairs(down_low_rank, (down,), rows * down.shape[-1])
         inputs = (*inputs, *pairs)
-    return apply(norm_mlp_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
+    return apply(norm_linear_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 
 @layer_function
@@ -187,7 +185,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no gradient."""
     if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
         raise ShapeError(f"padding_idx {padding_idx} is no row of {weight.shape[0]}")
-    found = apply(embedding_ops.embedding, input, weight)
+    found = apply(index_ops.embedding, input, weight)
     if padding_idx is None or not found.requires_grad:
         return found  # type: ignore[no-any-return]
     padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
@@ -241,7 +239,7 @@ def norm_rope(
         cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
     """
     attrs: dict[str, Any] = {"heads": heads, "key_heads": key_heads, "eps": eps}
-    return apply(norm_rope_ops.norm_rope, x, query_weight, key_weight, cos, sin, **attrs)[0]  # type: ignore[no-any-return]
+    return apply(rope_ops.norm_rope, x, query_weight, key_weight, cos, sin, **attrs)[0]  # type: ignore[no-any-return]
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

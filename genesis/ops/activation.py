@@ -11,11 +11,9 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Op, gradient_like, op
+from genesis.op import Context, Grads, Op, gradient_like, op
 from genesis.ops.blocks import each_block, store, sweep, upcast, working
 from genesis.ops.elementwise import erf_values, sigmoid_values
-
-Grads = tuple[Array | None, ...]
 
 
 def _infer(name: str) -> Callable[..., Spec]:

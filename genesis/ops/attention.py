@@ -20,14 +20,12 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, gradient_like, op
+from genesis.op import Context, Grads, gradient_like, op
 from genesis.ops.blocks import BLOCK, upcast
 from genesis.ops.rope import rope
 
 BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
 SAFE_SCORE = 40.0  # scores no further from 0 need no shift: e^±40 and sums of it are far inside float32
-
-Grads = tuple[Array | None, ...]
 
 
 def _infer(

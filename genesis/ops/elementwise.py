@@ -1,4 +1,4 @@
-"""Elementwise ops: arithmetic, powers, comparisons, logic, selection and casts.
+"""Elementwise ops: arithmetic, powers, comparisons, logic, selection and casts; and ranges.
 
 Operands broadcast, results follow torch's dtype rule, and the tape sums gradients back over broadcast dimensions. In
 the gradient formulas below g is the gradient of the result, y the result.
@@ -15,7 +15,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.dtypes import DType, bool_, result_type
 from genesis.errors import DTypeError, NumericError, ShapeError
-from genesis.op import Context, Op, Saves, op
+from genesis.op import Context, Grads, Op, Saves, op
 from genesis.ops.blocks import as_type, split, sweep
 from genesis.ops.elementwise_rules import (
     common,
@@ -32,9 +32,6 @@ from genesis.ops.elementwise_rules import (
     whole_numbers,
 )
 from genesis.shapes import Shape, broadcast_shapes
-
-Grads = tuple[Array | None, ...]
-
 
 # --- Factories of ops -------------------------------------------------------------------------------------------------
 
@@ -672,3 +669,26 @@ def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> N
 
 def _bounded(x: Any, low: Any, high: Any, out: np.ndarray | None = None) -> Any:
     return np.minimum(np.maximum(x, low), high, out=out)
+
+
+# --- Ranges -----------------------------------------------------------------------------------------------------------
+
+
+def _ramp_infer(*, count: int, dtype: DType, **attrs: float) -> Spec:
+    if count < 0:
+        raise ShapeError(f"a range of {count} elements", next="let the step lead from start towards end")
+    if dtype.name == "bool":
+        raise DTypeError("a range of bools", next="use an integer or float dtype")
+    return Spec((count,), dtype)
+
+
+@op("arange", _ramp_infer)
+def arange(out: np.ndarray, start: float, step: float, count: int, dtype: DType) -> None:
+    """start + step·i for i = 0 .. count - 1, in float64, or exactly where start and step are integers."""
+    np.copyto(out, np.arange(count) * step + start, casting="unsafe")
+
+
+@op("linspace", _ramp_infer)
+def linspace(out: np.ndarray, start: float, end: float, count: int, dtype: DType) -> None:
+    """`count` values from start to end, both included, evenly spaced, in float64."""
+    np.copyto(out, np.linspace(start, end, count), casting="unsafe")

@@ -1,7 +1,9 @@
-"""Indexing by arrays: get, put, and finding the true elements of a mask. `genesis.indexing` plans which of them to use.
+"""Indexing by arrays: get, put, embedding, and finding the true elements of a mask. `genesis.indexing` plans which of
+them to use.
 
-All take one integer array for each indexed dimension. These broadcast to one shape, which is in the result where
-the indexed dimensions stood if these are neighbours, and in front otherwise, as in numpy and torch.
+Get and put take one integer array for each indexed dimension. These broadcast to one shape, which is in the result
+where the indexed dimensions stood if these are neighbours, and in front otherwise, as in numpy and torch. Rows that go
+to the same place are added up in the order of their positions, so that results repeat.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, op
-from genesis.ops.create import arange
-from genesis.ops.elementwise import eq, fill, where
+from genesis.op import Context, Grads, op
+from genesis.ops.blocks import as_type, work_type
+from genesis.ops.elementwise import arange, copy, eq, fill, where
 from genesis.ops.reduce import sum_to_shape
-from genesis.ops.segment import add_rows
 from genesis.ops.shape import reshaped
 from genesis.shapes import Shape, broadcast_shapes, numel
 
-Grads = tuple[Array | None, ...]
-
 MASK_BLOCK = 4096  # elements of a mask that are counted together
 _INDICES = 64  # numpy's limit of dimensions
+# Elements from which on rows are sorted by their target and each run is added with one call: numpy's `add.at` is slow
+# for rows, and `add.reduceat` does not vectorise over them.
+_WIDE = 32
 
 
 # --- Where the index dimensions are -----------------------------------------------------------------------------------
@@ -354,3 +356,158 @@ def masked_select_backward(out: np.ndarray, g: np.ndarray, mask: np.ndarray, off
     """Gradient of `masked_select`: g, in order, where `mask` holds, and 0 elsewhere."""
     out.fill(0)
     out[mask] = g
+
+
+# --- Adding rows up ---------------------------------------------------------------------------------------------------
+
+
+def _spread(keys: np.ndarray, width: int) -> np.ndarray:
+    """Flat places of the elements of rows `keys` in a `[rows, width]` array."""
+    return keys if width == 1 else (keys[:, None] * width + np.arange(width)).reshape(-1)
+
+
+def sum_rows(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows added up by key.
+
+    Args:
+        keys: `[N]` int64.
+        rows: `[N, W]`; 2-byte floats are added in float32.
+
+    Returns:
+        The distinct keys `[U]` in rising order, and their sums `[U, W]`.
+    """
+    order = np.argsort(keys, kind="stable")
+    ranked = keys[order]
+    first = np.ones(len(ranked), bool)
+    np.not_equal(ranked[1:], ranked[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    counts = np.diff(starts, append=len(ranked))
+    width, dtype = rows.shape[1], work_type(rows.dtype)
+    if width < _WIDE:
+        sums = np.zeros((len(starts), width), dtype)
+        number = np.empty(len(keys), np.int64)  # of each row's key among the distinct ones
+        number[order] = np.repeat(np.arange(len(starts)), counts)
+        np.add.at(sums.reshape(-1), _spread(number, width), as_type(rows, dtype).reshape(-1))
+        return ranked[starts], sums
+    sums = as_type(rows[order[starts]], dtype)
+    for i in np.flatnonzero(counts > 1).tolist():
+        run = as_type(rows[order[starts[i] : starts[i] + counts[i]]], dtype)
+        np.add.reduce(run, axis=0, out=sums[i])
+    return ranked[starts], sums
+
+
+def add_rows(target: np.ndarray, places: tuple[np.ndarray, ...], rows: np.ndarray) -> None:
+    """target[places[0][n], places[1][n], ...] += rows[n] for n in order; places may repeat.
+
+    Args:
+        target: `[M1, ..., Mk, *R]`, of any strides.
+        places: k arrays `[N]` of int64 within bounds.
+        rows: `[N, *R]`.
+    """
+    sizes, rest = target.shape[: len(places)], target.shape[len(places) :]
+    keys = np.ravel_multi_index(places, sizes) if len(places) > 1 else places[0]
+    width = int(np.prod(rest, dtype=np.int64))
+    if keys.size == 0 or width == 0:
+        return
+    dtype = work_type(target.dtype)
+    flat = rows.reshape(len(keys), width)
+    if width < _WIDE and target.dtype == dtype and target.flags.c_contiguous:
+        np.add.at(target.reshape(-1), _spread(keys, width), as_type(flat, dtype).reshape(-1))
+        return
+    found, sums = sum_rows(keys, flat if flat.dtype == target.dtype else as_type(flat, dtype))
+    where = np.unravel_index(found, sizes)
+    target[where] = as_type(target[where], dtype) + sums.reshape(len(found), *rest)
+
+
+# --- Embedding --------------------------------------------------------------------------------------------------------
+
+
+def _embedding_infer(ids: Array, weight: Array) -> Spec:
+    if ids.dtype.category != INTEGER:
+        raise DTypeError(f"embedding takes integer ids, got {ids.dtype}")
+    if weight.ndim != 2:
+        raise ShapeError(f"embedding: weight must be [rows, width], got {weight.shape}")
+    return Spec((*ids.shape, weight.shape[1]), weight.dtype)
+
+
+def _embedding_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
+    """An accumulated gradient (that of a head with the same weight) gets only the rows of ids that occur."""
+    accumulated = ctx.take_accumulated(1)
+    if accumulated is not None:
+        total = accumulated.array if accumulated.is_own else copy(accumulated.array)
+        embedding_add_(total, g, ctx.inputs[0])
+        return None, total
+    spec = ctx.input_specs[1]
+    assert spec is not None
+    return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0], out=ctx.gradient_slot(1))
+
+
+@op(
+    "embedding",
+    _embedding_infer,
+    vjp=_embedding_vjp,
+    saves=(0,),
+    flops=lambda i, o, a: 0,
+    nbytes=lambda i, o, a: i[0].nbytes + 2 * o[0].nbytes,  # of the weight the rows that are asked for
+    torch="torch.nn.functional.embedding",
+)
+def embedding(out: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> None:
+    """y[...] = weight[ids[...]].
+
+    Args:
+        ids: integers of any shape, 0 to rows - 1.
+        weight: `[rows, width]`.
+    """
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0]):
+        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise IndexRangeError(
+            f"embedding: id {bad} is not between 0 and {weight.shape[0] - 1}",
+            next="check that the tokenizer belongs to this model",
+        )
+    np.take(weight, ids, axis=0, out=out, mode="clip")
+
+
+def _embedding_backward_infer(g: Array, ids: Array, rows: int) -> Spec:
+    if g.shape[:-1] != ids.shape:
+        raise ShapeError(f"embedding_backward: the gradient has shape {g.shape}, the ids have {ids.shape}")
+    return Spec((rows, g.shape[-1]), g.dtype)
+
+
+@op(
+    "embedding_backward",
+    _embedding_backward_infer,
+    flops=lambda i, o, a: i[0].size,
+)
+def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: int) -> None:
+    """dweight[r] = Σ of g over the places where ids = r, in order of position; accumulated in float32 or wider."""
+    out.fill(0)
+    if ids.size == 0 or g.shape[-1] == 0:
+        return
+    found, sums = sum_rows(ids.reshape(-1).astype(np.int64, copy=False), g.reshape(-1, g.shape[-1]))
+    out[found] = sums
+
+
+def _embedding_add_infer(total: Array, g: Array, ids: Array) -> tuple[Spec, ...]:
+    if total.ndim != 2 or g.shape != (*ids.shape, total.shape[1]):
+        raise ShapeError(
+            f"embedding_add_ adds a gradient {g.shape} of ids {ids.shape} to [rows, width], got {total.shape}"
+        )
+    if total.dtype is not g.dtype:
+        raise DTypeError(f"embedding_add_: the gradient is {g.dtype}, what it is added to {total.dtype}")
+    return ()
+
+
+@op(
+    "embedding_add_",
+    _embedding_add_infer,
+    mutates=(0,),
+    flops=lambda i, o, a: i[1].size,
+    nbytes=lambda i, o, a: 3 * i[1].nbytes + i[2].nbytes,  # of the total the rows that something is added to
+)
+def embedding_add_(out: tuple[()], total: np.ndarray, g: np.ndarray, ids: np.ndarray) -> None:
+    """total[r] += Σ of g over the places where ids = r, in order of position; other rows are not touched.
+
+    Sums accumulate in float32 or wider and are rounded once.
+    """
+    if g.size:
+        add_rows(total, (ids.reshape(-1).astype(np.int64, copy=False),), g.reshape(-1, g.shape[-1]))

@@ -14,13 +14,11 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import DType, bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, op
+from genesis.op import Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.shapes import broadcast_shapes, numel
-
-Grads = tuple[Array | None, ...]
 
 COLUMNS = 64  # of one row's product go to a thread together: BLAS sums a column by where it is in a multiple of a few
 
@@ -144,7 +142,7 @@ def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
     multiply(x, y, out)
 
 
-# --- Products between two types -----------------------------------------------------------------------------------
+# --- Products between two types ---------------------------------------------------------------------------------------
 
 
 def _mixed_infer(x: Array, y: Array, *, dtype: DType, alpha: float = 1.0) -> Spec:

@@ -16,7 +16,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
-from genesis.op import Context, op
+from genesis.op import Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.dora import scale_columns, scale_rows
 from genesis.ops.elementwise import add, cast
@@ -44,7 +44,6 @@ from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import columns, joined, reshaped, slices
 from genesis.shapes import numel
 
-Grads = tuple[Array | None, ...]
 Out = np.ndarray | tuple[np.ndarray, ...]
 
 

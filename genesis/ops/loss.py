@@ -10,11 +10,9 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, gradient_like, op
+from genesis.op import Context, Grads, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import Shape
-
-Grads = tuple[Array | None, ...]
 
 WORKSPACE = 16 << 20  # bytes of logits that linear_cross_entropy holds at a time
 SAFE_LOGIT = 40.0  # rows whose largest logit is no further from 0 need no shift: e^40 is far inside float32

@@ -18,7 +18,7 @@ from genesis.ops.gradients import square_sum
 from genesis.ops.optimizers import DeviceScalar, check_step, is_left_out, step_rule
 from genesis.ops.rounding import flops_of
 
-# --- Adafactor ------------------------------------------------------------------------------------------------------
+# --- Adafactor --------------------------------------------------------------------------------------------------------
 
 
 def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *rest: Any, **attrs: Any) -> tuple[()]:
@@ -135,7 +135,7 @@ def adafactor_vector_step(
     _adafactor_update(param, g, np.array(variance), lr, step, **settings)
 
 
-# --- Muon -----------------------------------------------------------------------------------------------------------
+# --- Muon -------------------------------------------------------------------------------------------------------------
 
 
 def _orthogonalized(x: np.ndarray, coefficients: tuple[float, float, float], eps: float, iterations: int) -> np.ndarray:

@@ -10,11 +10,9 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Op, gradient_like, op
+from genesis.op import Context, Grads, Op, gradient_like, op
 from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, upcast, working
 from genesis.ops.elementwise import add
-
-Grads = tuple[Array | None, ...]
 
 
 def statistics_type(dtype: DType) -> DType:

@@ -1,28 +1,45 @@
-"""RMSNorm with the linear layers that read its result, which is not kept: backward makes it again from x and 1/rms."""
+"""RMSNorm with the linear layers that read its result: alone, and in a gated MLP with the residual around it.
+
+The norm's result is not kept: backward makes it again from x and 1/rms. Of the MLP, x + down(silu(gate)·up), all that
+backward reads is kept, or gate and up alone, from which the rest is recomputed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
-from genesis.op import Context, op
-from genesis.ops.blocks import is_narrow
+from genesis.errors import ShapeError
+from genesis.op import Context, Grads, op
+from genesis.ops.blocks import as_type, is_narrow
+from genesis.ops.elementwise import cast, div, mul, sub
 from genesis.ops.linear import (
+    PairsBackward,
+    bias_gradients,
+    check_linear,
     check_packed,
     input_gradient,
     join_parameters,
+    linear,
     low_rank_flops,
     own_parameters,
     packed_gradients,
     packed_linear,
     pairs_backward,
     split_parameters,
+    weight_gradients,
 )
-from genesis.ops.low_rank import LowRank
+from genesis.ops.low_rank import LowRank, check_low_rank, split_pairs
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
-
-Grads = tuple[Array | None, ...]
+from genesis.ops.reduce import sum_to_shape
+from genesis.ops.shape import reshaped
+from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
+from genesis.shapes import Shape, numel
 
 
 def _infer(
@@ -81,3 +98,224 @@ def norm_linear(
     with scratch(x.shape, np.float32 if is_narrow(x.dtype) else x.dtype) as normed:
         rms_norm.reference((normed, rstd), x, scale, eps)
         packed_linear.reference((y, *more) if more else y, normed, *parameters, fp8=fp8, low_rank=low_rank)
+
+
+# --- The gated MLP ----------------------------------------------------------------------------------------------------
+
+
+FIRST = 4  # the first input of the weights and biases of gate and up
+
+
+def _mlp_infer(
+    x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array, eps: float, keep: bool = False,
+    fp8: int = 0, low_rank: LowRank | None = None, down_low_rank: LowRank | None = None,
+) -> tuple[Spec, ...]:  # fmt: skip
+    others = own_parameters(parameters, down_low_rank)
+    weights, biases = split_parameters(own_parameters(others, low_rank))
+    sizes = [w.shape[0] for w in weights]
+    if len(weights) not in (1, 2) or sizes[0] != sizes[-1] or sum(sizes) % 2:
+        raise ShapeError(
+            "norm_mlp takes the weights of gate and up, both [F, in], or one [2F, in];"
+            f" got {' and '.join(str(w.shape) for w in weights) or 'none'}"
+        )
+    check_norm("norm_mlp", x, scale)
+    gate_up = check_linear("norm_mlp", x, weights, biases, fp8=fp8)
+    h = Spec((*x.shape[:-1], gate_up.shape[-1] // 2), x.dtype)
+    like = Array(x.storage, h.shape, h.shape, h.dtype, x.device)  # only its shape and dtype are read
+    y = check_linear("norm_mlp", like, (down,), () if down_bias is None else (down_bias,), x, fp8)
+    kept = (x.spec, h) if keep else ()
+    of_gate_up: tuple[Spec, ...] = ()
+    of_down: tuple[Spec, ...] = ()
+    if low_rank is not None:
+        of_gate_up = check_low_rank("norm_mlp", x, gate_up.shape[-1], split_pairs(others, low_rank)[1], low_rank)[:1]
+    if down_low_rank is not None:
+        at_down = split_pairs(parameters, down_low_rank)[1]
+        of_down = check_low_rank("norm_mlp", like, down.shape[0], at_down, down_low_rank)
+    return y, Spec(x.shape[:-1], statistics_type(x.dtype)), gate_up, *kept, *of_gate_up, *of_down
+
+
+# --- Backward ---------------------------------------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    """The outputs of a call, and where its pairs' inputs are.
+
+    Attributes:
+        normed, h: where they were kept.
+        u: of the pairs of gate and up.
+        of_down: u and, with c, z of down's pairs.
+        end: where the inputs of the pairs of gate and up end, and those of down's begin.
+    """
+
+    rstd: Array
+    gate_up: Array
+    normed: Array | None
+    h: Array | None
+    u: Array | None
+    of_down: tuple[Array | None, ...]
+    end: int
+
+
+def _kept(ctx: Context) -> _Kept:
+    _, rstd, gate_up, *rest = ctx.outputs
+    assert rstd is not None and gate_up is not None
+    normed = h = u = None
+    if ctx.attrs.get("keep", False):
+        normed, h, *rest = rest
+    if ctx.attrs.get("low_rank") is not None:
+        u, *rest = rest
+    down = ctx.attrs.get("down_low_rank")
+    return _Kept(rstd, gate_up, normed, h, u, tuple(rest), len(ctx.inputs) - (0 if down is None else down.inputs))
+
+
+def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Array | None], list[Array | None]]:
+    """The gradient of gate and up, where it is needed, those of down's weight and bias, and those of its pairs."""
+    down, gate_up, h = ctx.inputs[2], kept.gate_up, kept.h
+    d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST : kept.end])), ctx.attrs.get("fp8", 0)
+    pairs = pairs_backward(ctx, g, ctx.attrs.get("down_low_rank"), kept.of_down)
+    reads_h = ctx.needs[2] or pairs.reads_input(ctx)
+
+    def at_gate_up(with_result: bool) -> Any:
+        if pairs.term is None or pairs.term.noise is None:
+            more = () if pairs.term is None else (pairs.term.v, *pairs.term.a)
+            return swiglu_linear_backward(g, *pairs.scaled((down,)), gate_up, *more, with_result=with_result, fp8=fp8)
+        dh = input_gradient(None, 0, g, pairs.scaled((down,)), fp8, pairs.term)
+        return swiglu_packed_backward(dh, gate_up, with_result=with_result)
+
+    if needs_d and reads_h and h is None:
+        d, h = at_gate_up(True)
+    found: list[Array | None] = [None, None]
+    rows = numel(g.shape[:-1])
+    size = g.shape[-1:]
+    if reads_h:
+        h = swiglu_packed(gate_up) if h is None else h
+    if ctx.needs[2]:
+        assert h is not None
+        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
+        (found[0],) = weight_gradients(ctx, (2,), flat, reshaped(h, (rows, h.shape[-1])), size)
+    if ctx.needs[3]:
+        (found[1],) = bias_gradients(ctx, (3,), reshaped(g, (rows, g.shape[-1])), size)
+    of_pairs = pairs.gradients(ctx, h)
+    if needs_d and d is None:
+        d = at_gate_up(False)
+    return d, found, of_pairs
+
+
+def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array]) -> PairsBackward:
+    """The backward pass of the pairs of gate and up. For c, z is not kept: it is (gate_up - b) / c."""
+    low_rank = ctx.attrs.get("low_rank")
+    pairs = pairs_backward(ctx, d, low_rank, (kept.u, kept.gate_up), kept.end, is_result=True)
+    if pairs.factors is None or not biases:
+        return pairs
+    assert pairs.c is not None
+    factors, sums, kind, start = pairs.factors, sum_to_shape(d, shape=d.shape[-1:]), pairs.factors.dtype, 0
+    for bias in biases:
+        part, total, c = (x.view(bias.shape, (1,), x.offset + start) for x in (factors, sums, pairs.c))
+        more = mul(cast(bias, dtype=kind), cast(total, dtype=kind))
+        sub(part, div(more, cast(c, dtype=kind)), out=part)
+        start += bias.size
+    return pairs
+
+
+def _mlp_vjp(ctx: Context, g: Array, *_: None) -> Grads:
+    """Those of `linear` at h = silu(gate)·up, of SwiGLU, of `packed_linear` at n = rms_norm(x) and of the norm; the
+    residual's, which is g, is added to the norm's.
+    """
+    kept = _kept(ctx)
+    x, scale, _, _, *parameters = ctx.inputs[: kept.end]
+    d, found, of_down = _at_down(ctx, g, kept)
+    if d is None:
+        return None, None, *found, *[None] * len(parameters), *of_down
+    needs_norm, normed, low_rank = ctx.needs[0] or ctx.needs[1], kept.normed, ctx.attrs.get("low_rank")
+    weights, biases = split_parameters(own_parameters(parameters, low_rank))
+    pairs = _at_gate_up(ctx, d, kept, biases)
+    learns = any(ctx.needs[FIRST : FIRST + len(weights)]) or pairs.reads_input(ctx)
+    if normed is None and learns and not needs_norm:
+        normed = rms_norm_scale(x, scale, kept.rstd)
+    if normed is not None or not learns:
+        found += packed_gradients(ctx, d, FIRST, normed, pairs)
+    if not needs_norm:
+        return None, None, *found, *of_down
+    makes = normed is None and learns
+    dn = input_gradient(None, 0, d, pairs.scaled(weights), ctx.attrs.get("fp8", 0), pairs.term)
+    backward = norm_gradients(ctx, rms_norm_backward, dn, x, scale, kept.rstd, count=2, plus=g, with_result=makes)
+    dx, dscale, *result = backward
+    if makes:
+        found += packed_gradients(ctx, d, FIRST, result[0], pairs)
+    return dx, dscale, *found, *of_down
+
+
+def _mlp_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
+    """x, the weights (which lie in memory anyway), 1/rms, gate and up, what pairs gave; n and h where a weight behind
+    them learns, or a pair.
+    """
+    kept = [name for name, need in (("out3", any(needs[FIRST:])), ("out4", any(needs[2:]))) if need]
+    return (*range(len(needs)), "out1", "out2", *kept, "out5", "out6", "out7")
+
+
+def _mlp_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    x, gate_up = inputs[0], outputs[2]
+    width, half = x.shape[-1], gate_up.shape[-1] // 2
+    rows, more = x.size // max(width, 1), 0
+    for name, size in (("low_rank", width), ("down_low_rank", half)):
+        more += sum(2 * rows * p.rank * (size + p.stop - p.start) for p in getattr(attrs.get(name), "pairs", ()))
+    return int(4 * x.size + gate_up.size * (6 * width + 7) // 2) + more
+
+
+@op(
+    "norm_mlp",
+    _mlp_infer,
+    vjp=_mlp_vjp,
+    saves=_mlp_saves,
+    auxiliary=tuple(range(1, 8)),
+    flops=_mlp_flops,
+    join=join_parameters(FIRST),
+    autocast="low_precision",
+)
+def norm_mlp(
+    out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
+    *parameters: np.ndarray, eps: float, keep: bool = False, fp8: int = 0, low_rank: LowRank | None = None,
+    down_low_rank: LowRank | None = None,
+) -> None:  # fmt: skip
+    """x + h·Wdᵀ + bd with h = silu(gate)·up, [gate | up] = n·[Wg | Wu]ᵀ + [bg | bu], n = rms_norm(x).
+
+    Also gives, without gradient, r = 1 / sqrt(mean(x²) + eps) and [gate | up] `[..., 2F]`; with `keep` n and h, too,
+    which backward then need not recompute; with pairs at gate and up their u, with pairs at down what `linear` gives.
+
+    Args:
+        x: `[..., in]`.
+        scale: the norm's weight `[in]`.
+        down: `[in, F]`.
+        down_bias: `[in]`.
+        parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then for each its bias, or none; then the
+            inputs of low-rank pairs at gate and up, and of those at down.
+        fp8: as for `packed_linear` and `linear`, of each product by itself.
+        low_rank, down_low_rank: the pairs; see low_rank.py.
+    """
+    own = own_parameters(parameters, down_low_rank)
+    count = 5 if keep else 3
+    u, of_down = out[count : count + (low_rank is not None)], out[count + (low_rank is not None) :]
+    with (
+        _inner(out[3] if keep else None, x.shape, x) as n,
+        _inner(out[2], out[2].shape, x) as gate_up,
+        _inner(out[4] if keep else None, (*x.shape[:-1], out[2].shape[-1] // 2), x) as h,
+    ):
+        rms_norm.reference((n, out[1]), x, scale, eps)
+        wide = (p if p.ndim == 0 else as_type(p, n.dtype) for p in own)
+        packed_linear.reference((gate_up, *u) if u else gate_up, n, *wide, fp8=fp8, low_rank=low_rank)
+        swiglu_packed.reference(h, gate_up)
+        pairs = parameters[len(own) :]
+        y = (out[0], *of_down) if of_down else out[0]
+        linear.reference(y, h, down, down_bias, x, *pairs, fp8=fp8, low_rank=down_low_rank)
+
+
+@contextmanager
+def _inner(kept: np.ndarray | None, shape: Shape, x: np.ndarray) -> Iterator[np.ndarray]:
+    """Memory for a step's result, in a type of 4 bytes or more: that where it is kept, if it is of such a type."""
+    if kept is not None and not is_narrow(x.dtype):
+        yield kept
+        return
+    with scratch(shape, np.float32 if is_narrow(x.dtype) else x.dtype) as room:
+        yield room
+        if kept is not None:
+            np.copyto(kept, room, casting="unsafe")

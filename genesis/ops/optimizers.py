@@ -27,8 +27,7 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op
 from genesis.ops.blocks import BLOCK, UNIT
 from genesis.ops.rounding import Noise, check_residual, flops_of, joined, rounded_at_random, split_into
-from genesis.ops.rule import Rule
-from genesis.ops.rule_in_numpy import bound_program
+from genesis.ops.rule import Rule, bound_program
 
 DeviceScalar = Any  # a Python number or a 0-d array
 

@@ -18,14 +18,12 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, op
-from genesis.ops.blocks import as_type, is_narrow, work_type
+from genesis.op import Context, Grads, op
+from genesis.ops.blocks import arrange, as_type, is_narrow, reduce_into, reduce_tiles, store_kept, work_type
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
-from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
 Axes = int | tuple[int, ...] | None
-Grads = tuple[Array | None, ...]
 
 
 # --- Shape and dtype rules --------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Rotary position embedding (Su et al., 2021) in the half-split layout that Llama and Qwen checkpoints use."""
+"""Rotary position embedding (Su et al., 2021) in the half-split layout that Llama and Qwen checkpoints use; alone, and
+behind the norms of queries and keys by head (Qwen3).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.errors import ShapeError
-from genesis.op import Context, op
-from genesis.ops.blocks import store, upcast, working
+from genesis.op import Context, Grads, gradient_like, op
+from genesis.ops.blocks import each_block, store, sum_blocks, upcast, working
+from genesis.ops.elementwise import add
+from genesis.ops.norm import check_norm, statistics_type
 
 
 def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False, heads: int | None = None) -> Spec:
@@ -65,3 +69,163 @@ def rope(
         store(rotated, target)
 
     parallel(piece, x.shape[1], x.size)
+
+
+# --- Behind the norm of each head -------------------------------------------------------------------------------------
+
+
+def _check_norm_rope(
+    name: str, x: Array, weights: tuple[Array, Array], tables: tuple[Array, Array], heads: int, keys: int
+) -> Spec:
+    """The spec of the statistics `[B, T, heads + keys]`."""
+    rope.infer(x, *tables)
+    if min(heads, keys) < 0 or heads + keys > x.shape[2]:
+        raise ShapeError(f"{name}: {heads} query and {keys} key heads, x has {x.shape[2]}")
+    check_norm(name, x, *weights)
+    return Spec((*x.shape[:2], heads + keys), statistics_type(x.dtype))
+
+
+def _norm_rope_infer(
+    x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, *, heads: int, key_heads: int, eps: float
+) -> tuple[Spec, Spec]:
+    rstd = _check_norm_rope("norm_rope", x, (query_weight, key_weight), (cos, sin), heads, key_heads)
+    return Spec(x.shape, x.dtype), rstd
+
+
+def _norm_rope_vjp(ctx: Context, g: Array, _: None) -> Grads:
+    """Rotated back, then as for `rms_norm`, each kind of head with its weight."""
+    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in (1, 2)]
+    slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
+    attrs = {k: ctx.attrs[k] for k in ("heads", "key_heads")}
+    if not any(ctx.needs[1:3]):  # as with adapters
+        return norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], learns=False, **attrs), None, None, None, None
+    dx, *weights = norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], out=(None, *slots), **attrs)
+    for i, before in enumerate(sums):
+        if before is not None:
+            weights[i] = add(before.array, weights[i], out=before.array if before.is_own else None)
+    return dx, *weights, None, None
+
+
+def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What whole heads and heads with halves exchanged are multiplied by, `[1 or B, T, 1, D]`; see rope.py."""
+    c, s = (upcast(t).reshape(-1, x.shape[1], 1, x.shape[3] // 2) for t in (cos, sin))
+    return np.concatenate([c, c], axis=-1), np.concatenate([s, -s] if inverse else [-s, s], axis=-1)
+
+
+def _crossed(x: np.ndarray) -> np.ndarray:
+    """A copy with the halves of each head exchanged."""
+    half, found = x.shape[-1] // 2, np.empty(x.shape, x.dtype)
+    found[..., :half], found[..., half:] = x[..., half:], x[..., :half]
+    return found
+
+
+@op(
+    "norm_rope",
+    _norm_rope_infer,
+    vjp=_norm_rope_vjp,
+    saves=(0, 1, 2, 3, 4, "out1"),
+    auxiliary=(1,),
+    flops=lambda i, o, a: 7 * o[0].size,
+    autocast="fp32",
+)
+def norm_rope(
+    out: tuple[np.ndarray, np.ndarray],
+    x: np.ndarray,
+    query_weight: np.ndarray,
+    key_weight: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    heads: int,
+    key_heads: int,
+    eps: float,
+) -> None:
+    """`rope(rms_norm(x))` of the first heads, the others as they are; also gives r = 1 / sqrt(mean(x²) + eps).
+
+    Args:
+        x: `[B, T, heads + key_heads + others, D]`.
+        query_weight, key_weight: of the norms of queries and of keys, `[D]`.
+        cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
+    """
+    y, rstd = out
+    rotated, size = heads + key_heads, x.shape[3]
+    y[:, :, rotated:] = x[:, :, rotated:]
+    if not x.size:
+        return
+    c, s = _tables(x, cos, sin, inverse=False)
+    weights = _weights(query_weight, key_weight, heads, key_heads)
+
+    def block(start: int, stop: int) -> None:
+        xb = upcast(x[:, start:stop, :rotated])
+        r = 1 / np.sqrt(np.vecdot(xb, xb) / size + eps, dtype=xb.dtype)
+        rstd[:, start:stop] = r
+        n = xb * r[..., None]
+        n *= weights
+        crossed = _crossed(n)
+        crossed *= s[:, start:stop]
+        n *= c[:, start:stop]
+        np.add(n, crossed, out=y[:, start:stop, :rotated], casting="unsafe")
+
+    each_block(block, x.shape[1], x.shape[0] * rotated * size)
+
+
+def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
+    """The weight of each head, `[heads + key_heads, D]`."""
+    return np.concatenate(
+        [np.broadcast_to(upcast(w), (n, w.size)) for w, n in ((query_weight, heads), (key_weight, key_heads))]
+    )
+
+
+def _norm_rope_backward_infer(
+    g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, rstd: Array, *, heads: int,
+    key_heads: int, learns: bool = True,
+) -> tuple[Spec, ...]:  # fmt: skip
+    _check_norm_rope("norm_rope_backward", x, (query_weight, key_weight), (cos, sin), heads, key_heads)
+    return gradient_like("norm_rope_backward", g, x, query_weight, key_weight)[: 3 if learns else 1]
+
+
+@op("norm_rope_backward", _norm_rope_backward_infer, flops=lambda i, o, a: 11 * o[0].size)
+def norm_rope_backward(
+    out: np.ndarray | tuple[np.ndarray, ...],
+    g: np.ndarray,
+    x: np.ndarray,
+    query_weight: np.ndarray,
+    key_weight: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    rstd: np.ndarray,
+    heads: int,
+    key_heads: int,
+    learns: bool = True,
+) -> None:
+    """With h the gradient rotated back and n = x·r: dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n.
+
+    Without `learns`, for frozen weights, dx alone.
+    """
+    d, *grads = out if isinstance(out, tuple) else (out,)
+    rotated, size = heads + key_heads, x.shape[3]
+    d[:, :, rotated:] = g[:, :, rotated:]
+    if not x.size:
+        for grad in grads:
+            grad[...] = 0
+        return
+    c, s = _tables(x, cos, sin, inverse=True)
+    weights = _weights(query_weight, key_weight, heads, key_heads)
+
+    def block(start: int, stop: int) -> np.ndarray:
+        gb, rb = upcast(g[:, start:stop, :rotated]), rstd[:, start:stop, :, None]
+        crossed = _crossed(gb)
+        crossed *= s[:, start:stop]
+        h = gb * c[:, start:stop]
+        h += crossed
+        n = np.multiply(upcast(x[:, start:stop, :rotated]), rb, out=crossed)
+        sums = np.einsum("bthd,bthd->hd", h, n)
+        h *= weights
+        n *= (np.vecdot(h, n) / size)[..., None]
+        h -= n
+        np.multiply(h, rb, out=d[:, start:stop, :rotated], casting="unsafe")
+        return np.stack([sums[:heads].sum(axis=0), sums[heads:].sum(axis=0)])
+
+    both = np.empty((2, size), weights.dtype)
+    sum_blocks(block, x.shape[1], max(x.shape[0] * rotated * size, 1), both)
+    for grad, value in zip(grads, both, strict=False):
+        grad[...] = value

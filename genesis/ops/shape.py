@@ -17,12 +17,9 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import promote_types
 from genesis.errors import IndexRangeError, ShapeError
-from genesis.op import Context, Op, op, registry
+from genesis.op import Context, Grads, Op, op, registry
 from genesis.ops.elementwise import copy, fill
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, view_strides
-
-Grads = tuple[Array | None, ...]
-
 
 # --- Layouts ----------------------------------------------------------------------------------------------------------
 

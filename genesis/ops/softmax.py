@@ -6,11 +6,9 @@ import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.errors import DTypeError
-from genesis.op import Context, gradient_like, op
+from genesis.op import Context, Grads, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import normalize_axis
-
-Grads = tuple[Array | None, ...]
 
 
 def _infer(x: Array, dim: int) -> Spec:

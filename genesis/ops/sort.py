@@ -15,11 +15,10 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, op
+from genesis.op import Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.reduce import put_along_axis, reads, single_axis
 
-Grads = tuple[Array | None, ...]
 Pair = tuple[np.ndarray, np.ndarray]
 
 _INDEX_BITS = np.uint64(32)

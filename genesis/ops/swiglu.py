@@ -11,14 +11,12 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, gradient_like, op
+from genesis.op import Context, Grads, gradient_like, op
 from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
 from genesis.ops.blocks import as_type, each_block, is_narrow, rows_of, store, upcast, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
-
-Grads = tuple[Array | None, ...]
 
 
 def _half(name: str, gate_up: Array) -> Spec:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from genesis.errors import NumericError, OutOfMemoryError, UsageError
-from genesis.ops.next_tokens import FAILED, INACTIVE
+from genesis.ops.sample import FAILED, INACTIVE
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_prompts import CHUNK, Prompts
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, Reading, Step, keep, take

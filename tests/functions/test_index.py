@@ -21,7 +21,7 @@ from genesis.functions import index as functions
 from genesis.functions.create import tensor
 from genesis.functions.surface import methods
 from genesis.indexing import Kind, plan_get, plan_set
-from genesis.ops.segment import sum_rows
+from genesis.ops.index import sum_rows
 from tests.functions.torch_tables import difference, load
 from tests.ops.layouts import place
 
@@ -592,7 +592,7 @@ def test_backward_of_a_large_table_touches_each_row_once() -> None:
     ids = np.minimum(np.random.default_rng(0).zipf(1.3, 2048), 151_935)
     weight = genesis.zeros(151_936, 32, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("genesis.ops.segment.sum_rows", counting)
+        patch.setattr("genesis.ops.index.sum_rows", counting)
         weight[tensor(ids)].sum().backward()
     assert calls == [(len(np.unique(ids)), 32)]
     assert np.array_equal(weight.grad[:, 0].numpy(), np.bincount(ids, minlength=151_936))

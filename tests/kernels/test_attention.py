@@ -19,8 +19,8 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels.attention import attention as kernels
 from genesis.kernels.attention.common import scheduled_tile
-from genesis.kernels.attention.tiles import AttentionTile, l2_sections, tiles_of
-from genesis.kernels.gemm import transpose
+from genesis.kernels.attention.problem import AttentionTile, l2_sections, tiles_of
+from genesis.kernels.gemm import copies
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
 from genesis.ops.rope import rope
 from genesis.shapes import Shape
@@ -242,9 +242,9 @@ def copied_keys(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     def spy(out: Array, x: Array) -> bool:
         shapes.append(out.shape)
-        return transpose.transposed_copy(out, x)
+        return copies.transposed_copy(out, x)
 
-    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", 1)
+    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(kernels, "transposed_copy", spy)
     return shapes
 
@@ -279,14 +279,14 @@ def test_keys_of_exact_float32_are_copied_to_be_contiguous_along_n(
 
 @pytest.mark.parametrize(
     ("size", "dtype", "tokens", "tf32", "large"),
-    [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, transpose.MIN_MULTIPLY_ADDS),
+    [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, copies.MIN_MULTIPLY_ADDS),
      (24, float32, 15, False, 1), (12, float32, 35, False, 1)],
 )  # fmt: skip
 def test_other_keys_keep_their_layout(
     size: int, dtype: DType, tokens: int, tf32: bool, large: int, copied_keys: list[Shape],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", large)
+    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", large)
     before = allow_tf32.set(tf32)
     try:
         check_forward(size, dtype, False, True, 0, tokens)

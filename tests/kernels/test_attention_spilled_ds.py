@@ -19,9 +19,17 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels.attention import attention as kernels
-from genesis.kernels.attention import ds_chunks
-from genesis.kernels.attention.ds_chunks import DS_TILE, MAX_CHUNK_BYTES, ds_buffer_shape, ds_chunks_of, ds_extent
-from genesis.kernels.attention.spilled_ds import STORE_BY_4_WARPS, permuted_column, tile_origin
+from genesis.kernels.attention import spilled_ds
+from genesis.kernels.attention.spilled_ds import (
+    DS_TILE,
+    MAX_CHUNK_BYTES,
+    STORE_BY_4_WARPS,
+    ds_buffer_shape,
+    ds_chunks_of,
+    ds_extent,
+    permuted_column,
+    tile_origin,
+)
 from tests.kernels.collecting import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
 from tests.kernels.test_gemm_warp_specialized import Hopper
@@ -59,7 +67,7 @@ def test_gradients(
     if dtype is float32 and not is_interpreted():
         pytest.skip("a GPU spills 2-byte types")
     monkeypatch.setattr(kernels, "_spills_ds", lambda c: True)
-    monkeypatch.setattr(ds_chunks, "MAX_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(spilled_ds, "MAX_CHUNK_BYTES", chunk_bytes)
     c = case(size, dtype, packed, True, window, tokens, rotation)
     o, _, dx = run(c)
     backward = ["attention_bwd_delta", "attention_bwd_dkdv", "attention_bwd_reduce_splits", "attention_bwd_dq_from_ds"]
@@ -206,7 +214,7 @@ def test_gradients_match_the_kernels_that_recompute_scores(
     inputs = (g, q, k, v, o)
     found = gradients(inputs, lse)
     assert "attention_bwd_dq_from_ds" in launched
-    monkeypatch.setattr(ds_chunks, "MAX_CHUNK_BYTES", 1)
+    monkeypatch.setattr(spilled_ds, "MAX_CHUNK_BYTES", 1)
     for whole, chunked in zip(found, gradients(inputs, lse), strict=True):  # sums over heads may be split differently
         assert np.linalg.norm(whole - chunked) <= 1e-3 * np.linalg.norm(whole)
     monkeypatch.setattr(kernels, "_spills_ds", lambda c: False)

@@ -8,7 +8,7 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import bfloat16
-from genesis.kernels.gemm.beside import below, beside, can_extend, ones_and
+from genesis.kernels.gemm.copies import below, beside, can_extend, ones_and
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import window

@@ -19,8 +19,7 @@ from genesis.nn import fused
 from genesis.nn.quantized import quantize_layers, quantized_linear
 from genesis.op import Op
 from genesis.ops.linear import linear, packed_linear
-from genesis.ops.norm_linear import norm_linear
-from genesis.ops.norm_mlp import norm_mlp
+from genesis.ops.norm_linear import norm_linear, norm_mlp
 
 CUDA = Device("cuda", 0)
 EPS = 1e-5

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import genesis.kernels.gemm.norm_mlp as cuda_impls
+import genesis.kernels.gemm.norm_linear as cuda_impls
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, bfloat16, float16, float32
 from genesis.kernels.gemm.gated import SwigluTile, gemm_swiglu_into
-from genesis.ops.norm_mlp import norm_mlp
+from genesis.ops.norm_linear import norm_mlp
 
 CUDA = Device("cuda", 0)
 SMALL = SwigluTile(32, 16, 16, 4, 2, group=2)

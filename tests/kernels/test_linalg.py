@@ -17,12 +17,17 @@ from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
-from genesis.kernels.gemm import aligned, linalg, transpose
-from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, aligned_copies_kernel, alignment_is_profitable
+from genesis.kernels.gemm import copies, linalg
+from genesis.kernels.gemm.copies import (
+    aligned_columns,
+    aligned_copies,
+    aligned_copies_kernel,
+    alignment_is_profitable,
+    transposed_copy,
+)
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import quotient
 from genesis.kernels.gemm.tiles import MIN_STEPS, GemmTile
-from genesis.kernels.gemm.transpose import transposed_copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
 
@@ -41,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         launch(kernel, *args, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(linalg, "launch", spy)
-    monkeypatch.setattr(aligned, "launch", spy)
+    monkeypatch.setattr(copies, "launch", spy)
     return kernels
 
 
@@ -360,7 +365,7 @@ def copied_operands(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         shapes.append(tuple(size for size in out.shape if size > 1))
         return transposed_copy(out, x)
 
-    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", 1)
+    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(linalg, "transposed_copy", spy)
     return shapes
 
@@ -415,13 +420,13 @@ def test_scales_of_rows_follow_a_swapped_gemm(copied_operands: list[Shape]) -> N
 
 
 @pytest.mark.parametrize(
-    "x, y, large", [((37, 41), (41, 35), transpose.MIN_MULTIPLY_ADDS), ((8, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
+    "x, y, large", [((37, 41), (41, 35), copies.MIN_MULTIPLY_ADDS), ((8, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
                     ((37, 12), (12, 35), 1), ((4, 18, 40), (4, 40, 17), 1)],
 )  # fmt: skip
 def test_no_operand_is_copied_for_few_uses(
     x: Shape, y: Shape, large: int, copied_operands: list[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", large)
+    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", large)
     assert difference("nt", x, y, float32, None) < ROUNDING[float32]
     assert copied_operands == []
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import genesis
-import genesis.kernels.index.embedding as embedding
-import genesis.kernels.loss.chunks as chunks
+import genesis.kernels.index.index as indexing
 import genesis.kernels.loss.lm_head as head
 import genesis.kernels.loss.loss as loss
 from genesis.array import Array, empty
@@ -100,7 +99,7 @@ def test_large_logits_keep_their_precision() -> None:
 
 def test_chunks_add_up(monkeypatch: pytest.MonkeyPatch, launched: list[tuple[str, tuple[Any, ...]]]) -> None:
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(chunks, "MIN_ROWS", 128)
+    monkeypatch.setattr(head, "MIN_ROWS", 128)
     found = errors(260, 301, bfloat16)
     assert [name for name, _ in launched] == [
         "divisor_kernel",
@@ -130,7 +129,7 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
 def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """Of the GEMMs behind the logits one is left, and what is left is the same to the bit."""
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(chunks, "MIN_ROWS", 128)
+    monkeypatch.setattr(head, "MIN_ROWS", 128)
     products: list[Any] = []
     multiply = loss.matmul_into
     monkeypatch.setattr(loss, "matmul_into", lambda out, *a, **k: (products.append(out.shape), multiply(out, *a, **k)))
@@ -253,7 +252,7 @@ def test_a_label_far_below_the_largest_logit(classes: int, common: float) -> Non
 
 def test_overflowed_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(chunks, "MIN_ROWS", 256)
+    monkeypatch.setattr(head, "MIN_ROWS", 256)
     rng = np.random.default_rng(7)
     logits, labels = rng.standard_normal((300, 64)), rng.integers(0, 64, 300)
     for i, size in (200, 500), (290, 100):
@@ -371,11 +370,11 @@ def test_rows_of_a_gemm_are_scaled_before_rounding(k: int, tile: GemmTile | None
 @pytest.mark.parametrize("shape", [(700,), (35, 20)])
 @pytest.mark.parametrize("ranked", (True, False))
 def test_ids_are_sorted_in_order_of_position(ranked: bool, shape: tuple[int, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(embedding, "RANK_SORT_MAX", 1 << 20 if ranked else 0)
+    monkeypatch.setattr(indexing, "RANK_SORT_MAX", 1 << 20 if ranked else 0)
     ids = np.random.default_rng(3).integers(0, 50, shape)
     ids[ids > 40] = 151_935
     stored = on_device(np.asfortranarray(ids).T)  # in memory the ids are transposed
-    found = embedding._sorted_ids("embedding", stored.view(shape, stored.strides[::-1]), 151_936, 8)
+    found = indexing._sorted_ids("embedding", stored.view(shape, stored.strides[::-1]), 151_936, 8)
     order = np.argsort(ids.reshape(-1), kind="stable")
     np.testing.assert_array_equal(found.keys.numpy().reshape(-1), ids.reshape(-1)[order])
     assert found.order is not None

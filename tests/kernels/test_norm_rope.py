@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from genesis.array import Array, from_numpy
-from genesis.kernels.norm import norm_rope as kernels
-from genesis.kernels.norm.norm_rope import Tiles, backward_tiles, forward_tiles
+from genesis.kernels.norm import rope as kernels
+from genesis.kernels.norm.rope import Tiles, backward_tiles, forward_tiles
 from genesis.op import registry
 from tests.ops.devices import CUDA, moved, using
 

@@ -16,8 +16,7 @@ from genesis.backend import backend_for
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import as_dtype
 from genesis.kernels.decode import sample as kernels
-from genesis.ops.next_tokens import next_tokens
-from genesis.ops.sample import sample, uniforms
+from genesis.ops.sample import next_tokens, sample, uniforms
 from tests.ops.devices import CUDA, poisoned
 
 V = 2500  # several chunks for one row

@@ -16,7 +16,7 @@ from genesis.backend import backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, float64, int32, int64
 from genesis.errors import IndexRangeError, ShapeError
 from genesis.indexing import plan_get
-from genesis.kernels.gemm.transpose import transposed_copy
+from genesis.kernels.gemm.copies import transposed_copy
 from genesis.kernels.index import radix_sort as radix
 from genesis.kernels.index import segment, select
 from genesis.kernels.index import sort as sorting

@@ -147,7 +147,7 @@ IN_8_BITS = {
     "genesis.ops.swiglu.multiply_scaled": ("backward", 1, 1),
     "genesis.ops.fp8.multiply_scaled": ("backward", 1, 1),
     "genesis.kernels.gemm.linear.quantized_gemm_into": ("forward", 2, 1),
-    "genesis.kernels.gemm.norm_mlp.quantized_gemm_swiglu_into": ("forward", 3, 1),
+    "genesis.kernels.gemm.norm_linear.quantized_gemm_swiglu_into": ("forward", 3, 1),
     "genesis.kernels.pointwise.swiglu.quantize_scaled_operands": ("backward", 1, 1),
     "genesis.kernels.gemm.fp8.quantize_scaled_operands": ("backward", 1, 1),
 }

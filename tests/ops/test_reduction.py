@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from genesis.backend import cpu
-from genesis.ops import reduction as module
-from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
+from genesis.ops import blocks as module
+from genesis.ops.blocks import arrange, reduce_into, reduce_tiles, store_kept
 
 SHAPES = ((7,), (1, 9), (5, 6), (6, 1, 5), (3, 4, 5), (2, 5, 3, 4), (40, 3), (3, 40), (2, 40, 5))
 

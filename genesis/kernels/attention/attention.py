@@ -36,20 +36,24 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.tma import Descriptor
 from genesis.dtypes import float32, int32
-from genesis.kernels.attention.backward import (
+from genesis.kernels.attention.flash import (
     attention_bwd_delta,
     attention_bwd_dkdv,
     attention_bwd_dq,
     attention_bwd_reduce_splits,
+    attention_fwd,
 )
-from genesis.kernels.attention.ds_chunks import DS_TILE, HEAD_DIMS, ds_buffer_shape, ds_chunks_of
-from genesis.kernels.attention.forward import attention_fwd
-from genesis.kernels.attention.problem import Problem, problem_of
-from genesis.kernels.attention.rope import rope
-from genesis.kernels.attention.spilled_ds import attention_bwd_dq_from_ds
-from genesis.kernels.attention.tiles import AttentionTile, l2_sections, padded_head_dim, tiles_of
+from genesis.kernels.attention.problem import AttentionTile, Problem, l2_sections, padded_head_dim, problem_of, tiles_of
+from genesis.kernels.attention.spilled_ds import (
+    DS_TILE,
+    HEAD_DIMS,
+    attention_bwd_dq_from_ds,
+    ds_buffer_shape,
+    ds_chunks_of,
+)
 from genesis.kernels.attention.warp_specialized import forward_ws_into
-from genesis.kernels.gemm.transpose import MIN_EXTENT, copy_is_profitable, transposed_copy
+from genesis.kernels.gemm.copies import MIN_EXTENT, copy_is_profitable, transposed_copy
+from genesis.kernels.norm.rope import rope
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.types import work_type
 from genesis.ops.attention import parts_of

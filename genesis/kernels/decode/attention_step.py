@@ -34,7 +34,9 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels import maths
-from genesis.kernels.attention.attention_parts import (
+from genesis.kernels.attention.common import fast_exp2, operand
+from genesis.kernels.attention.problem import padded_head_dim
+from genesis.kernels.decode.attention_parts import (
     end_part,
     part_of,
     prefetch_early,
@@ -42,8 +44,6 @@ from genesis.kernels.attention.attention_parts import (
     saturated,
     store_heads,
 )
-from genesis.kernels.attention.common import fast_exp2, operand
-from genesis.kernels.attention.tiles import padded_head_dim
 from genesis.kernels.decode.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.dependents import allow_next, can_overlap, largest_cluster, wait_for_previous
 from genesis.kernels.maths import rounded_product

@@ -11,7 +11,7 @@ Keys and values are multiplied as they are loaded, 16 bytes in each thread (see 
 queries, then probabilities as operand A, of which heads fill 8 of 16 rows.
 
 Tiles are [BS * 8, 32], for BS warps. A thread (g, t) of 8 x 4 in warp w has 8 elements of row 8·w + g, columns 8·t + j:
-- of the token's heads as they are prepared: attention_step_token.py;
+- of the token's heads as they are prepared: attention_step_tiles.py;
 - of queries: head g, columns 8·t + j of 32;
 - of a block of 8 keys: key g, columns 8·t + j of 32; block n of warp w begins with key (n·BS + w)·8 of the tile;
 - of scores of 4 blocks: head g, key 2·t + j % 2 of block j / 2, as the MMA leaves them and as it takes them for P;
@@ -25,11 +25,26 @@ import triton
 import triton.language as tl
 
 from genesis.kernels import maths
-from genesis.kernels.attention.attention_parts import end_part, part_of, prefetch_early, saturated
 from genesis.kernels.attention.common import fast_exp2
-from genesis.kernels.decode.attention_step_tiles import combine, scores, weighted
-from genesis.kernels.decode.attention_step_token import exchange, load_table, place_in_head, row_sums
-from genesis.kernels.decode.cluster import await_cluster, enter_cluster, gather, share_of
+from genesis.kernels.decode.attention_parts import (
+    await_cluster,
+    end_part,
+    enter_cluster,
+    gather,
+    part_of,
+    prefetch_early,
+    saturated,
+    share_of,
+)
+from genesis.kernels.decode.attention_step_tiles import (
+    combine,
+    exchange,
+    load_table,
+    place_in_head,
+    row_sums,
+    scores,
+    weighted,
+)
 from genesis.kernels.decode.few_rows_fma import after_loads
 from genesis.kernels.decode.few_rows_mma import operand
 from genesis.kernels.dependents import allow_next, wait_for_previous

@@ -1,6 +1,6 @@
 """Matmuls of at most 32 rows, as generation makes them: each element of the weight is read once, by all SMs.
 
-Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; norm_linear.py; norm_mlp.py; quantized_linear.py.
+Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; norm_linear.py; quantized_linear.py.
 
 y = x·Wᵀ, with RMSNorm of x before it, and a scale for each row of W, bias, residual or SwiGLU after it. Such a matmul
 takes as long as its weight takes from memory, a microsecond or two, so that latency counts: every launch is alone, and

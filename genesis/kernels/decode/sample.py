@@ -2,13 +2,13 @@
 
 1. `chunk_kernel`: of each chunk of a row the greatest score and its id, the least score, whether all are finite, and
    the greatest score of each group of ids.
-2. `bin_kernel`: how many tokens each bin of scores has, or what they weigh (sample_bins.py).
+2. `bin_kernel`: how many tokens each bin of scores has, or what they weigh (sample_parts.py).
 3. `draw_kernel`: the bins that top-k, top-p and the draw can end in are known from those sums but for parts of the bins
    themselves. Their tokens become candidates, and the last program of a row puts these in order.
 
 Every row takes the way that its settings ask for; these are read on the device, so that one graph serves all. A row
 that takes the likeliest token leaves 2 and 3 at once; one with a small top-k leaves 2, and has its candidates from the
-groups (sample_top.py). No row is sorted as a whole.
+groups (sample_parts.py). No row is sorted as a whole.
 
 A token differs from the reference's only where the draw is within rounding of a border between two tokens: 2^-26 of u,
 at worst (all weights below 2^-44 of the likeliest token's are left out); with penalties, which are rounded to float32,
@@ -25,10 +25,15 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, float64, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.decode.sample_bins import (
+from genesis.kernels.decode.sample_parts import (
     BINS,
+    TOKENS,
     bin_of,
+    bisected,
     facts_of_row,
+    gather_top,
+    group_of,
+    is_small,
     masses_of,
     ordered,
     ordered_back,
@@ -37,10 +42,9 @@ from genesis.kernels.decode.sample_bins import (
     scores_of,
     settings_of,
     share_of,
+    top_groups,
     weights_of,
 )
-from genesis.kernels.decode.sample_ties import bisected
-from genesis.kernels.decode.sample_top import TOKENS, gather_top, group_of, is_small, top_groups
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.index.index import contiguous
 from genesis.kernels.types import TRITON, converted, work_type
@@ -48,7 +52,7 @@ from genesis.kernels.types import TRITON, converted, work_type
 PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
 FIELDS = 6  # that a chunk gives: greatest score, its id, least score, marks of bad logits, greatest logit, sum of exp
 FEW = tl.constexpr(512)  # candidates of most rows
-MANY = tl.constexpr(2048)  # and the most that are put in order; sample_ties.py has the rest
+MANY = tl.constexpr(2048)  # and the most that are put in order; sample_parts.py has the rest
 PREFIX = tl.constexpr(1024)  # top-k up to which all that are left become candidates, whatever they weigh
 NOWHERE = tl.constexpr(-9)
 MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
@@ -423,4 +427,66 @@ def sample_on_device(
     launch(
         draw_kernel, grid, *out, candidates, listed, maxima, tables, likely, counters, partials, logits, keys, settings,
         top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **rest, num_warps=8, maxnreg=128,
+    )  # fmt: skip
+
+
+# --- What follows a draw: see `next_tokens` ---------------------------------------------------------------------------
+
+
+ROWS = 32  # at a time
+
+
+@triton.jit
+def next_tokens_kernel(p_drawn, p_log_probs, p_stops, p_tokens, p_lengths, p_left, p_keys, p_seen, p_ring,
+                       p_ring_log_probs, p_step, rows, places, vocabulary, STOPS: tl.constexpr,
+                       HAS_LOG_PROBS: tl.constexpr, OVERLAP: tl.constexpr, N: tl.constexpr,
+                       B: tl.constexpr):  # fmt: skip
+    """One program of one warp; STOPS ids of each row in a tile N wide, a vocabulary of 0 where nothing is marked."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    step = tl.load(p_step)
+    place = (step % places) * rows
+    for start in range(0, rows, B):
+        i_b = start + tl.arange(0, B)  # [B]
+        m_b = i_b < rows
+        token = tl.load(p_drawn + i_b, mask=m_b, other=-1)
+        left = tl.load(p_left + i_b, mask=m_b, other=0)
+        length = tl.load(p_lengths + i_b, mask=m_b, other=0)
+        position = tl.load(p_keys + i_b * 3 + 2, mask=m_b, other=0)
+        is_active = left > 0
+        is_stop = token == -1
+        if STOPS > 0:
+            i_n = tl.arange(0, N)  # [N]
+            m = m_b[:, None] & (i_n < STOPS)[None, :]
+            stop = tl.load(p_stops + i_b[:, None] * STOPS + i_n[None, :], mask=m, other=-1)  # [B, N]
+            is_stop = is_stop | (tl.max((stop == token[:, None]).to(tl.int32), 1) > 0)
+        tl.debug_barrier()  # all is read before anything of it changes
+        tl.store(p_ring + place + i_b, tl.where(is_active, token, -2), mask=m_b)
+        if HAS_LOG_PROBS:
+            log_prob = tl.load(p_log_probs + i_b, mask=m_b, other=0)
+            found = tl.where(is_active, log_prob, float("nan"))
+            tl.store(p_ring_log_probs + place + i_b, found, mask=m_b)
+        tl.store(p_left + i_b, tl.where(is_stop, 0, left - 1), mask=m_b & is_active)
+        m_token = m_b & is_active & (token != -1)
+        tl.store(p_tokens + i_b, token, mask=m_token)
+        tl.store(p_lengths + i_b, length + 1, mask=m_token)
+        tl.store(p_keys + i_b * 3 + 2, position + 1, mask=m_token)
+        if vocabulary > 0:
+            marked = tl.full((B,), 1, tl.int1)
+            tl.store(p_seen + i_b.to(tl.int64) * vocabulary + token, marked, mask=m_token)
+    tl.debug_barrier()
+    tl.store(p_step, step + 1)
+
+
+@cuda_impl("next_tokens")
+def next_tokens(
+    out: tuple[()], drawn: Array, log_probs: Array, stops: Array, tokens: Array, lengths: Array, left: Array,
+    keys: Array, seen: Array, ring: Array, ring_log_probs: Array, step: Array,
+) -> None:  # fmt: skip
+    """One launch."""
+    (places, rows), (_, count) = ring.shape, stops.shape
+    launch(
+        next_tokens_kernel, 1, drawn, log_probs, stops, tokens, lengths, left, keys, seen, ring, ring_log_probs, step,
+        rows, places, seen.shape[1], STOPS=count, HAS_LOG_PROBS=bool(log_probs.size), OVERLAP=can_overlap(drawn),
+        N=max(2, triton.next_power_of_2(count)), B=min(ROWS, max(2, triton.next_power_of_2(rows))), num_warps=1,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
-from genesis.kernels.gemm.beside import beside, can_extend, ones_and
+from genesis.kernels.gemm.copies import beside, can_extend, ones_and
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into

@@ -23,7 +23,14 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
-from genesis.kernels.gemm.aligned import aligned_columns, aligned_copies, alignment_is_profitable
+from genesis.kernels.gemm.copies import (
+    MIN_EXTENT,
+    aligned_columns,
+    aligned_copies,
+    alignment_is_profitable,
+    copy_is_profitable,
+    transposed_copy,
+)
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import (
     ACCUMULATE,
@@ -59,7 +66,6 @@ from genesis.kernels.gemm.tiles import (
     split_schedule,
     unaligned_tile,
 )
-from genesis.kernels.gemm.transpose import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.gemm.warp_specialized import ws_residual_into, ws_scaled_into
 from genesis.kernels.strides import collapse, needs_int64
 from genesis.kernels.types import TRITON, work_type

@@ -1,20 +1,23 @@
-"""The CUDA implementation of RMSNorm followed by linear layers: the norm to a buffer of its own, then the GEMM.
+"""CUDA implementations of RMSNorm followed by linear layers, alone and as a gated MLP with the residual around it.
 
-Few rows that are not recorded are normalised in the GEMM itself.
-
-Plain reference: genesis/ops/norm_linear.py: `norm_linear`.
+Plain reference: genesis/ops/norm_linear.py: `norm_linear`, `norm_mlp`. The norm goes to a buffer of its own, then the
+GEMM; gate and up have SwiGLU in their epilogue. Few rows that are not recorded are normalised in the GEMM itself.
 """
 
 from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.kernels.decode.few_rows import Norm, few_rows_linear_into, is_for_few_rows
-from genesis.kernels.gemm.linear import packed_linear
+from genesis.kernels.decode.few_rows import Norm, few_rows_linear_into, few_rows_swiglu_into, is_for_few_rows
+from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
+from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm
+from genesis.kernels.pointwise.swiglu import swiglu_packed
+from genesis.kernels.strides import as_matrix
+from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.linear import own_parameters, split_parameters
-from genesis.ops.low_rank import LowRank
-from genesis.ops.shape import contiguous
+from genesis.ops.low_rank import LowRank, split_pairs
+from genesis.ops.shape import contiguous, slices
 
 
 @cuda_impl("norm_linear")
@@ -31,3 +34,46 @@ def norm_linear(
     normed = empty(x.shape, x.dtype, x.device)
     rms_norm((normed, rstd), x, scale, eps)
     packed_linear((y, *more) if more else y, normed, *parameters, fp8=fp8, low_rank=low_rank)
+
+
+@cuda_impl("norm_mlp")
+def norm_mlp(
+    out: tuple[Array, ...], x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array,
+    eps: float, keep: bool = False, fp8: int = 0, low_rank: LowRank | None = None,
+    down_low_rank: LowRank | None = None,
+) -> None:  # fmt: skip
+    """x + h·Wdᵀ + bd. Where one weight without bias holds gate and up, one kernel computes them and h."""
+    own, _ = split_pairs(parameters, down_low_rank)
+    at_down, of_pairs = parameters[len(own) :], out[5 if keep else 3 :]
+    y, rstd, gate_up = out[:3]
+    if not (keep or of_pairs or fp8) and all(w.ndim == 2 for w in own) and is_for_few_rows(x, *own, down):
+        h = _empty_like(x, gate_up.shape[-1] // 2)
+        gate, up = own if len(own) == 2 else slices(own[0], [own[0].shape[0] // 2] * 2)
+        norm = Norm(contiguous(scale), eps, rstd)
+        few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
+        linear(y, h, down, down_bias, x)
+        return
+    normed, h = out[3:5] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
+    rms_norm((normed, rstd), x, scale, eps)
+    parts = tuple(map(as_matrix, (h, gate_up, normed)))
+    is_quantized = is_wide_enough(fp8, gate_up.shape[-1])
+    if low_rank is not None:
+        u, *of_pairs = of_pairs
+        inner, operands = split_pairs(own, low_rank)
+        assert operands is not None
+        is_plain = len(inner) == 1 and not is_quantized
+        if not is_plain or not adapted_gemm_swiglu_into(*parts[:2], as_matrix(u), parts[2], *inner, operands, low_rank):
+            packed_linear((gate_up, u), normed, *own, fp8=fp8, low_rank=low_rank)
+            swiglu_packed(h, gate_up)
+    elif is_quantized and len(own) == 1:
+        quantized_gemm_swiglu_into(*parts, contiguous(own[0]))
+    elif is_quantized or len(own) != 1 or not gemm_swiglu_into(*parts, own[0]):
+        packed_linear(gate_up, normed, *own, fp8=fp8)
+        swiglu_packed(h, gate_up)
+    del normed, parts
+    results = (y, *of_pairs) if of_pairs else y
+    linear(results, h, down, down_bias, x, *at_down, fp8=fp8, low_rank=down_low_rank)
+
+
+def _empty_like(x: Array, width: int) -> Array:
+    return empty((*x.shape[:-1], width), x.dtype, x.device)

@@ -1,6 +1,6 @@
 """Scatter and scatter-add of rows by sorted keys: deterministic segment sums, without atomics.
 
-Reference: `np.add.at` and assignment in `genesis/ops/index.py` and `embedding.py`.
+Reference: `np.add.at` and assignment in `genesis/ops/index.py`.
 
 The sorted keys are cut into windows of a fixed number of slots; equal keys form a run. A window sums the runs inside it
 and writes them. For a run that crosses windows, each window stores a partial sum, and the program of the run's first

@@ -21,7 +21,7 @@ from genesis.backend.cuda.dispatch import Plan, layout_of, record
 from genesis.backend.cuda.launch import clear, forget_plan, launch, recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.reduce.prefix_sum import exclusive_sums
+from genesis.kernels.reduce.scan import exclusive_sums
 from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.ops.index import MASK_BLOCK
 

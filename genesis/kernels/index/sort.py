@@ -20,7 +20,7 @@ from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_k
 from genesis.kernels.index.radix_sort import Lines, argsort_keys, bits_of, ordered_keys, radix_sort
 from genesis.kernels.index.segment import report_fault, rows_of, scatter_add_rows, sort_tile
 from genesis.kernels.index.select import count_true, true_indices
-from genesis.kernels.reduce.prefix_sum import exclusive_sums
+from genesis.kernels.reduce.scan import exclusive_sums
 from genesis.kernels.strides import collapse, offsets
 from genesis.ops.reduce import single_axis
 from genesis.shapes import numel

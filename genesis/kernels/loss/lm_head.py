@@ -34,7 +34,6 @@ from genesis.dtypes import bfloat16, float32, int32
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.loss.chunks import COLUMNS, GRAIN
 from genesis.kernels.types import TRITON, converted
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -42,6 +41,12 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # How many powers of 2 a logit may differ from its row's reference: S over 2^24 classes is then below 2^104, and of the
 # 2^127 of float32 and bfloat16 23 powers remain for the weight in E·weight, and for an x below 1 in x / S.
 LIMIT = tl.constexpr(80)
+# Bytes of logits at a time: 2816 tokens × 152k classes in 2 bytes; a smaller one accumulates dW more often.
+WORKSPACE = 832 << 20
+MANY = 16384  # tokens above which the workspace grows with them, as other activations do
+MIN_ROWS = 256  # of a chunk; below, accumulating dW would cost more than the GEMM
+COLUMNS = 128  # of a tile of 2-byte logits, which stores two statistics per row
+GRAIN = 64  # the row stride of a chunk's logits is a multiple of it, so that TMA takes any vocabulary
 ROW_TILES = 2048  # statistics of a row per load
 ROW_WIDTH = 1024  # elements of a row of x and of the weight per load
 
@@ -243,6 +248,18 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
+
+
+def chunk_rows(tokens: int, row: int, workspace: int) -> int:
+    """Tokens per chunk, for `row` bytes a token: nearly equal chunks of whole tiles within the workspace.
+
+    Args:
+        workspace: bytes for up to `MANY` tokens; in proportion for more.
+    """
+    room = workspace * max(tokens, MANY) // MANY
+    most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)
+    even = -(-tokens // -(-tokens // most)) if tokens else 0
+    return min(tokens, -(-even // 128) * 128)
 
 
 class Labels(NamedTuple):

@@ -23,8 +23,15 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.loss.chunks import WORKSPACE, chunk_rows
-from genesis.kernels.loss.lm_head import Head, Labels, is_supported, load_shifted_label, row_slice
+from genesis.kernels.loss.lm_head import (
+    WORKSPACE,
+    Head,
+    Labels,
+    chunk_rows,
+    is_supported,
+    load_shifted_label,
+    row_slice,
+)
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.linalg import transposed

@@ -1,7 +1,8 @@
-"""Kernels of the gradients' norm and of the factor that clips them: partial sums at fixed cuts, then one small program.
+"""Kernels of the sum over ranks, of the gradients' norm and of the factor that clips them.
 
-Squares are added in float32 (float64 for float64) within a lane of a program and in float64 from there on, always in
-the same order, so results do not depend on timing or on the GPU.
+A norm is partial sums at fixed cuts, then one small program. Squares are added in float32 (float64 for float64) within
+a lane of a program and in float64 from there on, always in the same order, so results do not depend on timing or on the
+GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from genesis.dtypes import float64
 from genesis.kernels import maths
 from genesis.kernels.index.index import contiguous
 from genesis.kernels.optim.step_constants import apart, exact
+from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.gradients import NORM_SPAN
@@ -182,3 +184,43 @@ def clip_factor_of_ranks(out: tuple[()], report: Array, figures: Array, *, losse
             factor_of_ranks_kernel, 1, report, figures, losses, count, report.strides[0], Double(max_norm or 0.0),
             HAS_LIMIT=max_norm is not None, **_final(max(count, 1)),
         )  # fmt: skip
+
+
+# --- The sum over ranks -----------------------------------------------------------------------------------------------
+
+
+TILE = 1024  # elements: 16 bytes of a 2-byte type for each of 128 threads
+
+
+@triton.jit
+def rank_sum_kernel(p_o, p_own, p_others, n, s_row, RANK: tl.constexpr, OTHERS: tl.constexpr,
+                    ADDS: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """total = ((… + rank 0's) + rank 1's) + … in WORK, stored once."""
+    i, m = positions(n, TILE, INT64)  # [TILE]
+    o_row = i * 0
+    own = converted(tl.load(p_own + i, mask=m), WORK)
+    if ADDS:
+        acc = converted(tl.load(p_o + i, mask=m), WORK)
+    elif RANK == 0:
+        acc = own
+    else:
+        acc = converted(tl.load(p_others + i, mask=m), WORK)
+    for q in tl.static_range(OTHERS + 1):  # the sum has begun with the first of its terms: 0 + -0 would be 0
+        if q == RANK and (ADDS or q > 0):
+            acc += own
+        if q < OTHERS:  # row q holds rank q's values, or rank q + 1's behind this one's
+            if ADDS or q > 0 or RANK == 0:
+                acc += converted(tl.load(p_others + o_row + i, mask=m), WORK)
+            o_row += s_row
+    tl.store(p_o + i, converted(acc, p_o.dtype.element_ty), mask=m)
+
+
+@cuda_impl("rank_sum")
+def rank_sum(out: tuple[()], total: Array, own: Array, others: Array, *, rank: int, adds: bool) -> None:
+    """One pass: W values are read, one is written."""
+    n, work = own.size, work_type(own.dtype)
+    launch(
+        rank_sum_kernel, triton.cdiv(n, TILE), total, own, others, n, others.strides[0],
+        RANK=rank, OTHERS=others.shape[0], ADDS=adds, WORK=TRITON[work.name],
+        INT64=needs_int64((n,)) or needs_int64(others.shape, others.strides), TILE=TILE, num_warps=4,
+    )  # fmt: skip

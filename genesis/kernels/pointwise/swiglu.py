@@ -14,7 +14,7 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.kernels.gemm.beside import below, beside, can_extend
+from genesis.kernels.gemm.copies import below, beside, can_extend
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product

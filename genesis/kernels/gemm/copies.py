@@ -1,0 +1,272 @@
+"""Copies of a GEMM's operands into another layout, and operands side by side.
+
+Plain reference: genesis/ops/elementwise.py: `copy`, `cast`; numpy.concatenate.
+
+- Between arrays whose contiguous axes differ: tiles are read along one's axis and stored along the other's, and
+  transposed in shared memory in between.
+- Of rows that TMA cannot address, into rows that begin at multiples of 16 bytes. Through pointers such rows are loaded
+  element by element, which leaves tensor cores idle for nine tenths of the time. A copy moves twice the operand's bytes
+  once, and the GEMM then loads by TMA.
+- Side by side along k: [x | u]·[W | B]ᵀ is x·Wᵀ + u·Bᵀ as one product, with any kernel and its epilogue. Copying costs
+  what x, W and their copies have in bytes; it saves passes over the product's result, which is wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import float32, int16, int32, int64
+from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
+from genesis.kernels.types import converted
+from genesis.ops.shape import contiguous
+
+MIN_EXTENT = 16  # elements along either axis, for tiles to be profitable
+MIN_MULTIPLY_ADDS = 1 << 25  # from which on an operand may be copied first
+MIN_USES = 32  # of each element, which save as much as reading and writing it once more costs
+
+
+@triton.jit
+def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, batch, so, sx,
+                     INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """out[batch, r, c] = x[batch, r, c], where x's elements are contiguous along r and out's along c."""
+    program = tl.program_id(0)
+    b = program // (blocks_r * blocks_c)
+    r = program // blocks_c % blocks_r
+    c = program % blocks_c
+    if INT64:
+        b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
+    r = (r * R + tl.arange(0, R))[:, None]
+    c = (c * C + tl.arange(0, C))[None, :]
+    m = (r < rows) & (c < columns)
+    x = tl.load(p_x + offsets(b, batch, sx) + r + c * sx_c, mask=m)  # [R, C]
+    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
+
+
+def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
+    """Whether copying a K-major operand B of a GEMM in exact float32, to be MN-major, saves more than it costs.
+
+    Such GEMMs are multiply-adds whose operands come from shared memory, 16 bytes a thread: neighbouring columns for
+    neighbouring threads. K-major, these are in the same banks, and a load takes 32 cycles instead of 4.
+
+    Args:
+        elements: of the operand.
+        multiply_adds: with all of its elements.
+    """
+    return multiply_adds >= max(MIN_MULTIPLY_ADDS, MIN_USES * elements)
+
+
+def tile(itemsize: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a tile: 128 bytes or more along both axes."""
+    side = {1: 128, 2: 64, 4: 32, 8: 32}[itemsize]
+    return side, side, 4
+
+
+def transposed_copy(out: Array, x: Array) -> bool:
+    """Write x into `out` of the same shape, converted to its dtype.
+
+    Returns:
+        False, with nothing done, unless x is contiguous along one axis and `out` along another.
+    """
+    sizes, so, sx = collapse(out.shape, out.strides, x.strides)
+    wide_enough = [d for d, n in enumerate(sizes) if n >= MIN_EXTENT]
+    c = next((d for d in wide_enough if so[d] == 1), None)
+    r = next((d for d in wide_enough if sx[d] == 1 and d != c), None)
+    if c is None or r is None or sx[c] == 1 or min(*so, *sx) < 0:
+        return False
+    rest = [d for d in range(len(sizes)) if d not in (r, c)]
+    batch, batch_so, batch_sx = (tuple(s[d] for d in rest) or (n,) for s, n in ((sizes, 1), (so, 0), (sx, 0)))
+    rows, columns, warps = tile(max(out.dtype.itemsize, x.dtype.itemsize))
+    blocks_r, blocks_c = triton.cdiv(sizes[r], rows), triton.cdiv(sizes[c], columns)
+    count = 1
+    for n in batch:
+        count *= n
+    launch(
+        transpose_kernel, count * blocks_r * blocks_c, out, x, sizes[r], sizes[c], blocks_r, blocks_c, so[r], sx[c],
+        batch, batch_so, batch_sx, INT64=needs_int64(sizes, so, sx), R=rows, C=columns, num_warps=warps,
+    )  # fmt: skip
+    return True
+
+
+# --- Aligned rows -----------------------------------------------------------------------------------------------------
+
+
+ROW = 64  # elements that the distance of a copy's rows is a multiple of: 16 units of 8 bytes, stored as vectors
+ELEMENTS = 2048  # of a tile
+LEAST = 1 << 25  # FLOPs of which TMA saves as much as launching a copy takes
+FLOPS_PER_BYTE = 36  # the same of a byte to copy: 60 TFLOP/s through pointers, 400 by TMA, copies of 2 TB/s (H100)
+
+
+@triton.jit
+def copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64: tl.constexpr, R: tl.constexpr,
+              C: tl.constexpr):  # fmt: skip
+    """out[batch, r, c] = x[batch, r, c] for R rows and C columns."""
+    blocks_r, blocks_c = tl.cdiv(rows, R), tl.cdiv(columns, C)
+    b, r, c = program // (blocks_r * blocks_c), program // blocks_c % blocks_r, program % blocks_c
+    if INT64:
+        b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
+    r, c = (r * R + tl.arange(0, R))[:, None], (c * C + tl.arange(0, C))[None, :]
+    m_r = r < rows
+    x = tl.load(p_x + offsets(b, batch, sx) + r * sx_r + c, mask=m_r & (c < columns), other=0)  # [R, C]
+    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, x, mask=m_r & (c < so_r))  # with what pads a row
+
+
+@triton.jit
+def aligned_copies_kernel(p_o, p_x, p_o1, p_x1, programs, rows, columns, so_r, sx_r, batch, so, sx, rows1, columns1,
+                          so_r1, sx_r1, batch1, so1, sx1, INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+                          R1: tl.constexpr, C1: tl.constexpr):  # fmt: skip
+    """One copy in the first `programs` programs, another, where there is one, in those behind."""
+    program = tl.program_id(0)
+    if program < programs:
+        copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64, R, C)
+    elif p_x1 is not None:
+        copy_tile(p_o1, p_x1, program - programs, rows1, columns1, so_r1, sx_r1, batch1, so1, sx1, INT64, R1, C1)
+
+
+class Copy(NamedTuple):
+    """A copy as the kernel takes it: batch dimensions apart, elements as wide as both sides allow."""
+
+    out: Array
+    x: Array
+    sizes: tuple[int, int, int, int]  # rows, columns, and distances of rows
+    batch: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes, and strides of both
+    tile: tuple[int, int]
+
+    @property
+    def programs(self) -> int:
+        rows, columns, _, _ = self.sizes
+        return math.prod(self.batch[0]) * triton.cdiv(rows, self.tile[0]) * triton.cdiv(columns, self.tile[1])
+
+
+def alignment_is_profitable(flops: int, nbytes: int) -> bool:
+    """Whether copying so many bytes of operands first makes a GEMM faster.
+
+    Args:
+        flops: twice the multiply-adds.
+    """
+    return flops > LEAST + FLOPS_PER_BYTE * nbytes
+
+
+def aligned_columns(columns: int) -> int:
+    """The distance of a copy's rows."""
+    return -(-columns // ROW) * ROW
+
+
+def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
+    """Copy x to out for one or two pairs (out, x) of one dtype: both `[..., rows, columns]` with contiguous columns,
+    out with rows `aligned_columns` apart.
+    """
+    copies = [_copy_of(out, x) for out, x in pairs]
+    first, second = copies[0], copies[-1]
+    wide = any(
+        needs_int64((*c.batch[0], *c.sizes[:2]), (*c.batch[i], c.sizes[i + 1], 1)) for c in copies for i in (1, 2)
+    )
+    arrays = (first.out, first.x, second.out, second.x) if len(copies) > 1 else (first.out, first.x, None, None)
+    launch(
+        aligned_copies_kernel, sum(c.programs for c in copies), *arrays, first.programs, *first.sizes, *first.batch,
+        *second.sizes, *second.batch, INT64=wide, R=first.tile[0], C=first.tile[1], R1=second.tile[0],
+        C1=second.tile[1], num_warps=4,
+    )  # fmt: skip
+
+
+def _copy_of(out: Array, x: Array) -> Copy:
+    """In integers of up to 8 bytes."""
+    assert out.strides[-2] % ROW == 0, out.strides
+    item, columns = x.dtype.itemsize, x.shape[-1]
+    base = 16 if x.data_ptr() % 16 == 0 else item  # replayed with another address, of which no more is known
+    grain = math.gcd(base, 8, columns * item, *(st * item for st in x.strides[:-1]))
+    ratio = max(grain // item, 1)
+    kind = {2: int16, 4: int32, 8: int64}[item * ratio]
+    shape = (*x.shape[:-1], columns // ratio)
+    o, s = (
+        Array(a.storage, shape, (*(st // ratio for st in a.strides[:-1]), 1), kind, a.device, a.offset // ratio)
+        for a in (out, x)
+    )
+    rows, c = shape[-2], min(256, triton.next_power_of_2(shape[-1]))
+    batch = collapse(shape[:-2], o.strides[:-2], s.strides[:-2])
+    return Copy(o, s, (rows, shape[-1], o.strides[-2], s.strides[-2]), batch, (ELEMENTS // c, c))  # type: ignore[arg-type]
+
+
+# --- Side by side -----------------------------------------------------------------------------------------------------
+
+
+GRAIN = 8  # elements: rows of 2-byte types that TMA can address
+ROWS, COLUMNS = 32, 128
+
+
+@triton.jit
+def beside_kernel(p_o, p_x, p_u, rows, width, rank, part, so, sx, su, INT64: tl.constexpr, R: tl.constexpr,
+                  C: tl.constexpr):  # fmt: skip
+    """out[i] = [x[i] | 0 | u[i] | 0], u being in the columns of the part of `part` rows that i is in."""
+    i, j = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)[None, :]
+    if INT64:
+        i = i.to(tl.int64)
+    i = i * R + tl.arange(0, R)[:, None]
+    is_x = (i < rows) & (j < width)
+    j_u = j - width - i // part * rank
+    is_u = (i < rows) & (j_u >= 0) & (j_u < rank)
+    b_x = tl.load(p_x + i * sx + j, mask=is_x, other=0)  # [R, C]
+    b_u = tl.load(p_u + i * su + j_u, mask=is_u & (j >= width), other=0)
+    tl.store(p_o + i * so + j, tl.where(j < width, b_x, b_u), mask=(i < rows) & (j < so))
+
+
+def can_extend(rows: int, width: int, rank: int) -> bool:
+    """Whether copying operands is the shorter way, for a product of so many rows whose result is wider than `width`."""
+    return rows >= width and width % GRAIN == rank % GRAIN == 0
+
+
+def beside(x: Array, u: Array, parts: int = 1) -> Array:
+    """[x | u], with `parts` > 1 the parts of u's rows in columns of their own, between zeros.
+
+    Args:
+        x: `[rows, width]`, rows contiguous.
+        u: `[rows, rank]`, like x; `parts` divides its rows.
+    """
+    (rows, width), rank = x.shape, u.shape[1]
+    assert x.strides[1] == u.strides[1] == 1 and u.shape[0] == rows and rows % parts == 0
+    out = empty((rows, width + parts * rank), x.dtype, x.device)
+    if out.size:
+        launch(
+            beside_kernel, (triton.cdiv(rows, ROWS), triton.cdiv(out.shape[1], COLUMNS)), out, x, u, rows, width, rank,
+            rows // parts, out.shape[1], x.strides[0], u.strides[0],
+            INT64=needs_int64(out.shape, out.strides) or needs_int64(x.shape, x.strides), R=ROWS, C=COLUMNS,
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def below_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexpr):
+    """N elements of out: `size` of x, or 1 where x is None, then those of u."""
+    i = program_indices(N, INT64)
+    b_u = tl.load(p_u + (i - size), mask=(i >= size) & (i < total), other=0)
+    b_x = tl.load(p_x + i, mask=i < size, other=0) if p_x is not None else 1.0
+    tl.store(p_o + i, converted(tl.where(i < size, b_x, b_u), p_o.dtype.element_ty), mask=i < total)
+
+
+def below(x: Array, u: Array) -> Array:
+    """[x ; u] of `[rows, width]` and `[rank, width]`."""
+    out = empty((x.shape[0] + u.shape[0], x.shape[1]), x.dtype, x.device)
+    _below_into(out, contiguous(x), u, x.size)
+    return out
+
+
+def ones_and(count: int, u: Array) -> Array:
+    """`count` ones, then u `[n]`, in float32."""
+    out = empty((count + u.size,), float32, u.device)
+    _below_into(out, None, u, count)
+    return out
+
+
+def _below_into(out: Array, x: Array | None, u: Array, size: int) -> None:
+    if out.size:
+        launch(
+            below_kernel, triton.cdiv(out.size, ELEMENTS), out, x, contiguous(u), size, out.size,
+            INT64=needs_int64(out.shape, out.strides), N=ELEMENTS,
+        )  # fmt: skip
