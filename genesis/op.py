@@ -108,6 +108,12 @@ class Context:
         """Whether a gradient is the 1 with which backward starts at a loss, so that nothing need be scaled by it."""
         return self._step is not None and self._step.is_unit(grad)
 
+    def spec(self, i: int) -> Spec:
+        """Shape and dtype of input `i`, an array."""
+        found = self.input_specs[i]
+        assert found is not None
+        return found
+
     @property
     def is_last(self) -> bool:
         """Whether the vjp may write over outputs that only it can reach: nothing reads them later (no retain_graph)."""
@@ -264,6 +270,17 @@ def gradient_like(name: str, g: Array, *outputs: Array, like: Array | Spec | Non
     if g.shape != expected.shape:
         raise ShapeError(f"{name}: the gradient has shape {g.shape}, the result has {expected.shape}")
     return tuple(Spec(x.shape, x.dtype) for x in outputs)
+
+
+def through(name: str) -> Vjp:
+    """The vjp that is one op, which takes g, what was saved of inputs and outputs, and the attributes."""
+
+    def vjp(ctx: Context, g: Array, *_: None) -> Grads:
+        found = registry[name](g, *(x for x in (*ctx.inputs, *ctx.outputs) if x is not None), **ctx.attrs)
+        grads = found if isinstance(found, tuple) else (found,)
+        return (*grads, *[None] * (len(ctx.inputs) - len(grads)))
+
+    return vjp
 
 
 Observer = Callable[[Op, tuple[Any, ...], tuple[Array, ...], dict[str, Any], float], None]

@@ -11,7 +11,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Grads, Op, gradient_like, op
+from genesis.op import Op, gradient_like, op, through
 from genesis.ops.blocks import each_block, store, sweep, upcast, working
 from genesis.ops.elementwise import erf_values, sigmoid_values
 
@@ -51,7 +51,7 @@ def _activation(
     def count(inputs: object, outputs: tuple[Array, ...], attrs: object) -> int:
         return flops * outputs[0].size
 
-    backward = Op(
+    Op(
         f"{name}_backward",
         backward_reference,
         lambda g, x: gradient_like(f"{name}_backward", g, x),
@@ -61,10 +61,8 @@ def _activation(
         torch=torch_backward,
     )
 
-    def vjp(ctx: Context, g: Array) -> Grads:
-        return (backward(g, ctx.inputs[0]),)
-
-    return Op(name, reference, _infer(name), vjp, (0,), flops=count, family="activation", elementwise=True, **facts)
+    facts |= {"flops": count, "family": "activation", "elementwise": True}
+    return Op(name, reference, _infer(name), through(f"{name}_backward"), (0,), **facts)
 
 
 def _times(derivative: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
@@ -173,12 +171,13 @@ def _swiglu_infer(gate: Array, up: Array) -> Spec:
     return Spec(gate.shape, result_type((gate, up)))
 
 
-def _swiglu_vjp(ctx: Context, g: Array) -> Grads:
-    gate, up = ctx.inputs
-    return swiglu_backward(g, gate, up)
-
-
-@op("swiglu", _swiglu_infer, vjp=_swiglu_vjp, saves=(0, 1), flops=lambda i, o, a: 7 * o[0].size)
+@op(
+    "swiglu",
+    _swiglu_infer,
+    vjp=through("swiglu_backward"),
+    saves=(0, 1),
+    flops=lambda i, o, a: 7 * o[0].size,
+)
 def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     """y = silu(gate)·up (Shazeer, 2020)."""
     y, a, b = (x.reshape(-1) for x in (out, gate, up))

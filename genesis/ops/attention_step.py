@@ -90,13 +90,6 @@ def _normalised(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return found
 
 
-def _put(values: np.ndarray, target: np.ndarray) -> None:
-    """Store in the cache's type, e4m3 with the largest number in the place of those beyond it."""
-    if target.dtype == float8_e4m3fn.numpy:
-        values = np.clip(values, -LARGEST, LARGEST)
-    target[...] = values
-
-
 @op("attention_step", _infer, mutates=(1,), flops=_flops)
 def attention_step(
     out: np.ndarray,
@@ -149,4 +142,5 @@ def attention_step(
         scores = q.reshape(key_heads, -1, q.shape[1]) @ keys.swapaxes(1, 2) * wide.type(scale)  # [K, Q / K, n + 1]
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         out[row] = (weights @ values / weights.sum(axis=2, keepdims=True)).reshape(heads, -1)
-        _put(np.stack([k, v]), cache[:, row, :, length])
+        new = np.stack([k, v])
+        cache[:, row, :, length] = np.clip(new, -LARGEST, LARGEST) if cache.dtype == float8_e4m3fn.numpy else new

@@ -89,6 +89,53 @@ def _binary(
     return _register(name, doc, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **rest)
 
 
+def _from_x(
+    name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], derivative: Callable[[Array], Any],
+    **rest: Any,
+) -> Op:  # fmt: skip
+    """An op of one operand with dx = g·derivative(x)."""
+    return _unary(name, doc, infer, function, lambda ctx, g: (mul(g, derivative(ctx.inputs[0])),), saves=(0,), **rest)
+
+
+def _from_y(name: str, doc: str, function: Callable[..., Any], derivative: Callable[[Any], Any], **rest: Any) -> Op:
+    """An op of one operand, in a float type, with dx = g·derivative(y)."""
+
+    def vjp(ctx: Context, g: Array) -> Grads:
+        return (mul(g, derivative(ctx.outputs[0])),)
+
+    return _unary(name, doc, floating, function, vjp, saves=("out",), **rest)
+
+
+def _logarithm(name: str, doc: str, function: Callable[..., Any], denominator: Callable[[Array], Any]) -> Op:
+    """A logarithm, with dx = g / denominator(x)."""
+
+    def vjp(ctx: Context, g: Array) -> Grads:
+        return (div(g, denominator(ctx.inputs[0])),)
+
+    return _unary(name, doc, floating, function, vjp, saves=(0,), flops=5, autocast="fp32")
+
+
+def _rounding(name: str, doc: str, function: Callable[..., Any]) -> Op:
+    """An op that rounds; integers are whole already."""
+
+    def rounded(x: Any, out: np.ndarray | None = None) -> Any:
+        return np.positive(x, out=out) if x.dtype.kind in "iu" else function(x, out=out)
+
+    return _unary(name, doc, numeric(name), rounded, _no_derivative)
+
+
+def _extremum(name: str, doc: str, function: Callable[..., Any], loses: Callable[[Any, Any], Array]) -> Op:
+    """An op of two operands of which the winner takes g; equal ones take half each; with a NaN each takes all."""
+
+    def vjp(ctx: Context, g: Array) -> Grads:
+        x, y = ctx.inputs
+        shared = where(eq(x, y), mul(g, 0.5), g)
+        dx = where(loses(x, y), 0.0, shared) if ctx.needs[0] else None
+        return dx, where(loses(y, x), 0.0, shared) if ctx.needs[1] else None
+
+    return _binary(name, doc, common, function, vjp, saves=(0, 1))
+
+
 def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
     """An op of one operand with a bool result."""
 
@@ -160,25 +207,10 @@ def overwrite(out: np.ndarray, x: np.ndarray, source: Any) -> None:
 # --- Arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _add_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g, dy = g."""
-    return g, g
-
-
-def _sub_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g, dy = -g."""
-    return g, neg(g) if ctx.needs[1] else None
-
-
 def _mul_vjp(ctx: Context, g: Array) -> Grads:
     """dx = g·y, dy = g·x."""
     x, y = ctx.inputs
     return mul(g, y) if ctx.needs[0] else None, mul(g, x) if ctx.needs[1] else None
-
-
-def _needed_by_other(needs: tuple[bool, ...]) -> Saves:
-    """Each of two operands is read for the gradient of the other."""
-    return tuple(i for i in (0, 1) if needs[1 - i])
 
 
 def _div_vjp(ctx: Context, g: Array) -> Grads:
@@ -186,10 +218,6 @@ def _div_vjp(ctx: Context, g: Array) -> Grads:
     x, y = ctx.inputs
     dx = div(g, y)
     return dx, neg(mul(dx, div(x, y))) if ctx.needs[1] else None
-
-
-def _div_saves(needs: tuple[bool, ...]) -> Saves:
-    return (0, 1) if needs[1] else (1,)
 
 
 def _pow_vjp(ctx: Context, g: Array) -> Grads:
@@ -218,26 +246,10 @@ def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:
     return mul(g, mul(result, logarithm))
 
 
-def _pow_saves(needs: tuple[bool, ...]) -> Saves:
-    return (0, 1, "out") if needs[1] else (0, 1)
-
-
 def _remainder_vjp(ctx: Context, g: Array) -> Grads:
     """dx = g, dy = -g·floor(x / y)."""
     x, y = ctx.inputs
     return g, neg(mul(g, floor_divide(x, y))) if ctx.needs[1] else None
-
-
-def _extremum_vjp(loses: Callable[[Any, Any], Array]) -> Callable[..., Grads]:
-    """The winner takes g; equal operands take half each; with a NaN each takes all."""
-
-    def vjp(ctx: Context, g: Array) -> Grads:
-        x, y = ctx.inputs
-        shared = where(eq(x, y), mul(g, 0.5), g)
-        dx = where(loses(x, y), 0.0, shared) if ctx.needs[0] else None
-        return dx, where(loses(y, x), 0.0, shared) if ctx.needs[1] else None
-
-    return vjp
 
 
 def _no_derivative(ctx: Context, g: Array) -> Grads:
@@ -268,10 +280,26 @@ def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]
 _floor_divide = _without_zero(np.floor_divide, "floor_divide")
 _remainder = _without_zero(np.remainder, "remainder")
 
-add = _binary("add", "x + y.", common, np.add, _add_vjp, **_WRITTEN)
-sub = _binary("sub", "x - y.", sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
-mul = _binary("mul", "x·y.", common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
-div = _binary("div", "x / y, in a float type.", floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
+add = _binary("add", "x + y.", common, np.add, lambda ctx, g: (g, g), **_WRITTEN)
+sub = _binary("sub", "x - y.", sub_infer, np.subtract, lambda ctx, g: (g, neg(g) if ctx.needs[1] else None), **_WRITTEN)
+mul = _binary(
+    "mul",
+    "x·y.",
+    common,
+    np.multiply,
+    _mul_vjp,
+    saves=lambda needs: tuple(i for i in (0, 1) if needs[1 - i]),  # each for the gradient of the other
+    in_place=True,
+)
+div = _binary(
+    "div",
+    "x / y, in a float type.",
+    floating,
+    np.divide,
+    _div_vjp,
+    saves=lambda needs: (0, 1) if needs[1] else (1,),
+    **_WRITTEN,
+)
 floor_divide = _binary(
     "floor_divide", "x / y rounded down.", numeric("floor_divide"), _floor_divide, _no_derivative, in_place=True
 )
@@ -284,22 +312,16 @@ remainder = _binary(
     saves=lambda needs: (0, 1) if needs[1] else (),
     in_place=True,
 )
-pow = _binary("pow", "x^y.", pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, autocast="fp32", **_WRITTEN)
-maximum = _binary(
-    "maximum",
-    "The larger of x and y; NaN where one is NaN.",
-    common,
-    np.maximum,
-    _extremum_vjp(lambda x, y: lt(x, y)),  # noqa: PLW0108  defined below
-    saves=(0, 1),
-)
-minimum = _binary(
-    "minimum",
-    "The smaller of x and y; NaN where one is NaN.",
-    common,
-    np.minimum,
-    _extremum_vjp(lambda x, y: gt(x, y)),  # noqa: PLW0108  defined below
-    saves=(0, 1),
+pow = _binary(
+    "pow",
+    "x^y.",
+    pow_infer,
+    _power,
+    _pow_vjp,
+    saves=lambda needs: (0, 1, "out") if needs[1] else (0, 1),
+    flops=10,
+    autocast="fp32",
+    **_WRITTEN,
 )
 
 
@@ -331,16 +353,6 @@ def _interpolate(x: Any, end: Any, w: Any, out: np.ndarray | None = None) -> Any
 
 
 # --- Unary ------------------------------------------------------------------------------------------------------------
-
-
-def _from_x(derivative: Callable[[Array], Any]) -> Callable[..., Grads]:
-    """dx = g·derivative(x)."""
-    return lambda ctx, g: (mul(g, derivative(ctx.inputs[0])),)
-
-
-def _from_y(derivative: Callable[[Array], Any]) -> Callable[..., Grads]:
-    """dx = g·derivative(y)."""
-    return lambda ctx, g: (mul(g, derivative(ctx.outputs[0])),)
 
 
 def _rsqrt(x: Any, out: np.ndarray | None = None) -> Any:
@@ -414,148 +426,51 @@ def _sign(x: Any, out: np.ndarray | None = None) -> Any:
     return np.subtract(x > 0, x < 0, out=out, dtype=x.dtype) if x.dtype.kind != "u" else np.minimum(x, 1, out=out)
 
 
-def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rounding function; integers are whole already."""
-
-    def rounded(x: Any, out: np.ndarray | None = None) -> Any:
-        return np.positive(x, out=out) if x.dtype.kind in "iu" else function(x, out=out)
-
-    return rounded
-
-
 neg: Op = _unary("neg", "-x.", numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
-abs = _unary("abs", "|x|.", numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
-sign: Op = _unary("sign", "-1, 0 or 1.", common, _sign, _no_derivative)
-square = _unary("square", "x².", square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,), autocast="fp32")
-exp = _unary("exp", "e^x.", floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4, autocast="fp32")
-exp2 = _unary("exp2", "2^x.", floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
-expm1 = _unary(
-    "expm1",
-    "e^x - 1, exact near 0.",
-    floating,
-    np.expm1,
-    _from_y(lambda y: add(y, 1)),
-    saves=("out",),
-    flops=5,
-    autocast="fp32",
-)
-log = _unary(
-    "log",
-    "The natural logarithm.",
-    floating,
-    np.log,
-    lambda ctx, g: (div(g, ctx.inputs[0]),),
-    saves=(0,),
-    flops=5,
-    autocast="fp32",
-)
-log2 = _unary(
-    "log2",
-    "The logarithm to base 2.",
-    floating,
-    np.log2,
-    lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),),
-    saves=(0,),
-    flops=5,
-    autocast="fp32",
-)
-log10 = _unary(
-    "log10",
-    "The logarithm to base 10.",
-    floating,
-    np.log10,
-    lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),),
-    saves=(0,),
-    flops=5,
-    autocast="fp32",
-)
-log1p = _unary(
-    "log1p",
-    "log(1 + x), exact near 0.",
-    floating,
-    np.log1p,
-    lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),),
-    saves=(0,),
-    flops=5,
-    autocast="fp32",
-)
+sign = _unary("sign", "-1, 0 or 1.", common, _sign, _no_derivative)
+abs = _from_x("abs", "|x|.", numeric("abs"), np.abs, sign)
+square = _from_x("square", "x².", square_infer, np.square, lambda x: mul(x, 2), autocast="fp32")
+exp = _from_y("exp", "e^x.", np.exp, lambda y: y, flops=4, autocast="fp32")
+exp2 = _from_y("exp2", "2^x.", np.exp2, lambda y: mul(y, math.log(2)), flops=4)
+expm1 = _from_y("expm1", "e^x - 1, exact near 0.", np.expm1, lambda y: add(y, 1), flops=5, autocast="fp32")
+log = _logarithm("log", "The natural logarithm.", np.log, lambda x: x)
+log2 = _logarithm("log2", "The logarithm to base 2.", np.log2, lambda x: mul(x, math.log(2)))
+log10 = _logarithm("log10", "The logarithm to base 10.", np.log10, lambda x: mul(x, math.log(10)))
+log1p = _logarithm("log1p", "log(1 + x), exact near 0.", np.log1p, lambda x: add(x, 1))
 sqrt = _unary(
     "sqrt", "√x.", floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
 )
-rsqrt = _unary(
-    "rsqrt",
-    "1 / √x.",
-    floating,
-    _rsqrt,
-    _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)),
-    saves=("out",),
-    flops=3,
-    autocast="fp32",
-)
-reciprocal = _unary(
-    "reciprocal", "1 / x.", floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",), autocast="fp32"
-)
-sin = _unary("sin", "The sine.", floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
-cos: Op = _unary("cos", "The cosine.", floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
-tan = _unary(
-    "tan",
-    "The tangent.",
-    floating,
-    np.tan,
-    _from_y(lambda y: add(mul(y, y), 1)),
-    saves=("out",),
-    flops=8,
-    autocast="fp32",
-)
-tanh = _unary(
-    "tanh",
-    "The hyperbolic tangent.",
-    floating,
-    np.tanh,
-    _from_y(lambda y: sub(1, mul(y, y))),
-    saves=("out",),
-    flops=8,
-    module="Tanh",
-)
-sigmoid = _unary(
-    "sigmoid",
-    "1 / (1 + e^-x).",
-    floating,
-    sigmoid_values,
-    _from_y(lambda y: mul(y, sub(1, y))),
-    saves=("out",),
-    flops=6,
-    module="Sigmoid",
-)
-erf = _unary(
+rsqrt = _from_y("rsqrt", "1 / √x.", _rsqrt, lambda y: mul(mul(mul(y, y), y), -0.5), flops=3, autocast="fp32")
+reciprocal = _from_y("reciprocal", "1 / x.", np.reciprocal, lambda y: neg(mul(y, y)), autocast="fp32")
+sin = _from_x("sin", "The sine.", floating, np.sin, lambda x: cos(x), flops=8)  # noqa: PLW0108  defined below
+cos: Op = _from_x("cos", "The cosine.", floating, np.cos, lambda x: neg(sin(x)), flops=8)
+tan = _from_y("tan", "The tangent.", np.tan, lambda y: add(mul(y, y), 1), flops=8, autocast="fp32")
+tanh = _from_y("tanh", "The hyperbolic tangent.", np.tanh, lambda y: sub(1, mul(y, y)), flops=8, module="Tanh")
+sigmoid = _from_y("sigmoid", "1 / (1 + e^-x).", sigmoid_values, lambda y: mul(y, sub(1, y)), flops=6, module="Sigmoid")
+erf = _from_x(
     "erf",
     "The error function: 2/√π·∫ e^-t² dt from 0 to x.",
     floating,
     erf_values,
-    _from_x(lambda x: mul(exp(neg(mul(x, x))), 2 / math.sqrt(math.pi))),
-    saves=(0,),
+    lambda x: mul(exp(neg(mul(x, x))), 2 / math.sqrt(math.pi)),
     flops=20,
 )
-floor = _unary("floor", "x rounded down.", numeric("floor"), _whole(np.floor), _no_derivative)
-ceil = _unary("ceil", "x rounded up.", numeric("ceil"), _whole(np.ceil), _no_derivative)
-trunc = _unary("trunc", "x rounded towards 0.", numeric("trunc"), _whole(np.trunc), _no_derivative)
-round = _unary(
-    "round",
-    "x rounded to the nearest integer, halves to the even one.",
-    numeric("round"),
-    _whole(np.rint),
-    _no_derivative,
-)
+floor = _rounding("floor", "x rounded down.", np.floor)
+ceil = _rounding("ceil", "x rounded up.", np.ceil)
+trunc = _rounding("trunc", "x rounded towards 0.", np.trunc)
+round = _rounding("round", "x rounded to the nearest integer, halves to the even one.", np.rint)
 
 
-# --- Comparisons, logic, bits -----------------------------------------------------------------------------------------
+# --- Comparisons, extrema, logic, bits --------------------------------------------------------------------------------
 
 eq = _comparison("eq", "Whether x = y.", np.equal)
 ne = _comparison("ne", "Whether x ≠ y.", np.not_equal)
-lt: Op = _comparison("lt", "Whether x < y.", np.less)
+lt = _comparison("lt", "Whether x < y.", np.less)
 le = _comparison("le", "Whether x ≤ y.", np.less_equal)
-gt: Op = _comparison("gt", "Whether x > y.", np.greater)
+gt = _comparison("gt", "Whether x > y.", np.greater)
 ge = _comparison("ge", "Whether x ≥ y.", np.greater_equal)
+maximum = _extremum("maximum", "The larger of x and y; NaN where one is NaN.", np.maximum, lt)
+minimum = _extremum("minimum", "The smaller of x and y; NaN where one is NaN.", np.minimum, gt)
 logical_and = _comparison("logical_and", "Whether x and y are both not 0.", np.logical_and)
 logical_or = _comparison("logical_or", "Whether x or y is not 0.", np.logical_or)
 logical_xor = _comparison("logical_xor", "Whether just one of x and y is not 0.", np.logical_xor)
@@ -626,28 +541,20 @@ def _select(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
 def _clamp_vjp(ctx: Context, g: Array) -> Grads:
     """dx = g inside the bounds (inclusive), dmin = g where x < min < max, dmax = g where x > max or min > max."""
     x, low, high = ctx.inputs
-    return (
-        _where_all(g, () if low is None else (ge(x, low),), () if high is None else (le(x, high),)),
-        _where_all(g, (lt(x, low),), () if high is None else (_below(low, high),)) if ctx.needs[1] else None,
-        _clamp_dmax(g, x, low, high) if ctx.needs[2] else None,
-    )
-
-
-def _clamp_dmax(g: Array, x: Array, low: Any, high: Any) -> Array:
-    rules = gt(x, high)
-    return where(rules if low is None else logical_or(rules, _below(high, low)), g, 0.0)
+    dx, dmin, dmax = g if low is None else where(ge(x, low), g, 0.0), None, None
+    dx = dx if high is None else where(le(x, high), dx, 0.0)
+    if ctx.needs[1]:
+        dmin = where(lt(x, low), g, 0.0)
+        dmin = dmin if high is None else where(_below(low, high), dmin, 0.0)
+    if ctx.needs[2]:
+        above = gt(x, high)
+        dmax = where(above if low is None else logical_or(above, _below(high, low)), g, 0.0)
+    return dx, dmin, dmax
 
 
 def _below(x: Any, y: Any) -> Array:
     """x < y, where one of them at least is an array."""
     return lt(x, y) if isinstance(x, Array) else gt(y, x)
-
-
-def _where_all(g: Array, *conditions: tuple[Array, ...]) -> Array:
-    for each in conditions:
-        for condition in each:
-            g = where(condition, g, 0.0)
-    return g
 
 
 def _clamp_infer(x: Array, min: Any = None, max: Any = None) -> Spec:

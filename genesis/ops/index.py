@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,9 +100,8 @@ def _get_infer(x: Array, *indices: Array, dims: Shape, named: Shape | None = Non
 
 def _get_vjp(ctx: Context, g: Array) -> Grads:
     """dx = zeros with g added where its elements came from."""
-    indices, spec = ctx.inputs[1:], ctx.input_specs[0]
-    assert spec is not None
-    return (index_get_backward(g, *indices, dims=ctx.attrs["dims"], shape=spec.shape), *(None,) * len(indices))
+    indices = ctx.inputs[1:]
+    return (index_get_backward(g, *indices, dims=ctx.attrs["dims"], shape=ctx.spec(0).shape), *(None,) * len(indices))
 
 
 def _sizes(indices: Sequence[Any]) -> int:
@@ -191,8 +190,7 @@ def _put_vjp(ctx: Context, g: Array) -> Grads:
     if ctx.needs[0]:
         dx = g if accumulate else index_put(g, 0.0, *indices, dims=dims)
     if ctx.needs[1]:
-        spec = ctx.input_specs[1]
-        assert spec is not None
+        spec = ctx.spec(1)
         dvalues = index_get(g, *indices, dims=dims)
         if not accumulate:
             dvalues = where(_last_writes(g, indices, dims), dvalues, 0.0)
@@ -273,40 +271,39 @@ def index_put_(
 # --- Masks ------------------------------------------------------------------------------------------------------------
 
 
-def _mask_of(name: str, mask: Array) -> None:
+def _offsets(mask: Array) -> int:
+    return -(-mask.size // MASK_BLOCK) + 1
+
+
+def _check_mask(name: str, mask: Array) -> None:
     if mask.dtype is not bool_:
         raise DTypeError(f"{name} takes a bool mask, got {mask.dtype}", next="compare first, for example x > 0")
 
 
-def _mask_count_infer(mask: Array) -> Spec:
-    _mask_of("mask_count", mask)
-    return Spec((), int64)
+def _of_mask(name: str, shape: Callable[..., Shape]) -> Callable[..., Spec]:
+    """The rule of an op that finds integers, whose shape is that of `shape(mask, **attrs)`."""
+
+    def infer(mask: Array, **attrs: Any) -> Spec:
+        _check_mask(name, mask)
+        return Spec(shape(mask, **attrs), int64)
+
+    return infer
 
 
-@op("mask_count", _mask_count_infer, flops=lambda i, o, a: i[0].size)
+@op("mask_count", _of_mask("mask_count", lambda mask: ()), flops=lambda i, o, a: i[0].size)
 def mask_count(out: np.ndarray, mask: np.ndarray) -> None:
     """How many elements are true. Reading the result is the one wait for the device that a mask costs."""
     out[...] = np.count_nonzero(mask)
 
 
-def _mask_indices_infer(mask: Array, *, count: int) -> Spec:
-    _mask_of("mask_indices", mask)
-    return Spec((mask.ndim, count), int64)
-
-
-@op("mask_indices", _mask_indices_infer, flops=lambda i, o, a: i[0].size)
+@op("mask_indices", _of_mask("mask_indices", lambda mask, count: (mask.ndim, count)), flops=lambda i, o, a: i[0].size)
 def mask_indices(out: np.ndarray, mask: np.ndarray, count: int) -> None:
     """The indices of the `count` true elements in row-major order, `[dimensions, count]`."""
     for row, found in zip(out, np.nonzero(mask) if mask.ndim else (), strict=True):
         row[...] = found
 
 
-def _mask_offsets_infer(mask: Array) -> Spec:
-    _mask_of("mask_offsets", mask)
-    return Spec((-(-mask.size // MASK_BLOCK) + 1,), int64)
-
-
-@op("mask_offsets", _mask_offsets_infer, flops=lambda i, o, a: i[0].size)
+@op("mask_offsets", _of_mask("mask_offsets", lambda mask: (_offsets(mask),)), flops=lambda i, o, a: i[0].size)
 def mask_offsets(out: np.ndarray, mask: np.ndarray) -> None:
     """How many elements are true before each block of `MASK_BLOCK` in row-major order, and at the end, in all."""
     out[0] = 0
@@ -316,10 +313,10 @@ def mask_offsets(out: np.ndarray, mask: np.ndarray) -> None:
 
 
 def _masked_select_check(name: str, shape: Shape, mask: Array, offsets: Array) -> None:
-    _mask_of(name, mask)
+    _check_mask(name, mask)
     if mask.shape != shape:
         raise ShapeError(f"{name}: a mask of shape {mask.shape} for shape {shape}")
-    if offsets.dtype is not int64 or offsets.shape != (-(-mask.size // MASK_BLOCK) + 1,):
+    if offsets.dtype is not int64 or offsets.shape != (_offsets(mask),):
         raise ShapeError(f"{name}: {offsets.dtype} offsets of shape {offsets.shape} for a mask of shape {mask.shape}")
 
 
@@ -437,8 +434,7 @@ def _embedding_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
         total = accumulated.array if accumulated.is_own else copy(accumulated.array)
         embedding_add_(total, g, ctx.inputs[0])
         return None, total
-    spec = ctx.input_specs[1]
-    assert spec is not None
+    spec = ctx.spec(1)
     return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0], out=ctx.gradient_slot(1))
 
 

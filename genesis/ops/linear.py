@@ -16,7 +16,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
-from genesis.op import Context, Grads, op
+from genesis.op import Accumulated, Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.dora import scale_columns, scale_rows
 from genesis.ops.elementwise import add, cast
@@ -122,81 +122,91 @@ def _sum_of_products(total: Array | None, is_own: bool, pairs: Sequence[tuple[Ar
     return total
 
 
-def _gradients(
-    ctx: Context,
-    inputs: Sequence[int],
-    sizes: Sequence[int],
-    fresh: Callable[[int | None, Array | None], Array],
-    more: Callable[[int | None, Array, bool], Array],
-) -> list[Array | None]:
-    """Gradients of parameters that one product has one after another.
+class _Target(NamedTuple):
+    """Where one product makes the gradients of some parameters that it has one after another.
 
-    Args:
-        inputs, sizes: which inputs they are, and their rows.
-        fresh: `fresh(k, out)` makes the gradient of number k, or of all (None), in `out` if that is given.
-        more: `more(k, before, is_own)` adds it to `before`, in place where that is allowed.
+    Attributes:
+        number: of the parameter; None: of all.
+        out: where to write.
+        before: what to add to, in place where that is allowed.
+        arrays: what then holds the gradients of all; None: what the product gives.
     """
+
+    number: int | None = None
+    out: Array | None = None
+    before: Accumulated | None = None
+    arrays: list[Array] | None = None
+
+    def columns(self, g: Array, sizes: Sequence[int]) -> Array:
+        """Those of g that belong to the parameters."""
+        return g if self.number is None else columns(g, sizes)[self.number]
+
+    def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
+        """For a product of so many bytes: in a slot nobody reads it before the backward pass does, or is over."""
+        return nullcontext() if self.out is None else self.out.storage.backend.on_side_stream(nbytes)
+
+    def put(self, made: Array, found: list[Array | None], sizes: Sequence[int]) -> None:
+        """Note what was made in the list of all gradients."""
+        if self.number is None:
+            found[:] = self.arrays or slices(made, sizes)
+        else:
+            found[self.number] = made
+
+
+def _targets(ctx: Context, inputs: Sequence[int]) -> list[_Target]:
+    """One for all inputs where they lie next to each other in memory, or nowhere yet; else one for each."""
     wanted = [k for k, i in enumerate(inputs) if ctx.needs[i]]
-    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in inputs]
-    slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in zip(inputs, sums, strict=True)]
+    sums = {k: ctx.take_accumulated(inputs[k]) for k in wanted}
+    slots = {k: ctx.gradient_slot(inputs[k]) for k in wanted if sums[k] is None}
     if len(wanted) == len(inputs):
-        arrays = [t.array for t in sums if t is not None and t.is_own]
-        if len(arrays) == len(inputs) and (whole := joined(arrays)) is not None:
-            more(None, whole, True)
-            return list(arrays)
-        free = [slot for slot in slots if slot is not None]
+        own = [t.array for t in sums.values() if t is not None and t.is_own]
+        if len(own) == len(inputs) and (whole := joined(own)) is not None:
+            return [_Target(None, None, Accumulated(whole, True), own)]
+        free = [slot for slot in slots.values() if slot is not None]
         if len(free) == len(inputs) and (whole := joined(free)) is not None:
-            fresh(None, whole)
-            return list(free)
-        if not free and not any(sums):
-            return list(slices(fresh(None, None), sizes))
-    found: list[Array | None] = [None] * len(inputs)
-    for k in wanted:
-        before = sums[k]
-        found[k] = fresh(k, slots[k]) if before is None else more(k, before.array, before.is_own)
-    return found
+            return [_Target(None, whole, None, free)]
+        if not free and not any(sums.values()):
+            return [_Target()]
+    return [_Target(k, slots.get(k), sums[k]) for k in wanted]
 
 
-def _on_side_stream(slot: Array | None, nbytes: int) -> AbstractContextManager[None]:
-    """Where a gradient is made from `nbytes`: in its slot nobody reads it before the backward pass does, or is over."""
-    return nullcontext() if slot is None else slot.storage.backend.on_side_stream(nbytes)
+def _as_rows(x: Array) -> Array:
+    return reshaped(x, (numel(x.shape[:-1]), x.shape[-1]))
 
 
 def weight_gradients(
     ctx: Context, inputs: Sequence[int], g: Array, x: Array, sizes: Sequence[int]
 ) -> list[Array | None]:
-    """gᵀ·x for each weight `[size, in]`; g is `[rows, Σ sizes]`, x `[rows, in]`."""
-    parts = columns(g, sizes)
-
-    def left(k: int | None) -> Array:
-        return transposed(g if k is None else parts[k])
-
-    def more(k: int | None, before: Array, is_own: bool) -> Array:
-        if not is_own:
-            return matmul_add(left(k), x, before)
-        add_matmul(before, left(k), x)
-        return before
-
-    def fresh(k: int | None, out: Array | None) -> Array:
-        with _on_side_stream(out, g.nbytes + x.nbytes):
-            return matmul(left(k), x, out=out)
-
-    return _gradients(ctx, inputs, sizes, fresh, more)
+    """gᵀ·x over all rows for each weight `[size, in]`; g is `[..., Σ sizes]`, x `[..., in]`."""
+    found: list[Array | None] = [None] * len(inputs)
+    g, x = _as_rows(g), _as_rows(x)
+    for target in _targets(ctx, inputs):
+        left = transposed(target.columns(g, sizes))
+        if target.before is None:
+            with target.on_side_stream(g.nbytes + x.nbytes):
+                made = matmul(left, x, out=target.out)
+        elif target.before.is_own:
+            made = target.before.array
+            add_matmul(made, left, x)
+        else:
+            made = matmul_add(left, x, target.before.array)
+        target.put(made, found, sizes)
+    return found
 
 
 def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequence[int]) -> list[Array | None]:
-    """The sum of g `[rows, Σ sizes]` over all rows, for each bias `[size]`."""
-    parts = columns(g, sizes)
-
-    def fresh(k: int | None, out: Array | None) -> Array:
-        part = g if k is None else parts[k]
-        with _on_side_stream(out, g.nbytes):
-            return sum_to_shape(part, shape=part.shape[1:], out=out)
-
-    def more(k: int | None, before: Array, is_own: bool) -> Array:
-        return add(before, fresh(k, None), out=before if is_own else None)
-
-    return _gradients(ctx, inputs, sizes, fresh, more)
+    """The sum of g `[..., Σ sizes]` over all rows, for each bias `[size]`."""
+    found: list[Array | None] = [None] * len(inputs)
+    g = _as_rows(g)
+    for target in _targets(ctx, inputs):
+        part = target.columns(g, sizes)
+        with target.on_side_stream(g.nbytes):
+            made = sum_to_shape(part, shape=part.shape[1:], out=target.out)
+        if target.before is not None:
+            array, is_own = target.before
+            made = add(array, made, out=array if is_own else None)
+        target.put(made, found, sizes)
+    return found
 
 
 # --- Gradients of low-rank pairs --------------------------------------------------------------------------------------
@@ -244,14 +254,13 @@ class PairsBackward(NamedTuple):
         """The gradients of the pairs' inputs; x `[..., in]` is read where an A learns."""
         if self.low_rank is None:
             return []
-        rows, count, first = numel(self.g.shape[:-1]), len(self.low_rank.pairs), self.first
+        count, first = len(self.low_rank.pairs), self.first
         found: list[Array | None] = [None] * self.low_rank.inputs
         if self.reads_input(ctx):
             term = self.term
             assert term is not None and x is not None
             dropped = x if term.noise is None else dropout(x, *term.position, **term.noise)
-            v, flat = (reshaped(y, (rows, y.shape[-1])) for y in (term.v, dropped))
-            found[:count] = weight_gradients(ctx, range(first, first + count), v, flat, term.ranks)
+            found[:count] = weight_gradients(ctx, range(first, first + count), term.v, dropped, term.ranks)
         found[count : 2 * count] = self.b
         if self.factors is not None and ctx.needs[first + 2 * count]:
             c = ctx.inputs[first + 2 * count]
@@ -283,13 +292,10 @@ def pairs_backward(
         ctx.gradient_slot(i) if ctx.needs[i] and before is None else None
         for i, before in zip(numbers, sums, strict=True)
     ]
-    given, more = (
-        (*operands.b, *((c, kept[1]) if c is not None else ())),
-        {"is_result": True} if is_result and c is not None else {},
-    )
-    out = (None, *slots, *((None,) if c is not None else ()))
-    v, *found = low_rank_backward(g, kept[0], *given, pairs=pairs, out=out, **more)
-    factors = found.pop() if c is not None else None
+    given, out = (operands.b, (None, *slots)) if c is None else ((*operands.b, c, kept[1]), (None, *slots, None))
+    attrs = {"pairs": pairs} if c is None else {"pairs": pairs, "is_result": is_result}
+    v, *found = low_rank_backward(g, kept[0], *given, out=out, **attrs)
+    factors = None if c is None else found.pop()
     b = [made if ctx.needs[i] else None for i, made in zip(numbers, found, strict=True)]
     for i, before in enumerate(sums):
         if before is not None:
@@ -336,14 +342,11 @@ def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """dx = g·W, dW = gᵀ·x over all rows, db = sum of g over all rows, dresidual = g."""
     x, weight = ctx.inputs[:2]
     pairs = pairs_backward(ctx, g, ctx.attrs.get("low_rank"), ctx.outputs[1:])
-    rows = numel(x.shape[:-1]) if x is not None else numel(g.shape[:-1])
-    size = g.shape[-1:]
     found: list[Array | None] = [None] * len(ctx.inputs)
     if ctx.needs[1]:
-        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
-        (found[1],) = weight_gradients(ctx, (1,), flat, reshaped(x, (rows, x.shape[-1])), size)
+        (found[1],) = weight_gradients(ctx, (1,), pairs.of_product(), x, g.shape[-1:])
     if len(found) > 2 and ctx.needs[2]:
-        (found[2],) = bias_gradients(ctx, (2,), reshaped(g, (rows, g.shape[-1])), size)
+        (found[2],) = bias_gradients(ctx, (2,), g, g.shape[-1:])
     found[pairs.first :] = pairs.gradients(ctx, x)
     if ctx.needs[0]:
         found[0] = input_gradient(ctx, 0, g, pairs.scaled((weight,)), ctx.attrs.get("fp8", 0), pairs.term)
@@ -457,25 +460,13 @@ def join_parameters(first: int) -> Callable[[tuple[Any, ...], dict[str, Any]], t
         pairs: tuple[Any, ...] = ()
         for name in ("down_low_rank", "low_rank"):
             if (low_rank := attrs.get(name)) is not None:
-                own, found = inputs[: -low_rank.inputs], inputs[-low_rank.inputs :]
-                found, joint = join_pairs(found, low_rank)
-                inputs, pairs, attrs = own, (*found, *pairs), {**attrs, name: joint}
-        if not pairs:
-            return join_plain(inputs, attrs)
-        inputs, attrs = join_plain(inputs, attrs)
-        return (*inputs, *pairs), attrs
-
-    def join_plain(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+                found, joint = join_pairs(inputs[-low_rank.inputs :], low_rank)
+                inputs, pairs, attrs = inputs[: -low_rank.inputs], (*found, *pairs), {**attrs, name: joint}
         weights, biases = split_parameters(inputs[first:])
-        if len(weights) < 2 or len(biases) not in (0, len(weights)) or any(not b.ndim for b in biases):
-            return inputs, attrs
-        weight = joined(weights)
-        if weight is None:
-            return inputs, attrs
-        if not biases:
-            return (*inputs[:first], weight), attrs
-        bias = joined(biases)
-        return (inputs, attrs) if bias is None else ((*inputs[:first], weight, bias), attrs)
+        if len(weights) > 1 and len(biases) in (0, len(weights)) and all(b.ndim for b in biases):
+            whole = [joined(each) for each in (weights, biases) if each]
+            inputs = inputs if any(w is None for w in whole) else (*inputs[:first], *whole)
+        return (*inputs, *pairs), attrs
 
     return join
 
@@ -489,24 +480,16 @@ def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None, pairs:
     """
     specs = [s for s in ctx.input_specs[first : pairs.first] if s is not None]
     count = sum(len(s.shape) == 2 for s in specs)
-    sizes, rows = [s.shape[0] for s in specs[:count]], numel(g.shape[:-1])
-    numbers = range(first, first + len(specs))
+    sizes, numbers = [s.shape[0] for s in specs[:count]], range(first, first + len(specs))
     found: list[Array | None] = [None] * count
     if any(ctx.needs[i] for i in numbers[:count]):
         assert x is not None
-        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
-        found = weight_gradients(ctx, numbers[:count], flat, reshaped(x, (rows, x.shape[-1])), sizes)
+        found = weight_gradients(ctx, numbers[:count], pairs.of_product(), x, sizes)
     if any(ctx.needs[i] for i in numbers[count:]):
-        found += bias_gradients(ctx, numbers[count:], reshaped(g, (rows, g.shape[-1])), sizes)
+        found += bias_gradients(ctx, numbers[count:], g, sizes)
     else:
         found += [None] * (len(specs) - count)
     return found + pairs.gradients(ctx, x)
-
-
-def _packed_infer(
-    x: Array, *parameters: Array, fp8: int = 0, low_rank: LowRank | None = None
-) -> Spec | tuple[Spec, ...]:
-    return check_packed("packed_linear", x, parameters, fp8, low_rank)
 
 
 def check_packed(
@@ -539,7 +522,7 @@ def packed_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
 
 @op(
     "packed_linear",
-    _packed_infer,
+    lambda x, *parameters, fp8=0, low_rank=None: check_packed("packed_linear", x, parameters, fp8, low_rank),
     vjp=_packed_vjp,
     saves=packed_saves,
     auxiliary=(1, 2),

@@ -49,7 +49,7 @@ def _infer(
 
 
 def _vjp(ctx: Context, g: Array, _: None) -> Grads:
-    return cross_entropy_backward(g, ctx.inputs[0], ctx.inputs[1], ctx.outputs[1], **ctx.attrs), None
+    return cross_entropy_backward(g, *ctx.inputs, ctx.outputs[1], **ctx.attrs), None
 
 
 @op(

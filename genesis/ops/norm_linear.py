@@ -37,9 +37,8 @@ from genesis.ops.linear import (
 from genesis.ops.low_rank import LowRank, check_low_rank, split_pairs
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.reduce import sum_to_shape
-from genesis.ops.shape import reshaped
 from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
-from genesis.shapes import Shape, numel
+from genesis.shapes import Shape
 
 
 def _infer(
@@ -185,16 +184,13 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
     if needs_d and reads_h and h is None:
         d, h = at_gate_up(True)
     found: list[Array | None] = [None, None]
-    rows = numel(g.shape[:-1])
-    size = g.shape[-1:]
     if reads_h:
         h = swiglu_packed(gate_up) if h is None else h
     if ctx.needs[2]:
         assert h is not None
-        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
-        (found[0],) = weight_gradients(ctx, (2,), flat, reshaped(h, (rows, h.shape[-1])), size)
+        (found[0],) = weight_gradients(ctx, (2,), pairs.of_product(), h, g.shape[-1:])
     if ctx.needs[3]:
-        (found[1],) = bias_gradients(ctx, (3,), reshaped(g, (rows, g.shape[-1])), size)
+        (found[1],) = bias_gradients(ctx, (3,), g, g.shape[-1:])
     of_pairs = pairs.gradients(ctx, h)
     if needs_d and d is None:
         d = at_gate_up(False)

@@ -21,7 +21,7 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, INTEGER, DType, float64, int64
 from genesis.errors import DTypeError, NumericError, ShapeError, UsageError
-from genesis.op import Context, op
+from genesis.op import op, through
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.random import philox
 from genesis.shapes import Shape, numel
@@ -228,16 +228,12 @@ def _dropout_infer(x: Array, position: Array | None = None, *, p: float, seed: i
     return Spec(x.shape, x.dtype)
 
 
-def _dropout_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
-    """dx = dropout(g) with the same draws: the mask is not kept but drawn again."""
-    return (dropout(g, *ctx.inputs[1:], **ctx.attrs), *[None] * len(ctx.inputs[1:]))
-
-
-@op("dropout", _dropout_infer, vjp=_dropout_vjp, saves=(1,), elementwise=True)
+@op("dropout", _dropout_infer, vjp=through("dropout"), saves=(1,), elementwise=True)
 def dropout(
     out: np.ndarray, x: np.ndarray, position: np.ndarray | None = None, *, p: float, seed: int, offset: int
 ) -> None:
-    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask.
+    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask,
+    which is not kept but drawn again.
 
     Args:
         position: 0-d int64, added to `offset`: where the noise of a step starts, which a CUDA graph reads anew.

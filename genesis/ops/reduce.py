@@ -120,8 +120,7 @@ def _repeat(ctx: Context, value: Array | None) -> Array:
 
 def _count(ctx: Context) -> int:
     """How many elements each result was made from."""
-    spec = ctx.input_specs[0]
-    assert spec is not None
+    spec = ctx.spec(0)
     return numel([spec.shape[i] for i in normalize_axes(ctx.attrs.get("axes"), len(spec.shape))])
 
 
@@ -148,8 +147,7 @@ def _sum_to_shape_infer(x: Array, shape: Shape) -> Spec:
 
 def _sum_to_shape_vjp(ctx: Context, g: Array) -> Grads:
     """dx = g, repeated along the dimensions that were summed (a view)."""
-    spec = ctx.input_specs[0]
-    assert spec is not None
+    spec = ctx.spec(0)
     return (g.view(spec.shape, broadcast_strides(g.shape, g.strides, spec.shape)),)
 
 
@@ -356,8 +354,7 @@ def argmin(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: boo
 
 def _chosen_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
     """dx = g at the chosen element of each line, 0 elsewhere."""
-    spec = ctx.input_specs[0]
-    assert spec is not None
+    spec = ctx.spec(0)
     indices, axis = ctx.outputs[1], normalize_axis(ctx.attrs["axis"], len(spec.shape))
     assert indices is not None
     if not ctx.attrs.get("keepdim", False) and spec.shape:

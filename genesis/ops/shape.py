@@ -17,7 +17,7 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import promote_types
 from genesis.errors import IndexRangeError, ShapeError
-from genesis.op import Context, Grads, Op, op, registry
+from genesis.op import Context, Grads, Op, op, registry, through
 from genesis.ops.elementwise import copy, fill
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, view_strides
 
@@ -92,8 +92,7 @@ def _view_op(
 
     def put_back(ctx: Context, g: Array) -> Grads:
         """dx = zeros of x's shape with g in the window."""
-        spec = ctx.input_specs[0]
-        assert spec is not None
+        spec = ctx.spec(0)
         source = contiguous_strides(spec.shape)
         _, strides, offset = layout(spec.shape, source, **ctx.attrs)
         return (as_strided_backward(g, strides=strides, offset=offset, source_shape=spec.shape, source_strides=source),)
@@ -113,17 +112,11 @@ def _reshape_layout(shape: Shape, strides: Shape, *, target: Shape) -> Layout:
     return Layout(target, found)
 
 
-def _reshape_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g in x's shape."""
-    assert ctx.input_specs[0] is not None
-    return (reshaped(g, ctx.input_specs[0].shape),)
-
-
 reshape = _view_op(
     "reshape",
     lambda shape_, strides, *, shape: _reshape_layout(shape_, strides, target=tuple(shape)),
     lambda x, *, shape: x.reshape(shape, copy=False),
-    _reshape_vjp,
+    lambda ctx, g: (reshaped(g, ctx.spec(0).shape),),  # dx = g in x's shape
 )
 
 
@@ -142,17 +135,11 @@ def _permute_vjp(ctx: Context, g: Array) -> Grads:
 permute = _view_op("permute", _permute_layout, lambda x, *, dims: np.transpose(x, dims), _permute_vjp)
 
 
-def _expand_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g summed over the repeated dimensions."""
-    assert ctx.input_specs[0] is not None
-    return (registry["sum_to_shape"](g, shape=ctx.input_specs[0].shape),)
-
-
 expand = _view_op(
     "expand",
     lambda shape_, strides, *, shape: Layout(tuple(shape), broadcast_strides(shape_, strides, tuple(shape))),
     lambda x, *, shape: np.broadcast_to(x, shape),
-    _expand_vjp,
+    lambda ctx, g: (registry["sum_to_shape"](g, shape=ctx.spec(0).shape),),  # dx = g, repeated dimensions summed
 )
 
 
@@ -259,8 +246,7 @@ def _as_strided_view(x: Array, shape: Shape, strides: Shape, offset: int = 0) ->
 
 def _as_strided_vjp(ctx: Context, g: Array) -> Grads:
     """dx[j] = sum of g[i] over the i whose element is x[j]'s."""
-    spec, source = ctx.input_specs[0], ctx.attrs["source_strides"]
-    assert spec is not None
+    spec, source = ctx.spec(0), ctx.attrs["source_strides"]
     strides, offset = ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     return (as_strided_backward(g, strides=strides, offset=offset, source_shape=spec.shape, source_strides=source),)
 
@@ -343,8 +329,7 @@ def _as_strided_scatter_infer(x: Array, src: Array, shape: Shape, strides: Shape
 
 def _as_strided_scatter_vjp(ctx: Context, g: Array) -> Grads:
     """dx = g with the window zeroed, dsrc = g's window. Needs shapes, strides and attributes only."""
-    spec, source = ctx.input_specs[0], ctx.attrs["source_strides"]
-    assert spec is not None
+    spec, source = ctx.spec(0), ctx.attrs["source_strides"]
     shape, strides, offset = ctx.attrs["shape"], ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     low = min(0, offset)
     reach = max(extent(spec.shape, source), offset + extent(shape, strides)) - low
@@ -432,11 +417,7 @@ def _flip_infer(x: Array, *, dims: Shape) -> Spec:
     return Spec(x.shape, x.dtype)
 
 
-def _flip_vjp(ctx: Context, g: Array) -> Grads:
-    return (flip(g, dims=ctx.attrs["dims"]),)
-
-
-@op("flip", _flip_infer, vjp=_flip_vjp)
+@op("flip", _flip_infer, vjp=through("flip"))
 def flip(out: np.ndarray, x: np.ndarray, dims: Shape) -> None:
     """x with the order of elements along `dims` reversed. dx = g flipped."""
     np.copyto(out, np.flip(x, dims))
@@ -478,21 +459,13 @@ def _keep(out: np.ndarray, x: np.ndarray, kept: np.ndarray) -> None:
     np.copyto(out, np.zeros((), out.dtype), where=~kept)
 
 
-def _tril_vjp(ctx: Context, g: Array) -> Grads:
-    return (tril(g, diagonal=ctx.attrs["diagonal"]),)
-
-
-@op("tril", _matrix_infer("tril"), vjp=_tril_vjp, elementwise=True)
+@op("tril", _matrix_infer("tril"), vjp=through("tril"), elementwise=True)
 def tril(out: np.ndarray, x: np.ndarray, diagonal: int) -> None:
     """The matrices of the last two dimensions with 0 above the given diagonal. dx = tril(g)."""
     _keep(out, x, np.tri(x.shape[-2], x.shape[-1], diagonal, dtype=bool))
 
 
-def _triu_vjp(ctx: Context, g: Array) -> Grads:
-    return (triu(g, diagonal=ctx.attrs["diagonal"]),)
-
-
-@op("triu", _matrix_infer("triu"), vjp=_triu_vjp, elementwise=True)
+@op("triu", _matrix_infer("triu"), vjp=through("triu"), elementwise=True)
 def triu(out: np.ndarray, x: np.ndarray, diagonal: int) -> None:
     """The matrices of the last two dimensions with 0 below the given diagonal. dx = triu(g)."""
     _keep(out, x, ~np.tri(x.shape[-2], x.shape[-1], diagonal - 1, dtype=bool))
@@ -506,8 +479,7 @@ def _pad_infer(x: Array, *, widths: tuple[tuple[int, int], ...], value: float) -
 
 def _pad_vjp(ctx: Context, g: Array) -> Grads:
     """dx = the inside of g."""
-    assert ctx.input_specs[0] is not None
-    inside = zip(ctx.attrs["widths"], ctx.input_specs[0].shape, strict=True)
+    inside = zip(ctx.attrs["widths"], ctx.spec(0).shape, strict=True)
     return (slice(g, items=tuple((before, size, 1) for (before, _), size in inside)),)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.errors import DTypeError
-from genesis.op import Context, Grads, gradient_like, op
+from genesis.op import gradient_like, op, through
 from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import normalize_axis
 
@@ -23,7 +25,7 @@ def _last(x: np.ndarray, dim: int) -> np.ndarray:
     return np.moveaxis(x, dim, -1) if x.ndim else x.reshape(1)
 
 
-def _rowwise(function: object, out: np.ndarray, *inputs: np.ndarray, dim: int) -> None:
+def _rowwise(function: Callable[..., np.ndarray], out: np.ndarray, *inputs: np.ndarray, dim: int) -> None:
     """`function(*rows) -> rows` over blocks of rows of dimension `dim`."""
     views = [_last(x, dim) for x in inputs]
     target = _last(out, dim)
@@ -34,7 +36,7 @@ def _rowwise(function: object, out: np.ndarray, *inputs: np.ndarray, dim: int) -
     result = target.reshape(-1, target.shape[-1]) if contiguous else np.empty(flat[0].shape, out.dtype)
 
     def block(start: int, stop: int) -> None:
-        result[start:stop] = function(*(upcast(f[start:stop]) for f in flat))  # type: ignore[operator]
+        result[start:stop] = function(*(upcast(f[start:stop]) for f in flat))
 
     each_block(block, flat[0].shape[0], flat[0].shape[1])
     if not contiguous:
@@ -54,18 +56,10 @@ def _log_softmax_rows(x: np.ndarray) -> np.ndarray:
     return y
 
 
-def _softmax_vjp(ctx: Context, g: Array) -> Grads:
-    return (softmax_backward(g, ctx.outputs[0], dim=ctx.attrs["dim"]),)
-
-
-def _log_softmax_vjp(ctx: Context, g: Array) -> Grads:
-    return (log_softmax_backward(g, ctx.outputs[0], dim=ctx.attrs["dim"]),)
-
-
 @op(
     "softmax",
     _infer,
-    vjp=_softmax_vjp,
+    vjp=through("softmax_backward"),
     saves=("out",),
     flops=lambda i, o, a: 5 * o[0].size,
     autocast="fp32",
@@ -85,7 +79,7 @@ def softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) ->
 @op(
     "log_softmax",
     _infer,
-    vjp=_log_softmax_vjp,
+    vjp=through("log_softmax_backward"),
     saves=("out",),
     flops=lambda i, o, a: 5 * o[0].size,
     autocast="fp32",

@@ -78,8 +78,7 @@ def _take_ranked(out: Pair, x: np.ndarray, axis: int, count: int, descending: bo
 
 def _ranked_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
     """dx = g at the positions that the elements came from, 0 elsewhere."""
-    spec = ctx.input_specs[0]
-    assert spec is not None
+    spec = ctx.spec(0)
     axis: int = ctx.attrs["axis"]
     return (put_along_axis(g, ctx.outputs[1], axis=axis, size=spec.shape[axis] if spec.shape else 1),)
 

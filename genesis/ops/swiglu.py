@@ -11,9 +11,9 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Grads, gradient_like, op
+from genesis.op import gradient_like, op, through
 from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
-from genesis.ops.blocks import as_type, each_block, is_narrow, rows_of, store, upcast, working
+from genesis.ops.blocks import as_type, each_block, rows_of, store, upcast, work_type, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
@@ -28,14 +28,10 @@ def _half(name: str, gate_up: Array) -> Spec:
     return Spec((*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up.dtype)
 
 
-def _packed_vjp(ctx: Context, g: Array) -> Grads:
-    return (swiglu_packed_backward(g, ctx.inputs[0]),)
-
-
 @op(
     "swiglu_packed",
     lambda gate_up: _half("swiglu_packed", gate_up),
-    vjp=_packed_vjp,
+    vjp=through("swiglu_packed_backward"),
     saves=(0,),
     flops=lambda i, o, a: 7 * o[0].size,
 )
@@ -91,11 +87,6 @@ def swiglu_packed_backward(
     each_block(block, grad.shape[0], half)
 
 
-def _inside(x: np.ndarray) -> np.dtype:
-    """The type of results that stay inside: float32 for 2-byte floats."""
-    return np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
-
-
 def _backward_of_linear(
     g: Array, weight: Array, gate_up: Array, v: Array | None = None, a: Array | None = None, *,
     with_result: bool = False, fp8: int = 0,
@@ -136,7 +127,7 @@ def swiglu_linear_backward(
     """
     if not gate_up.size:
         return
-    with scratch((*g.shape[:-1], weight.shape[1]), _inside(gate_up)) as dh:
+    with scratch((*g.shape[:-1], weight.shape[1]), work_type(gate_up.dtype)) as dh:
         product = multiply_scaled if is_wide_enough(fp8, weight.shape[1]) else multiply
         product(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
         if v is not None and a is not None:
@@ -149,14 +140,10 @@ def swiglu_linear_backward(
 # --- GEGLU ------------------------------------------------------------------------------------------------------------
 
 
-def _geglu_vjp(ctx: Context, g: Array) -> Grads:
-    return (geglu_packed_backward(g, ctx.inputs[0]),)
-
-
 @op(
     "geglu_packed",
     lambda gate_up: _half("geglu_packed", gate_up),
-    vjp=_geglu_vjp,
+    vjp=through("geglu_packed_backward"),
     saves=(0,),
     flops=lambda i, o, a: 16 * o[0].size,
 )
@@ -173,11 +160,11 @@ def geglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
     each_block(block, y.shape[0], half)
 
 
-def _geglu_backward_infer(g: Array, gate_up: Array) -> Spec:
-    return gradient_like("geglu_packed_backward", g, gate_up, like=_half("geglu_packed_backward", gate_up))[0]
-
-
-@op("geglu_packed_backward", _geglu_backward_infer, flops=lambda i, o, a: 32 * i[0].size)
+@op(
+    "geglu_packed_backward",
+    lambda g, x: gradient_like("geglu_packed_backward", g, x, like=_half("geglu_packed_backward", x))[0],
+    flops=lambda i, o, a: 32 * i[0].size,
+)
 def geglu_packed_backward(out: np.ndarray, g: np.ndarray, gate_up: np.ndarray) -> None:
     """[dgate, dup] with dgate = g·up·gelu'(gate) and dup = g·gelu(gate)."""
     if not g.size:
