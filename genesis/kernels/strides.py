@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import triton
@@ -37,12 +38,9 @@ def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
 
 def needs_int64(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
     """Whether an element index or an offset passes 2^31."""
-    count = 1
-    for size in sizes:
-        count *= size
     reach = [sum(abs(st) * (s - 1) for s, st in zip(sizes, each, strict=True)) for each in strides]
     # room for the last, partially masked tile
-    return max(count, *reach, 0) > (1 << 31) - (1 << 17)
+    return max(math.prod(sizes), *reach, 0) > (1 << 31) - (1 << 17)
 
 
 def as_matrix(x: Array) -> Array:

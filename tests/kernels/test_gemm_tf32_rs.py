@@ -37,7 +37,7 @@ def compiled() -> list[Any]:
     allow_tf32.set(True)
     with collecting(Hopper) as found:
         x = empty((2048, 2048), float32, CUDA)
-        linalg.matmul(empty((2048, 2048), float32, CUDA), x, x)
+        linalg.matmul_into(empty((2048, 2048), float32, CUDA), x, x)
     ((kernel, signature),) = found.values()
     made = compile.compile_kernel(kernel, signature, (9, 0))
     return [kernel.fn.__name__, made.warps, made.shared]
@@ -101,7 +101,7 @@ def test_operands_are_rounded_to_nearest(m: int, n: int, k: int) -> None:
 
     tf32_rs_launch = tf32_rs.launch
     with mock.patch.object(tf32_rs, "launch", spy):
-        linalg.matmul(out, filled(x), filled(y))
+        linalg.matmul_into(out, filled(x), filled(y))
     assert launched == ["gemm_tf32_rs"]
     # In each step of 8 products the tensor cores align 9 terms to the largest and truncate below 2^-23 of it; sums
     # of products of mean 0 and mean square (7/3)^2 stay within 6 of their standard deviations.

@@ -369,12 +369,15 @@ def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> boo
     )
 
 
+@cuda_impl("attention_step")
 def attention_step_into(
     out: Array, qkv: Array, cache: Array, lengths: Array, cos: Array | None = None, sin: Array | None = None,
     query_weight: Array | None = None, key_weight: Array | None = None, active: Array | None = None, *, scale: float,
     window: int = 0, eps: float = 0.0, early: bool = False, tile: StepTile | None = None,
 ) -> None:  # fmt: skip
-    """Launch a kernel, with a given division of the work or the table's."""
+    """o = softmax(scale·q·kᵀ)·v over the cache and the token itself, whose key and value are written into the cache;
+    with a given division of the work or the table's.
+    """
     _, batch, key_heads, capacity, size = cache.shape
     backend, group = backend_of(qkv.device), out.shape[1] // key_heads
     capability, padded = backend.driver.properties.capability, padded_head_dim(size)
@@ -417,9 +420,3 @@ def attention_step_into(
         window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
         HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early, cluster), cluster=cluster, **how,
     )  # fmt: skip
-
-
-@cuda_impl("attention_step")
-def attention_step(out: Array, *inputs: Array | None, **attrs: Any) -> None:
-    """o = softmax(scale·q·kᵀ)·v over the cache and the token itself, whose key and value are written into the cache."""
-    attention_step_into(out, *inputs, **attrs)

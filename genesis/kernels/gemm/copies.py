@@ -84,12 +84,9 @@ def transposed_copy(out: Array, x: Array) -> bool:
     batch, batch_so, batch_sx = (tuple(s[d] for d in rest) or (n,) for s, n in ((sizes, 1), (so, 0), (sx, 0)))
     rows, columns, warps = tile(max(out.dtype.itemsize, x.dtype.itemsize))
     blocks_r, blocks_c = triton.cdiv(sizes[r], rows), triton.cdiv(sizes[c], columns)
-    count = 1
-    for n in batch:
-        count *= n
     launch(
-        transpose_kernel, count * blocks_r * blocks_c, out, x, sizes[r], sizes[c], blocks_r, blocks_c, so[r], sx[c],
-        batch, batch_so, batch_sx, INT64=needs_int64(sizes, so, sx), R=rows, C=columns, num_warps=warps,
+        transpose_kernel, math.prod(batch) * blocks_r * blocks_c, out, x, sizes[r], sizes[c], blocks_r, blocks_c,
+        so[r], sx[c], batch, batch_so, batch_sx, INT64=needs_int64(sizes, so, sx), R=rows, C=columns, num_warps=warps,
     )  # fmt: skip
     return True
 

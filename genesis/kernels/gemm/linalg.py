@@ -11,6 +11,7 @@ The GEMM is [m, k] x [k, n] for each of several matrices.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import triton
@@ -112,10 +113,7 @@ class Gemm(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        count = 1
-        for size in self.batches:
-            count *= size
-        return count
+        return math.prod(self.batches)
 
     @property
     def out_strides(self) -> Shape:
@@ -252,6 +250,7 @@ def _tma_region(x: Operand, batches: Shape, rows: int, columns: int) -> TmaRegio
 # --- Launching --------------------------------------------------------------------------------------------------------
 
 
+@cuda_impl("matmul")
 def matmul_into(
     out: Array, a: Array, b: Array, *, transpose_b: bool = False, bias: Array | None = None,
     activation: str | None = None, residual: Array | None = None, accumulate: bool = False,
@@ -371,8 +370,7 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
         COLUMNS=p.n, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
         VECTORS=p.a.column == 1 and p.b.row == 1 and _is_addressed_by_tma(p), num_warps=t.warps,
     )  # fmt: skip
-    if partial is not None:
-        _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+    _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
     return True
 
 
@@ -493,8 +491,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
         SCHEDULE="one_tile" if one_tile else "split_k" if s.split > 1 else "persistent", SLICES=t.bn // columns,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    if partial is not None:
-        _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+    _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
 
 
 def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) -> tuple[int, tuple[Any, ...]]:
@@ -537,10 +534,7 @@ def _b_copy_is_profitable(p: Gemm) -> bool:
 
 def _b_elements(p: Gemm) -> int:
     """Elements of B, each of its matrices counted once."""
-    count = p.k * p.n
-    for size, step in zip(p.batches, p.b.batch, strict=True):
-        count *= size if step else 1
-    return count
+    return p.k * p.n * math.prod(size for size, step in zip(p.batches, p.b.batch, strict=True) if step)
 
 
 def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
@@ -569,14 +563,15 @@ def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
         EVEN=p.k % t.bk == 0, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
         AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    if partial is not None:
-        _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+    _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
 
 
 def _launch_reduce_splits(
-    p: Gemm, e: Epilogue, t: GemmTile, s: Schedule, partial: Array, wide: bool, matrices: str
+    p: Gemm, e: Epilogue, t: GemmTile, s: Schedule, partial: Array | None, wide: bool, matrices: str
 ) -> None:
-    """Launch `gemm_reduce_splits`."""
+    """Launch `gemm_reduce_splits`, where tiles are split along k."""
+    if partial is None:
+        return
     rows = max(1, min(t.bm, 2048 // t.bn))
     launch(
         gemm_reduce_splits, s.leftover * (t.bm // rows), p.o.array, partial, *e.operands, p.m, p.n, p.out_strides,
@@ -612,12 +607,6 @@ def _needs_int64(p: Gemm) -> bool:
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
-
-
-@cuda_impl("matmul")
-def matmul(out: Array, x: Array, y: Array) -> None:
-    """y = x @ y."""
-    matmul_into(out, x, y)
 
 
 @cuda_impl("mixed_matmul")

@@ -9,6 +9,8 @@ place of the others.
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -107,9 +109,8 @@ def is_profitable(lines: int, count: int, targets: int, tile: tuple[int, int, in
     Args:
         is_shared: positions are the same for all lines, and are sorted once.
     """
-    compared = 1
-    for size, step in zip((targets, lines, count), tile, strict=True):
-        compared *= triton.cdiv(size, step) * step
+    sizes = zip((targets, lines, count), tile, strict=True)
+    compared = math.prod(triton.cdiv(size, step) * step for size, step in sizes)
     taken = COMPARED * compared + STORED * lines * targets
     return 2 * taken < LAUNCHES + SORTED * count * (1 if is_shared else lines)
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import faults
-from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_, int32
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
@@ -33,10 +33,11 @@ from genesis.kernels.index.segment import (
     scatter_rows,
 )
 from genesis.kernels.index.select import block_offsets, count_true, scatter_true, select_true, true_indices
-from genesis.kernels.pointwise.elementwise import scalar_argument
+from genesis.kernels.pointwise.elementwise import copy, fill, scalar_argument
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import work_type
 from genesis.ops.index import placed
+from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
 MAX_ARRAYS = 4  # index arrays that one kernel reads
@@ -283,13 +284,11 @@ def _scatter(
 ) -> None:  # fmt: skip
     """Write or add `values` at the indices of `target`, in order of position."""
     if accumulate and not isinstance(values, Array):
-        converted_values = empty((), target.dtype, target.device)
-        cuda_impl_named("fill", "elementwise")(converted_values, value=values, shape=(), dtype=target.dtype)
-        values = converted_values
+        number, values = values, empty((), target.dtype, target.device)
+        fill(values, value=number, shape=(), dtype=target.dtype)
     if accumulate and target.dtype is bool_ and values.dtype is not bool_:  # anything but 0 is True
-        converted_values = empty(values.shape, bool_, target.device)
-        cuda_impl_named("cast", "elementwise")(converted_values, values)
-        values = converted_values
+        numbers, values = values, empty(values.shape, bool_, target.device)
+        copy(values, numbers)
     if accumulate and _add_along(op, target, values, indices, dims, named, add, along):
         return
     index, span, unit, rows = _scatter_rows(op, target, values, indices, dims, named)
@@ -334,7 +333,7 @@ def index_put(
     named: Shape | None = None, along: int | None = None,
 ) -> None:  # fmt: skip
     """y = x with `values` written at the indices, or added there."""
-    cuda_impl_named("copy", "elementwise")(out, x)
+    copy(out, x)
     _scatter("index_put", out, values, indices, dims, accumulate, named, along=along)
 
 
@@ -353,17 +352,8 @@ def _unaliased(a: Any, x: Array) -> Any:
     """`a`, or a copy of it if it shares x's memory."""
     if not isinstance(a, Array) or a.storage is not x.storage:
         return a
-    return _copied(a)
-
-
-def contiguous(a: Array) -> Array:
-    """`a`, or a contiguous copy of it."""
-    return a if a.is_contiguous else _copied(a)
-
-
-def _copied(a: Array) -> Array:
     copied = empty(a.shape, a.dtype, a.device)
-    cuda_impl_named("copy", "elementwise")(copied, a)
+    copy(copied, a)
     return copied
 
 

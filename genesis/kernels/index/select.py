@@ -107,14 +107,18 @@ def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, INT6
 
 def _tile_offsets(x: Array, total: Array | None) -> Array:
     """For each tile of x how many elements before it are true; the rank of all goes to `total`."""
+    return exclusive_sums(_counts(x, TILE), total)
+
+
+def _counts(x: Array, tile: int) -> Array:
+    """How many elements of each tile are true."""
     sizes, strides = collapse(x.shape, x.strides)
-    tiles = triton.cdiv(x.size, TILE)
-    counts = empty((tiles,), int32, x.device)
+    counts = empty((triton.cdiv(x.size, tile),), int32, x.device)
     launch(
-        mask_count_kernel, tiles, counts, x, x.size, sizes, strides, INT64=needs_int64(sizes, strides), T=TILE,
+        mask_count_kernel, counts.size, counts, x, x.size, sizes, strides, INT64=needs_int64(sizes, strides), T=tile,
         num_warps=2,
     )  # fmt: skip
-    return exclusive_sums(counts, total)
+    return counts
 
 
 def block_offsets(out: Array, x: Array) -> None:
@@ -124,13 +128,7 @@ def block_offsets(out: Array, x: Array) -> None:
     if blocks == 0:
         clear(out)
         return
-    sizes, strides = collapse(x.shape, x.strides)
-    counts = empty((blocks,), int32, x.device)
-    launch(
-        mask_count_kernel, blocks, counts, x, x.size, sizes, strides, INT64=needs_int64(sizes, strides), T=MASK_BLOCK,
-        num_warps=2,
-    )  # fmt: skip
-    exclusive_sums(counts, total, out.view((blocks,), (1,)))
+    exclusive_sums(_counts(x, MASK_BLOCK), total, out.view((blocks,), (1,)))
 
 
 def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:

@@ -19,12 +19,12 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
-from genesis.kernels.index.index import contiguous
 from genesis.kernels.optim.step_constants import apart, exact
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.gradients import NORM_SPAN
+from genesis.ops.shape import contiguous
 
 BLOCK = 2048  # elements of a span at a time; longer tiles and spans were up to 12 % slower on an H200
 FINAL = 8192  # partial sums that the last program takes at a time
@@ -115,7 +115,7 @@ def _sum_powers(parts: Array, x: Array, of: int, order: float, kind: int) -> Non
     work = work_type(x.dtype)
     sizes, sx = collapse(x.shape, x.strides)
     launch(
-        power_sums, parts.size, parts, x, x.size, sizes, sx, Double(order) if work is float64 else float(order),
+        power_sums, parts.size, parts, x, x.size, sizes, sx, float_argument(order, work),
         ORDER=kind, WORK=TRITON[work.name], INT64=needs_int64(sizes, sx), SPAN=NORM_SPAN,
         BLOCK=min(BLOCK, max(16, triton.next_power_of_2(of))),
         num_warps=8,

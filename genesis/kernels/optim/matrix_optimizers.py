@@ -5,7 +5,7 @@ Sums over a parameter are added up in float64 from partial sums at fixed cuts, s
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import triton
@@ -32,9 +32,9 @@ from genesis.kernels.optim.step_constants import (
 )
 from genesis.kernels.pointwise.elementwise import elementwise, positions
 from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.linalg import transposed
-from genesis.shapes import Shape, numel
+from genesis.shapes import numel
 
 BLOCK = 1024  # elements a program of an elementwise part
 TILE_ROWS, TILE_COLUMNS = 16, 128  # of a matrix, for its row and column means
@@ -207,24 +207,6 @@ def _step_size(squares: Array, measured: Array, constants: Array, n: int, eps2: 
     return size
 
 
-class _Matrices(NamedTuple):
-    """How matrices lie: the dimensions before the last two, merged, and their strides for p, g and the states."""
-
-    sizes: Shape
-    batch: tuple[Shape, ...]
-    rows: int
-    columns: int
-    tiles: int
-    programs: int
-
-
-def _matrices(param: Array, *others: Array) -> _Matrices:
-    sizes, *batch = collapse(param.shape[:-2], *(x.strides[:-2] for x in (param, *others)))
-    rows, columns = param.shape[-2:]
-    tiles = triton.cdiv(rows, TILE_ROWS)
-    return _Matrices(sizes, tuple(batch), rows, columns, tiles, tiles * numel(param.shape[:-2]))
-
-
 @cuda_impl("adafactor_step")
 def adafactor_step(
     out: tuple[()], param: Array, grad: Array, row_var: Array, col_var: Array, lr: DeviceScalar, step: DeviceScalar,
@@ -237,43 +219,28 @@ def adafactor_step(
         adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay)
     ).values
     with apart(param, row_var, col_var) as (param, row_var, col_var):
-        at = _matrices(param, grad, row_var, col_var)
-        bp, bg, br, bc = at.batch
+        # The dimensions before the last two are merged, and have strides for p, g and the states.
+        sizes, bp, bg, br, bc = collapse(param.shape[:-2], *(x.strides[:-2] for x in (param, grad, row_var, col_var)))
         sp, sg, sr, sc = param.strides[-2:], grad.strides[-2:], row_var.strides[-2], col_var.strides[-1]
+        (rows, columns), matrices = param.shape[-2:], numel(param.shape[:-2])
+        tiles = triton.cdiv(rows, TILE_ROWS)
+        programs, shape = matrices * tiles, (rows, columns, tiles, sizes)
         device, dtype, tiny = param.device, param.dtype, _tiny(param.dtype, eps1)
-        squares, measured = empty((at.programs,), float64, device), empty((at.programs,), float64, device)
-        sums = empty((at.programs, at.columns), dtype, device)
-        factor = empty((at.programs // at.tiles, at.columns), dtype, device)
-        common: dict[str, Any] = {"WORK": TRITON[dtype.name]}
-        tile_sizes = {"ROWS": TILE_ROWS, "COLUMNS": min(TILE_COLUMNS, max(16, triton.next_power_of_2(at.columns)))}
-        shape = (at.rows, at.columns, at.tiles, at.sizes)
+        squares, measured = empty((programs,), float64, device), empty((programs,), float64, device)
+        sums, factor = empty((programs, columns), dtype, device), empty((matrices, columns), dtype, device)
+        work: dict[str, Any] = {"WORK": TRITON[dtype.name]}
+        common = work | {"ROWS": TILE_ROWS, "COLUMNS": min(TILE_COLUMNS, max(16, triton.next_power_of_2(columns)))}
         launch(
-            matrix_stats, at.programs, param, grad, row_var, sums, squares, made, *shape, bp, bg, br, sp, sg, sr,
-            **common, **tile_sizes,
-        )  # fmt: skip
+            matrix_stats, programs, param, grad, row_var, sums, squares, made, *shape, bp, bg, br, sp, sg, sr, **common
+        )
         launch(
-            column_stats, (at.programs // at.tiles, triton.cdiv(at.columns, 64)), col_var, factor, row_var, sums, made,
-            *shape, bc, br, sc, sr, tiny, **common, COLUMNS=64,
-            BLOCK=min(1024, max(16, triton.next_power_of_2(at.rows))),
+            column_stats, (matrices, triton.cdiv(columns, 64)), col_var, factor, row_var, sums, made, *shape, bc, br,
+            sc, sr, tiny, **work, COLUMNS=64, BLOCK=min(1024, max(16, triton.next_power_of_2(rows))),
         )  # fmt: skip
         rest = (made, *shape, bp, bg, br, sp, sg, sr, tiny)
-        launch(
-            matrix_update,
-            at.programs,
-            param,
-            grad,
-            row_var,
-            factor,
-            measured,
-            *rest,
-            MEASURE=True,
-            **common,
-            **tile_sizes,
-        )
+        launch(matrix_update, programs, param, grad, row_var, factor, measured, *rest, MEASURE=True, **common)
         size = _step_size(squares, measured, made, param.size, eps2, d)
-        launch(
-            matrix_update, at.programs, param, grad, row_var, factor, size, *rest, MEASURE=False, **common, **tile_sizes
-        )
+        launch(matrix_update, programs, param, grad, row_var, factor, size, *rest, MEASURE=False, **common)
 
 
 @cuda_impl("adafactor_vector_step")
@@ -375,7 +342,7 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
         scaled_kernel, triton.cdiv(y.size, BLOCK), y, source, norm, y.size, sizes, so, sx, Double(eps),
         WORK=kind, INT64=needs_int64(sizes, so, sx), BLOCK=BLOCK,
     )  # fmt: skip
-    numbers = [Double(k) if work is float64 else float(k) for k in coefficients]
+    numbers = [float_argument(k, work) for k in coefficients]
     for _ in range(iterations):
         matmul_into(gram, transposed(y), y)
         matmul_into(square, gram, gram)

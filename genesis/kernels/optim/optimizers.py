@@ -22,7 +22,6 @@ from genesis.dtypes import float32, float64
 from genesis.kernels import maths
 from genesis.kernels.optim.rounding import at_random, draws, join, split
 from genesis.kernels.optim.step_constants import (
-    DeviceScalar,
     apart,
     exact,
     note,
@@ -137,12 +136,13 @@ def update_kernel(p_p, p_residual, p_g, p_a, p_b, p_c, p_s, s0, s1, n, sizes, st
 
 
 def _update(
-    rule: Rule, param: Array, residual: Array | None, grad: Array, rest: tuple[Any, ...], noise: Noise | None,
-    attrs: dict[str, Any],
-) -> None:  # fmt: skip
-    """Make a step; `rest` are the states, and the learning rate, step count and gradient scale."""
-    given: tuple[Array, ...] = rest[: len(rule.states)]
-    scalars: tuple[DeviceScalar, DeviceScalar, DeviceScalar] = rest[len(rule.states) :]  # type: ignore[assignment]
+    rule: Rule, is_split: bool, out: tuple[()], param: Array, *operands: Any, noise: Noise | None = None, **attrs: Any
+) -> None:
+    """Make a step. The operands are the residual where the parameter is split, the gradient, the states, and the
+    learning rate, step count and gradient scale.
+    """
+    residual, grad, *rest = operands if is_split else (None, *operands)
+    given, scalars = rest[: len(rule.states)], rest[len(rule.states) :]
     work, choices = float64 if param.dtype is float64 else float32, rule.choices(attrs)
     made = step_constants(
         constants_kernel, work, param, scalars, tuple(attrs[name] for name in rule.hyper), choices,
@@ -164,19 +164,8 @@ def _update(
 
 def _register(rule: Rule) -> None:
     """The CUDA implementations of a rule's ops, also of a rule that is written after this file was loaded."""
-
-    @cuda_impl(f"{rule.name}_step")
-    def step(
-        out: tuple[()], param: Array, grad: Array, *rest: Any, noise: Noise | None = None, **attrs: Any
-    ) -> None:  # fmt: skip
-        _update(rule, param, None, grad, rest, noise, attrs)
-
-    @cuda_impl(f"{rule.name}_split_step")
-    def split_step(
-        out: tuple[()], weight: Array, residual: Array, grad: Array, *rest: Any, noise: Noise | None = None,
-        **attrs: Any,
-    ) -> None:  # fmt: skip
-        _update(rule, weight, residual, grad, rest, noise, attrs)
+    cuda_impl(f"{rule.name}_step")(functools.partial(_update, rule, False))
+    cuda_impl(f"{rule.name}_split_step")(functools.partial(_update, rule, True))
 
 
 for_each_rule(_register)

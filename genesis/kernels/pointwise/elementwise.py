@@ -8,6 +8,7 @@ broadcast and strided operands are read in place. Python scalars are arguments, 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -392,22 +393,14 @@ PREDICATES = {
 }  # fmt: skip
 
 
-def _register_value(name: str, function: Any) -> None:
-    @cuda_impl(name)
-    def run(out: Array, *operands: Any) -> None:
-        elementwise(function, out, *operands)
-
-
-def _register_predicate(name: str, function: Any) -> None:
-    @cuda_impl(name)
-    def run(out: Array, *operands: Any) -> None:
-        elementwise(function, out, *operands, work=result_type(operands))
+def _predicate(function: Any, out: Array, *operands: Any) -> None:
+    elementwise(function, out, *operands, work=result_type(operands))
 
 
 for _name, _function in VALUES.items():
-    _register_value(_name, _function)
+    cuda_impl(_name)(functools.partial(elementwise, _function))
 for _name, _function in PREDICATES.items():
-    _register_predicate(_name, _function)
+    cuda_impl(_name)(functools.partial(_predicate, _function))
 
 
 @cuda_impl("pow")

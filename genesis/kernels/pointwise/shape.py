@@ -5,6 +5,7 @@ Reference: `genesis/ops/shape.py`, under the same names.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import triton
@@ -12,22 +13,18 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.compile import Double
-from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64, int32
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
-from genesis.kernels.pointwise.elementwise import positions
+from genesis.kernels.pointwise.elementwise import copy, fill, positions
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.shape import extent, overlaps
 from genesis.shapes import Shape, contiguous_strides, numel
 
 TILE = 1024
-
-
-def _copy(out: Array, x: Array) -> None:
-    cuda_impl_named("copy", "elementwise")(out, x)
 
 
 # --- cat, flip, roll, pad ---------------------------------------------------------------------------------------------
@@ -41,7 +38,7 @@ def cat(out: Array, *arrays: Array, dim: int) -> None:
         if x.shape == (0,):
             continue
         if x.size:
-            _copy(out.view(x.shape, out.strides, out.offset + start * out.strides[dim]), x)
+            copy(out.view(x.shape, out.strides, out.offset + start * out.strides[dim]), x)
         start += x.shape[dim]
 
 
@@ -122,7 +119,7 @@ def pad(out: Array, x: Array, widths: tuple[tuple[int, int], ...], value: float)
     """x inside a border of `value`."""
     number: Any = int(value) if not out.dtype.is_floating_point else float(value)
     if x.size == 0:
-        cuda_impl_named("fill", "elementwise")(out, value=number, shape=out.shape, dtype=out.dtype)
+        fill(out, value=number, shape=out.shape, dtype=out.dtype)
         return
     ends, strides, sizes, before = _merged(x, [w != (0, 0) for w in widths], list(out.shape), [a for a, _ in widths])
     _roll_or_pad(
@@ -144,7 +141,8 @@ def triangle_kernel(p_o, p_x, n, rows, columns, diagonal, sizes, so, sx, LOWER: 
     tl.store(p_o + offsets(i, sizes, so), x, mask=m)
 
 
-def _triangle(out: Array, x: Array, diagonal: int, lower: bool) -> None:
+def _triangle(lower: bool, out: Array, x: Array, diagonal: int) -> None:
+    """The matrices of the last two dimensions with 0 above the given diagonal, or below it."""
     if out.size == 0:
         return
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
@@ -155,17 +153,8 @@ def _triangle(out: Array, x: Array, diagonal: int, lower: bool) -> None:
     )  # fmt: skip
 
 
-@cuda_impl("tril")
-def tril(out: Array, x: Array, diagonal: int) -> None:
-    """The matrices of the last two dimensions with 0 above the given diagonal."""
-    _triangle(out, x, diagonal, True)
-
-
-@cuda_impl("triu")
-def triu(out: Array, x: Array, diagonal: int) -> None:
-    """The matrices of the last two dimensions with 0 below the given diagonal."""
-    _triangle(out, x, diagonal, False)
-
+cuda_impl("tril")(functools.partial(_triangle, True))
+cuda_impl("triu")(functools.partial(_triangle, False))
 
 # --- as_strided -------------------------------------------------------------------------------------------------------
 
@@ -214,14 +203,14 @@ def as_strided_backward(
     if tuple(source_strides) == contiguous_strides(source_shape) and inside and distinct:
         clear(out)
         if g.size:
-            _copy(out.view(g.shape, strides, out.offset + offset), g)
+            copy(out.view(g.shape, strides, out.offset + offset), g)
         return
     low = min(0, offset)
     reach = max(extent(source_shape, source_strides), offset + extent(g.shape, strides)) - low
     flat = empty((max(reach, 1),), out.dtype if distinct else float64, out.device)
     clear(flat)
     if distinct and g.size:
-        _copy(flat.view(g.shape, strides, offset - low), g)
+        copy(flat.view(g.shape, strides, offset - low), g)
     elif g.size:
         keys = empty((1, g.size), index_type(flat.size + 1), out.device)
         _launch_window(window_keys_kernel, g.shape, strides, offset - low, keys)
@@ -232,7 +221,7 @@ def as_strided_backward(
     if out.size == 0:
         return
     if not overlaps(source_shape, source_strides):
-        _copy(out, flat.view(source_shape, source_strides, -low))
+        copy(out, flat.view(source_shape, source_strides, -low))
         return
     counts = empty(flat.shape, int32, out.device)
     clear(counts)
@@ -244,9 +233,9 @@ def as_strided_backward(
 def as_strided_scatter(out: Array, x: Array, src: Array, shape: Shape, strides: Shape, offset: int = 0) -> None:
     """x with the window that `as_strided` describes replaced by `src`."""
     if x.strides == contiguous_strides(x.shape) and offset >= 0 and offset + extent(shape, strides) <= x.size:
-        _copy(out, x)
+        copy(out, x)
         if src.size:
-            _copy(out.view(tuple(shape), tuple(strides), out.offset + offset), src)
+            copy(out.view(tuple(shape), tuple(strides), out.offset + offset), src)
         return
     low = min(0, offset)
     reach = max(extent(x.shape, x.strides), offset + extent(shape, strides)) - low
@@ -254,7 +243,7 @@ def as_strided_scatter(out: Array, x: Array, src: Array, shape: Shape, strides: 
     whole = flat.view(x.shape, x.strides, -low)
     if out.size == 0:
         return
-    _copy(whole, x)
+    copy(whole, x)
     if src.size:
-        _copy(flat.view(tuple(shape), tuple(strides), offset - low), src)
-    _copy(out, whole)
+        copy(flat.view(tuple(shape), tuple(strides), offset - low), src)
+    copy(out, whole)

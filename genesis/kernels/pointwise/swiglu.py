@@ -6,6 +6,7 @@ geglu_packed_backward.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import triton
@@ -80,9 +81,7 @@ def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ..
     """The grid, arguments and constants of a kernel over x and `others`, which have half the width of x."""
     half, operands = x.shape[-1] // 2, (*others, x)
     sizes, *strides = collapse(x.shape[:-1], *(a.strides[:-1] for a in operands))
-    n = 1
-    for size in sizes:
-        n *= size
+    n = numel(sizes)
     columns = min(triton.next_power_of_2(half), 1024)
     rows = min(TILE // columns, triton.next_power_of_2(n))
     wide = [(*s, a.strides[-1]) for s, a in zip(strides, operands, strict=True)]
@@ -95,44 +94,30 @@ def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ..
     return grid, (n, half, sizes, *strides, *(a.strides[-1] for a in operands)), constants
 
 
-@cuda_impl("swiglu_packed")
-def swiglu_packed(out: Array, gate_up: Array) -> None:
-    """y = silu(gate)·up."""
+def _packed(gelu: bool, out: Array, gate_up: Array) -> None:
+    """y = silu(gate)·up, or gelu(gate)·up."""
     if out.size:
         grid, values, constants = _arguments(gate_up)
-        launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=False, **constants)
+        launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=gelu, **constants)
 
 
-@cuda_impl("swiglu_packed_backward")
-def swiglu_packed_backward(
-    out: Array | tuple[Array, Array], g: Array, gate_up: Array, with_result: bool = False
+def _packed_backward(
+    gelu: bool, out: Array | tuple[Array, Array], g: Array, gate_up: Array, with_result: bool = False
 ) -> None:
     """[dgate, dup], and with `with_result` also silu(gate)·up, in one pass."""
     d, y = out if isinstance(out, tuple) else (out, None)
     if g.size:
         grid, values, constants = _arguments(gate_up, g)
         launch(
-            swiglu_packed_backward_kernel, grid, d, y, g, gate_up, *values, RESULT=y is not None, GELU=False,
+            swiglu_packed_backward_kernel, grid, d, y, g, gate_up, *values, RESULT=y is not None, GELU=gelu,
             **constants,
         )  # fmt: skip
 
 
-@cuda_impl("geglu_packed")
-def geglu_packed(out: Array, gate_up: Array) -> None:
-    """y = gelu(gate)·up."""
-    if out.size:
-        grid, values, constants = _arguments(gate_up)
-        launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=True, **constants)
-
-
-@cuda_impl("geglu_packed_backward")
-def geglu_packed_backward(out: Array, g: Array, gate_up: Array) -> None:
-    """[dgate, dup] in one pass."""
-    if g.size:
-        grid, values, constants = _arguments(gate_up, g)
-        launch(
-            swiglu_packed_backward_kernel, grid, out, None, g, gate_up, *values, RESULT=False, GELU=True, **constants
-        )
+swiglu_packed = cuda_impl("swiglu_packed")(functools.partial(_packed, False))
+swiglu_packed_backward = cuda_impl("swiglu_packed_backward")(functools.partial(_packed_backward, False))
+cuda_impl("geglu_packed")(functools.partial(_packed, True))
+cuda_impl("geglu_packed_backward")(functools.partial(_packed_backward, True))
 
 
 @cuda_impl("swiglu_linear_backward")

@@ -7,7 +7,9 @@ Sums accumulate in float32 (float64 for float64), integers in int64; each result
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import triton
 import triton.language as tl
@@ -15,7 +17,7 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
-from genesis.dtypes import DType, float64, int32, int64
+from genesis.dtypes import DType, float32, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.reduce.min_max import column_min_max, row_min_max
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
@@ -154,15 +156,14 @@ def finish_p_root(state, argument):
 
 ADD = ReduceSpec(init_value, step_add, add, finish_first, 0)
 MULTIPLY = ReduceSpec(init_value, step_multiply, multiply, finish_first, 1)
-COUNT = ADD._replace(step=step_count)
 
 
-def _with_identity(largest: bool, work: DType, spec: ReduceSpec) -> ReduceSpec:
-    """`spec` with the identity of a maximum or minimum in the type `work`."""
-    if work.is_floating_point:
-        return spec._replace(identity=-math.inf if largest else math.inf)
+def in_type(spec: ReduceSpec, work: DType) -> ReduceSpec:
+    """`spec` with an infinite identity, that of a maximum or minimum, as the end of the integers of the type `work`."""
+    if work.is_floating_point or not math.isinf(spec.identity):
+        return spec
     bits = 8 * work.itemsize - 1
-    return spec._replace(identity=-(1 << bits) if largest else (1 << bits) - 1)
+    return spec._replace(identity=-(1 << bits) if spec.identity < 0 else (1 << bits) - 1)
 
 
 # --- Value and index --------------------------------------------------------------------------------------------------
@@ -202,8 +203,8 @@ def merge_argmin(x, i, y, j):
     return tl.where(wins, y, x), tl.where(wins, j, i)
 
 
-ARGMAX = ReduceSpec(init_argmax, step_argmax, merge_argmax, finish_first, 0, 2)
-ARGMIN = ReduceSpec(init_argmax, step_argmin, merge_argmin, finish_first, 0, 2)
+ARGMAX = ReduceSpec(init_argmax, step_argmax, merge_argmax, finish_first, -math.inf, 2)
+ARGMIN = ReduceSpec(init_argmax, step_argmin, merge_argmin, finish_first, math.inf, 2)
 
 
 # --- Variance and logsumexp -------------------------------------------------------------------------------------------
@@ -304,10 +305,6 @@ def _sum_type(dtype: DType) -> DType:
     return work_type(dtype) if dtype.is_floating_point else int64
 
 
-def _count(x: Array, axes: Axes) -> int:
-    return numel([x.shape[i] for i in normalize_axes(axes, x.ndim)])
-
-
 @cuda_impl("sum_to_shape")
 def sum_to_shape(out: Array, x: Array, shape: Shape) -> None:
     """y = x summed over the dimensions that broadcasting `shape` to x's shape repeats."""
@@ -316,122 +313,63 @@ def sum_to_shape(out: Array, x: Array, shape: Shape) -> None:
     reduce_axes(ADD, out, x, axes, _sum_type(x.dtype))
 
 
-@cuda_impl("sum")
-def sum(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = Σ x over `axes`."""
-    reduce_axes(ADD, out, x, axes, _sum_type(x.dtype))
+def _no_argument(n: int) -> float:
+    return 0.0
 
 
-@cuda_impl("mean")
-def mean(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = Σ x / n over `axes`."""
-    reduce_axes(ADD._replace(finish=finish_mean), out, x, axes, work_type(x.dtype), float(_count(x, axes)))
-
-
-@cuda_impl("count_nonzero")
-def count_nonzero(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """How many elements over `axes` are not 0."""
-    reduce_axes(COUNT, out, x, axes, int64)
-
-
-@cuda_impl("prod")
-def prod(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = Π x over `axes`."""
-    reduce_axes(MULTIPLY, out, x, axes, _sum_type(x.dtype))
-
-
-def _degrees_of_freedom(x: Array, axes: Axes, correction: float) -> float:
+def _degrees_of_freedom(n: int, correction: float) -> float:
     """n - correction, at least 0; NaN where there are no elements."""
-    n = _count(x, axes)
     return max(n - correction, 0) if n else math.nan
 
 
-@cuda_impl("var")
-def var(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
-    """y = Σ (x - mean)² / (n - correction) over `axes`, in one pass."""
-    reduce_axes(WELFORD, out, x, axes, work_type(x.dtype), _degrees_of_freedom(x, axes, correction))
+# By name: the reduction, its state's type from the input's, and the argument of its `step` and `finish` from the number
+# of elements and the op's attributes.
+REDUCTIONS: dict[str, tuple[ReduceSpec, Callable[[DType], DType], Callable[..., float]]] = {
+    "sum": (ADD, _sum_type, _no_argument),
+    "mean": (ADD._replace(finish=finish_mean), work_type, float),
+    "count_nonzero": (ADD._replace(step=step_count), lambda dtype: int64, _no_argument),
+    "prod": (MULTIPLY, _sum_type, _no_argument),
+    "var": (WELFORD, work_type, _degrees_of_freedom),
+    "std": (WELFORD._replace(finish=finish_std), work_type, _degrees_of_freedom),
+    "amax": (ReduceSpec(init_value, step_max, maximum, finish_first, -math.inf), load_type, _no_argument),
+    "amin": (ReduceSpec(init_value, step_min, minimum, finish_first, math.inf), load_type, _no_argument),
+    "any": (ReduceSpec(init_value, step_any, logical_or, finish_first, 0), lambda dtype: int32, _no_argument),
+    "all": (ReduceSpec(init_value, step_all, logical_and, finish_first, 1), lambda dtype: int32, _no_argument),
+    "logsumexp": (LOGSUMEXP, lambda dtype: work_type(dtype) if dtype.is_floating_point else float32, _no_argument),
+}
 
 
-@cuda_impl("std")
-def std(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
-    """y = √var(x) over `axes`, in one pass."""
-    spec = WELFORD._replace(finish=finish_std)
-    reduce_axes(spec, out, x, axes, work_type(x.dtype), _degrees_of_freedom(x, axes, correction))
+def _reduce(name: str, out: Array, x: Array, axes: Axes = None, keepdim: bool = False, **attrs: float) -> None:
+    """The reduction `name` over `axes`, in one pass."""
+    spec, type_of, argument = REDUCTIONS[name]
+    work, count = type_of(x.dtype), numel([x.shape[i] for i in normalize_axes(axes, x.ndim)])
+    reduce_axes(in_type(spec, work), out, x, axes, work, argument(count, **attrs))
 
 
-@cuda_impl("amax")
-def amax(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """The largest element over `axes`."""
-    work = load_type(x.dtype)
-    reduce_axes(
-        _with_identity(True, work, ReduceSpec(init_value, step_max, maximum, finish_first, 0)), out, x, axes, work
-    )
+for _name in REDUCTIONS:
+    cuda_impl(_name)(functools.partial(_reduce, _name))
 
 
-@cuda_impl("amin")
-def amin(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """The smallest element over `axes`."""
-    work = load_type(x.dtype)
-    reduce_axes(
-        _with_identity(False, work, ReduceSpec(init_value, step_min, minimum, finish_first, 0)), out, x, axes, work
-    )
-
-
-def _arg_min_max(largest: bool, values: Array | None, indices: Array, x: Array, axis: int | None) -> None:
-    work = load_type(x.dtype)
-    spec = _with_identity(largest, work, ARGMAX if largest else ARGMIN)
+def _arg_min_max(
+    largest: bool, out: Array | tuple[Array, Array], x: Array, axis: int | None = None, keepdim: bool = False
+) -> None:
+    """Index of the largest or smallest element, the first of equals, where NaN beats every element; of two outputs the
+    first one is the element.
+    """
+    values, indices = out if isinstance(out, tuple) else (None, out)
+    work, merge = load_type(x.dtype), maximum if largest else minimum
+    spec = in_type(ARGMAX if largest else ARGMIN, work)
     layout = reduction_layout(x.shape, x.strides, normalize_axes(axis, x.ndim), ordered=True)
-    cut = row_tiles(layout, x.dtype.itemsize)
-    if cut is not None:
-        row_min_max(maximum if largest else minimum, spec.identity, values, indices, x, layout, cut)
-        return
-    cut = column_tiles(layout, x.dtype.itemsize)
-    if cut is not None:
-        column_min_max(spec, maximum if largest else minimum, values, indices, x, layout, cut)
-        return
-    reduce_into(spec, values, x, layout, work, indices=indices)
+    if (cut := row_tiles(layout, x.dtype.itemsize)) is not None:
+        row_min_max(merge, spec.identity, values, indices, x, layout, cut)
+    elif (cut := column_tiles(layout, x.dtype.itemsize)) is not None:
+        column_min_max(spec, merge, values, indices, x, layout, cut)
+    else:
+        reduce_into(spec, values, x, layout, work, indices=indices)
 
 
-@cuda_impl("argmax")
-def argmax(out: Array, x: Array, axis: int | None = None, keepdim: bool = False) -> None:
-    """Index of the largest element: the first of equals; NaN beats every element."""
-    _arg_min_max(True, None, out, x, axis)
-
-
-@cuda_impl("argmin")
-def argmin(out: Array, x: Array, axis: int | None = None, keepdim: bool = False) -> None:
-    """Index of the smallest element: the first of equals; NaN beats every element."""
-    _arg_min_max(False, None, out, x, axis)
-
-
-@cuda_impl("max_with_indices")
-def max_with_indices(out: tuple[Array, Array], x: Array, axis: int, keepdim: bool = False) -> None:
-    """The largest element along `axis` and its index."""
-    _arg_min_max(True, out[0], out[1], x, axis)
-
-
-@cuda_impl("min_with_indices")
-def min_with_indices(out: tuple[Array, Array], x: Array, axis: int, keepdim: bool = False) -> None:
-    """The smallest element along `axis` and its index."""
-    _arg_min_max(False, out[0], out[1], x, axis)
-
-
-@cuda_impl("any")
-def any(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """Whether an element over `axes` is not 0."""
-    reduce_axes(ReduceSpec(init_value, step_any, logical_or, finish_first, 0), out, x, axes, int32)
-
-
-@cuda_impl("all")
-def all(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """Whether every element over `axes` is not 0."""
-    reduce_axes(ReduceSpec(init_value, step_all, logical_and, finish_first, 1), out, x, axes, int32)
-
-
-@cuda_impl("logsumexp")
-def logsumexp(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = log Σ e^x over `axes`, in one pass."""
-    reduce_axes(LOGSUMEXP, out, x, axes, work_type(out.dtype))
+cuda_impl("argmax", "max_with_indices")(functools.partial(_arg_min_max, True))
+cuda_impl("argmin", "min_with_indices")(functools.partial(_arg_min_max, False))
 
 
 @cuda_impl("norm")
@@ -440,7 +378,7 @@ def norm(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, p: f
     work = work_type(x.dtype)
     if math.isinf(p):
         step, merge = (step_abs_max, maximum) if p > 0 else (step_abs_min, minimum)
-        spec = _with_identity(p > 0, work, ReduceSpec(init_value, step, merge, finish_first, 0))
+        spec = ReduceSpec(init_value, step, merge, finish_first, -p)
     elif p in (0, 1):
         spec = ADD._replace(step=step_count if p == 0 else step_abs)
     else:

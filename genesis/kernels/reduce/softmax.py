@@ -10,6 +10,8 @@ softmax (AXIS 1) or another one (AXIS 0).
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 
@@ -211,7 +213,7 @@ def _tiles(out: Array, dim: int, kept: tuple[int, ...], steps: tuple[int, ...], 
     return line_tiles(out.size // length, length, out.dtype.itemsize, inner, arrays)
 
 
-def _softmax(out: Array, x: Array, dim: int, log: bool, cut: LineTiles | None = None) -> None:
+def _softmax(log: bool, out: Array, x: Array, dim: int, cut: LineTiles | None = None) -> None:
     if out.size == 0:
         return
     kept, so, sx, (do, dx) = _layout(out, dim, x)
@@ -227,7 +229,7 @@ def _softmax(out: Array, x: Array, dim: int, log: bool, cut: LineTiles | None = 
     )  # fmt: skip
 
 
-def _softmax_backward(out: Array, g: Array, y: Array, dim: int, log: bool) -> None:
+def _softmax_backward(log: bool, out: Array, g: Array, y: Array, dim: int) -> None:
     if out.size == 0:
         return
     kept, so, sg, sy, (do, dg, dy) = _layout(out, dim, g, y)
@@ -242,25 +244,6 @@ def _softmax_backward(out: Array, g: Array, y: Array, dim: int, log: bool) -> No
     )  # fmt: skip
 
 
-@cuda_impl("softmax")
-def softmax(out: Array, x: Array, dim: int) -> None:
-    """y = e^(x - max x) / Σ e^(x - max x) along `dim`."""
-    _softmax(out, x, dim, log=False)
-
-
-@cuda_impl("log_softmax")
-def log_softmax(out: Array, x: Array, dim: int) -> None:
-    """y = x - max x - log Σ e^(x - max x) along `dim`."""
-    _softmax(out, x, dim, log=True)
-
-
-@cuda_impl("softmax_backward")
-def softmax_backward(out: Array, g: Array, y: Array, dim: int) -> None:
-    """dx = y·(g - Σ g·y)."""
-    _softmax_backward(out, g, y, dim, log=False)
-
-
-@cuda_impl("log_softmax_backward")
-def log_softmax_backward(out: Array, g: Array, y: Array, dim: int) -> None:
-    """dx = g - e^y·Σ g."""
-    _softmax_backward(out, g, y, dim, log=True)
+for _name, _log in (("softmax", False), ("log_softmax", True)):
+    cuda_impl(_name)(functools.partial(_softmax, _log))
+    cuda_impl(f"{_name}_backward")(functools.partial(_softmax_backward, _log))
