@@ -1,9 +1,9 @@
 """Kernels of the ops, in Triton: one folder per capability, one file per op family, loaded at its first use on a GPU.
 
-A file's header names its plain reference in `genesis/ops`. Names inside kernels: `i_` index, `o_` offsets, `m_` mask,
-`p_` pointer, `b_` tile, with its shape: `# [BM, BN]`. What is launched ends in `_kernel`, what is inlined does not.
-Every dimension that can overrun is masked; offsets are int64 if the constant `INT64` is set; sums are float32 (float64
-for float64).
+A file's header names its plain reference in `genesis/ops`, which has formula, shapes and errors: the docstring of an
+implementation says what else there is to know. Names inside kernels: `i_` index, `o_` offsets, `m_` mask, `p_` pointer,
+`b_` tile, with its shape: `# [BM, BN]`. What is launched ends in `_kernel`, what is inlined does not. Every dimension
+that can overrun is masked; offsets are int64 if the constant `INT64` is set; sums are float32 (float64 for float64).
 """
 
 from __future__ import annotations

@@ -79,7 +79,6 @@ def _within(indices: tuple[np.ndarray, ...], shape: Shape, dims: Shape, named: S
 
 
 def _front(x: np.ndarray, dims: Shape) -> np.ndarray:
-    """A view with `dims` moved to the front."""
     return np.moveaxis(x, dims, range(len(dims)))
 
 

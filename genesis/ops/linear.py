@@ -18,7 +18,6 @@ from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Accumulated, Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
-from genesis.ops.dora import scale_columns, scale_rows
 from genesis.ops.elementwise import add, cast
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
 from genesis.ops.linalg import (
@@ -37,6 +36,8 @@ from genesis.ops.low_rank import (
     join_pairs,
     low_rank_backward,
     matmul_sum,
+    scale_columns,
+    scale_rows,
     split_pairs,
 )
 from genesis.ops.random import dropout
@@ -362,7 +363,6 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
 
 
 def _linear_join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`Op.join` of the pairs."""
     if attrs.get("low_rank") is None:
         return inputs, attrs
     pairs, low_rank = join_pairs(inputs[4:], attrs["low_rank"])

@@ -214,7 +214,6 @@ def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) ->
 
 
 def _distances(ctx: Context) -> Array:
-    """x - mean(x)."""
     x = ctx.inputs[0]
     distances: Array = sub(x, _repeat(ctx, mean(x, **_again(ctx))))
     return distances

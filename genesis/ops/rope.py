@@ -113,7 +113,6 @@ def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool) -> t
 
 
 def _crossed(x: np.ndarray) -> np.ndarray:
-    """A copy with the halves of each head exchanged."""
     half, found = x.shape[-1] // 2, np.empty(x.shape, x.dtype)
     found[..., :half], found[..., half:] = x[..., half:], x[..., :half]
     return found

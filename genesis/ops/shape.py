@@ -311,7 +311,6 @@ def as_strided_backward(
 
 
 def _addresses(shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    """The element that each index of a window reaches."""
     found = np.full((1,) * len(shape), offset, np.int64)
     for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         found = found + (np.arange(size) * stride).reshape((size,) + (1,) * (len(shape) - dim - 1))

@@ -68,7 +68,6 @@ def _tiles(q: Array, p: Problem) -> tuple[AttentionTile, AttentionTile, Attentio
 
 
 def _options(t: AttentionTile) -> dict[str, int]:
-    """Options of a launch."""
     options = {"num_warps": t.warps, "num_stages": t.stages}
     return {**options, "maxnreg": t.registers} if t.registers else options
 
@@ -112,7 +111,6 @@ def attention(
     out: tuple[Array, Array], q: Array, k: Array, v: Array, doc_starts: Array | None = None, *, scale: float,
     causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """o = softmax(scale·q·kᵀ)·v over the visible keys, and the LSE of the scores."""
     o, lse = out
     if q.size and k.size:
         forward_into(o, lse, q, k, v, doc_starts, scale, causal, window)
@@ -192,7 +190,6 @@ def _launch_dq(
     dq: Array, p: Problem, t: AttentionTile, rope_tables: _Rope, stats: _Stats, g: Array, q: Array, k: Array, v: Array,
     o: Array, lse: Array, doc_starts: Array | None,
 ) -> None:  # fmt: skip
-    """Launch `attention_bwd_dq`."""
     blocks = triton.cdiv(p.tokens, t.queries)
     launch(
         attention_bwd_dq, blocks * p.batches * p.heads, dq, *stats, p.tiled(q, t.queries), p.tiled(g, t.queries),
@@ -310,7 +307,6 @@ def attention_backward(
     out: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
     doc_starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """With p = e^(s - lse) and delta = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - delta), dq = scale·ds·k, dk = scale·dsᵀ·q."""
     if q.size and k.size:
         backward_into(out, g, q, k, v, o, lse, doc_starts, scale, causal, window)
     else:

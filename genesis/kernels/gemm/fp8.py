@@ -185,7 +185,6 @@ def quantize_transposed(weight: Array) -> tuple[Array, Array]:
 
 @cuda_impl("quantize_rows")
 def quantize_rows(out: tuple[Array, Array], x: Array, column_scale: Array | None = None) -> None:
-    """Codes and scales."""
     codes, scale = out
     rows, k = numel(x.shape[:-1]), x.shape[-1]
     if rows:
@@ -241,7 +240,6 @@ def quantize_scaled_operands(x: Array, weight: Array) -> tuple[Array, Array, Arr
 
 @cuda_impl("quantized_matmul")
 def quantized_matmul(out: Array, x: Array, weight: Array, addend: Array | None = None) -> None:
-    """x @ weight + addend."""
     if not out.size:
         return
     residual = None if addend is None else as_matrix(contiguous(addend))

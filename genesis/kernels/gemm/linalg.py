@@ -292,7 +292,6 @@ def matmul_into(
 
 
 def _table(dtype: DType, k: int) -> str:
-    """Which table of tiles applies."""
     if dtype is float8_e4m3fn:
         return "fp8" if k <= MAX_IMPRECISE else "fp8_long"
     if dtype.itemsize == 2:
@@ -533,7 +532,6 @@ def _b_copy_is_profitable(p: Gemm) -> bool:
 
 
 def _b_elements(p: Gemm) -> int:
-    """Elements of B, each of its matrices counted once."""
     return p.k * p.n * math.prod(size for size, step in zip(p.batches, p.b.batch, strict=True) if step)
 
 
@@ -569,7 +567,6 @@ def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
 def _launch_reduce_splits(
     p: Gemm, e: Epilogue, t: GemmTile, s: Schedule, partial: Array | None, wide: bool, matrices: str
 ) -> None:
-    """Launch `gemm_reduce_splits`, where tiles are split along k."""
     if partial is None:
         return
     rows = max(1, min(t.bm, 2048 // t.bn))
@@ -580,7 +577,6 @@ def _launch_reduce_splits(
 
 
 def _launch_rank1(p: Gemm, e: Epilogue) -> None:
-    """Launch `gemm_rank1`."""
     dtype = p.a.array.dtype
     tiles = p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64)
     launch(
@@ -611,7 +607,6 @@ def _needs_int64(p: Gemm) -> bool:
 
 @cuda_impl("mixed_matmul")
 def mixed_matmul(out: Array, x: Array, y: Array, dtype: DType, alpha: float = 1.0) -> None:
-    """alpha·x @ y, accumulated in float32 and rounded once."""
     narrow = min(x.dtype, y.dtype, key=lambda t: t.itemsize)
     a, b = (f if f.dtype is narrow else cast(f, dtype=narrow) for f in (x, y))
     matmul_into(out, a, b, alpha=alpha)
@@ -619,13 +614,11 @@ def mixed_matmul(out: Array, x: Array, y: Array, dtype: DType, alpha: float = 1.
 
 @cuda_impl("matmul_add")
 def matmul_add(out: Array, x: Array, y: Array, addend: Array) -> None:
-    """x @ y + addend."""
     matmul_into(out, x, y, residual=contiguous(addend))
 
 
 @cuda_impl("add_matmul")
 def add_matmul(out: tuple[()], target: Array, x: Array, y: Array) -> None:
-    """target += x @ y."""
     whole = contiguous(target)
     matmul_into(whole, x, y, accumulate=True)
     if whole is not target:

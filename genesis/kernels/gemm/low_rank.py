@@ -1,8 +1,7 @@
-"""Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py.
+"""Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py; and DoRA's
+factors of a layer's rows in one kernel, and passes that scale columns.
 
-Plain reference: genesis/ops/low_rank.py: `low_rank_backward`, `matmul_sum` and the pairs of the linear ops.
-
-`low_rank_product` is the one place where x·Wᵀ meets u·Bᵀ.
+Plain reference: genesis/ops/low_rank.py. `low_rank_product` is the one place where x·Wᵀ meets u·Bᵀ.
 """
 
 from __future__ import annotations
@@ -10,17 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import triton
+import triton.language as tl
+
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.dtypes import float32
-from genesis.kernels.gemm.dora import column_sums_into, scale_rows
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import bfloat16, float32, float64
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.thin import thin_products_into
+from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_into
+from genesis.kernels.norm.norm import sum_partials
+from genesis.kernels.pointwise.elementwise import fill
 from genesis.kernels.pointwise.random import dropout
-from genesis.kernels.strides import as_matrix
-from genesis.ops.elementwise import cast, div
-from genesis.ops.linalg import transposed
-from genesis.ops.low_rank import LowRank, Operands, Pair
+from genesis.kernels.strides import as_matrix, needs_int64, program_indices
+from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.elementwise import add, cast, div, mul
+from genesis.ops.linalg import mixed_matmul, transposed
+from genesis.ops.low_rank import LowRank, Operands, Pair, split_layers
+from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import contiguous, slices, window
 
 
@@ -130,6 +137,235 @@ def gemm_products(
 
 @cuda_impl("matmul_sum")
 def matmul_sum(out: Array, x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> None:
-    """x @ y + u @ w + addend."""
     residual = None if addend is None else contiguous(addend)
     low_rank_product(out, x, y, [Term(0, w.shape[-1], u, w)], residual=residual)
+
+
+LARGEST_RANK = 128  # A·Aᵀ is in registers
+
+
+# --- DoRA: the factors ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def store_factors(p_c, p_norm, m, total, i_n, n):
+    """norm = √total and c = m / norm of rows i_n."""
+    norm = tl.sqrt(tl.maximum(total, 0))  # rounding must not make a root of less than 0
+    tl.store(p_norm + i_n, norm, mask=i_n < n)
+    tl.store(p_c + i_n, converted(converted(m, total.dtype) / norm, p_c.dtype.element_ty), mask=i_n < n)
+
+
+@triton.jit
+def dora_factors_kernel(p_c, p_norm, p_m0, p_m1, p_m2, p_s0, p_s1, p_s2, p_w0, p_w1, p_w2, p_a0, p_a1, p_a2, p_b0, p_b1,
+                        p_b2, k, r, scale, starts, stops, DOT: tl.constexpr, INT64: tl.constexpr,
+                        TILE: tl.constexpr):  # fmt: skip
+    """c and the norms of BM columns of one of several layers: of W `[n, k]`, A `[r, k]`, B `[n, r]`, m and ‖W‖² by
+    rows, all contiguous.
+
+    Args:
+        starts, stops: columns of c of each layer.
+        DOT: (operands' type, input_precision).
+        TILE: (BM, BK, R).
+    """
+    BM: tl.constexpr = TILE[0]
+    BK: tl.constexpr = TILE[1]
+    R: tl.constexpr = TILE[2]
+    i, start, stop, first = range_of(tl.program_id(0), starts, stops, BM)
+    i_c, i_r = first + tl.arange(0, BM), tl.arange(0, R)
+    i_n, n = i_c - start, stop - start
+    if INT64:
+        i_n = i_n.to(tl.int64)
+    m_n, m_r = (i_n < n)[:, None], i_r < r
+    # What the end needs is loaded beside the first tiles, not behind the last.
+    squares = converted(tl.load(picked(i, p_s0, p_s1, p_s2) + i_n, mask=i_n < n, other=0), tl.float32)
+    m = tl.load(picked(i, p_m0, p_m1, p_m2) + i_n, mask=i_n < n, other=0)
+    p_b = picked(i, p_b0, p_b1, p_b2) + (i_n * r)[:, None] + i_r[None, :]
+    b_b = converted(tl.load(p_b, mask=m_n & m_r[None, :], other=0), tl.float32)  # [BM, R]
+    p_w, p_a = picked(i, p_w0, p_w1, p_w2) + (i_n * k)[:, None], picked(i, p_a0, p_a1, p_a2) + (i_r * k)[:, None]
+    b_cross, b_gram = tl.zeros((BM, R), tl.float32), tl.zeros((R, R), tl.float32)  # W·Aᵀ [BM, R], A·Aᵀ [R, R]
+    for o_k in range(0, k, BK):
+        i_k = o_k + tl.arange(0, BK)
+        m_k = (i_k < k)[None, :]
+        b_w = converted(tl.load(p_w + i_k[None, :], mask=m_n & m_k, other=0), DOT[0])  # [BM, BK]
+        b_a = converted(tl.load(p_a + i_k[None, :], mask=m_r[:, None] & m_k, other=0), DOT[0])  # [R, BK]
+        b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=DOT[1])
+        b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=DOT[1])
+    b_change = 2 * b_cross + scale * tl.dot(b_b, b_gram, input_precision="ieee")  # [BM, R]
+    store_factors(p_c, p_norm, m, squares + scale * tl.sum(b_change * b_b, 1), i_c, stop)
+
+
+@triton.jit
+def dora_quotient_kernel(p_c, p_norm, p_m, p_total, n, BM: tl.constexpr):
+    """The factors where the squares of the norms are known."""
+    i_n = tl.program_id(0) * BM + tl.arange(0, BM)
+    m, total = tl.load(p_m + i_n, mask=i_n < n, other=0), tl.load(p_total + i_n, mask=i_n < n, other=0)
+    store_factors(p_c, p_norm, m, total, i_n, n)
+
+
+@cuda_impl("dora_factors")
+def dora_factors(
+    out: tuple[Array, Array], *arrays: Array, columns: tuple[tuple[int, int], ...], scales: tuple[float, ...],
+    width: int,
+) -> None:  # fmt: skip
+    """c of several layers side by side, 1 in columns of none; also the norms."""
+    if sum(stop - start for start, stop in columns) < width:
+        for whole in out:
+            fill(whole, value=1, shape=whole.shape, dtype=whole.dtype)
+    layers = [_Layer(range_, scale, *map(contiguous, x)) for range_, scale, x in zip(
+        columns, scales, zip(*split_layers(arrays), strict=True), strict=True
+    )]  # fmt: skip
+    alike = len(layers) <= RANGES and len({(x.scale, x.a.shape, x.squares.dtype) for x in layers}) == 1
+    for group in [layers] if alike else [[x] for x in layers]:
+        _factors(*out, group)
+
+
+class _Layer(NamedTuple):
+    """A layer's columns of c, and its operands, contiguous."""
+
+    columns: tuple[int, int]
+    scale: float
+    m: Array
+    squares: Array
+    w: Array
+    a: Array
+    b: Array
+
+
+def _factors(c: Array, norm: Array, layers: Sequence[_Layer]) -> None:
+    """Of layers of one rank, width and scale."""
+    w, (r, k) = layers[0].w, layers[0].a.shape
+    if r > LARGEST_RANK or norm.dtype is float64 or w.dtype is float64:
+        for layer in layers:
+            _composed_factors(c, norm, layer)
+        return
+    is_float32 = w.dtype is float32
+    dot = float32 if is_interpreted() and w.dtype is bfloat16 else w.dtype
+    starts, stops = zip(*(x.columns for x in layers), strict=True)
+    rows, columns, warps, stages = _tile(stops[-1] - starts[0], max(16, triton.next_power_of_2(r)), is_float32)
+    operands = [x for each in list(zip(*layers, strict=True))[2:] for x in (*each, *[each[0]] * (RANGES - len(each)))]
+    launch(
+        dora_factors_kernel, sum(triton.cdiv(stop - start, rows) for start, stop in (x.columns for x in layers)),
+        c, norm, *operands, k, r, layers[0].scale, starts, stops,
+        DOT=(TRITON[dot.name], "ieee" if is_float32 else "tf32"),
+        INT64=any(needs_int64((x.w.shape[0] + rows, k), (k, 1)) for x in layers),
+        TILE=(rows, columns, max(16, triton.next_power_of_2(r))), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
+    """BM, BK, warps and stages: by count, so many rows a program that a layer's programs are about as many as SMs, and
+    so many columns a step that latency is not most of it.
+    """
+    if is_float32:
+        return 32 if rank > 64 else 64, 32, 8 if rank > 32 else 4, 3
+    if rank > 64:  # A·Aᵀ takes the registers
+        return 16, 128, 8, 2
+    return 16 if n <= 2048 else 32, 256 if rank <= 32 else 128, 8 if rank > 32 else 4, 4
+
+
+def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
+    """The same, by products in memory."""
+    (start, stop), scale, m, squares, w, a, b = layer
+    c, norm = (x.view((stop - start,), (1,), x.offset + start) for x in (c, norm))
+    kind = norm.dtype
+    cross, gram = (mixed_matmul(x, transposed(a), dtype=kind) for x in (w, a))
+    wide = cast(b, dtype=kind)
+    change = add(mul(cross, 2.0), mul(mixed_matmul(wide, gram, dtype=kind), scale))
+    total = mul(sum_to_shape(mul(change, wide), shape=(b.shape[0], 1)), scale)
+    total = add(total.view(squares.shape, (1,)), cast(squares, dtype=kind))
+    launch(dora_quotient_kernel, triton.cdiv(b.shape[0], 256), c, norm, m, total, b.shape[0], BM=256)
+
+
+# --- Scaling columns --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scale_columns_kernel(p_y, p_z, p_c, p_b, p_residual, n, h, sy, sz, WORK: tl.constexpr, INT64: tl.constexpr,
+                         BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    """c∘z + b + residual of a tile [BN, BH]; the residual has y's strides."""
+    i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)
+    m_h = i_h < h
+    m = (i_n < n)[:, None] & m_h[None, :]
+    o_y = (i_n * sy)[:, None] + i_h[None, :]
+    z = converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+    y = z * converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]
+    if p_b is not None:
+        y += converted(tl.load(p_b + i_h, mask=m_h, other=0), WORK)[None, :]
+    if p_residual is not None:
+        y += converted(tl.load(p_residual + o_y, mask=m, other=0), WORK)
+    tl.store(p_y + o_y, converted(y, p_y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def column_sums_kernel(p_partial, p_g, p_z, n, h, sg, sz, WORK: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
+    """The sums of g∘z over every programs-th tile of rows, of BH columns."""
+    i_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    m_h = i_h < h
+    b_sum = tl.zeros((BN, BH), WORK)  # [BN, BH]
+    for first in range(tl.program_id(1) * BN, n, tl.num_programs(1) * BN):
+        i_n = first + tl.arange(0, BN).to(tl.int64)
+        m = (i_n < n)[:, None] & m_h[None, :]
+        g = converted(tl.load(p_g + (i_n * sg)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+        b_sum += g * converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+    tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
+
+
+@triton.jit
+def scale_rows_kernel(p_o, p_w, p_c, n, k, sw, so, WORK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """c∘W of a tile [BN, BK]."""
+    i_n, i_k = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN), tl.program_id(1) * BK + tl.arange(0, BK)
+    m = (i_n < n)[:, None] & (i_k < k)[None, :]
+    w = converted(tl.load(p_w + (i_n * sw)[:, None] + i_k[None, :], mask=m, other=0), WORK)  # [BN, BK]
+    c = converted(tl.load(p_c + i_n, mask=i_n < n, other=0), WORK)
+    tl.store(p_o + (i_n * so)[:, None] + i_k[None, :], converted(w * c[:, None], p_o.dtype.element_ty), mask=m)
+
+
+@cuda_impl("scale_columns")
+def scale_columns(
+    out: Array, z: Array, factors: Array, bias: Array | None = None, residual: Array | None = None
+) -> None:
+    if out.size:
+        bias, residual = (None if x is None else contiguous(x) for x in (bias, residual))
+        scale_columns_into(
+            as_matrix(out), as_matrix(contiguous(z)), contiguous(factors), bias, residual and as_matrix(residual)
+        )
+
+
+def scale_columns_into(y: Array, z: Array, factors: Array, bias: Array | None, residual: Array | None) -> None:
+    """The same for matrices whose rows may have any stride (y and the residual the same one); z may be y itself."""
+    (n, h), work = y.shape, work_type(z.dtype)
+    columns = min(triton.next_power_of_2(h), 256)
+    rows = min(max(1, 2048 // columns), triton.next_power_of_2(n))
+    wide = needs_int64((n, h), y.strides, z.strides)
+    launch(
+        scale_columns_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), y, z, factors, bias, residual, n, h,
+        y.strides[0], z.strides[0], WORK=TRITON[work.name], INT64=wide, BN=rows, BH=columns,
+    )  # fmt: skip
+
+
+@cuda_impl("scale_rows")
+def scale_rows(out: Array, w: Array, factors: Array) -> None:
+    w, (n, k) = contiguous(w), w.shape
+    columns = min(triton.next_power_of_2(max(k, 1)), 512)
+    rows = min(max(1, 4096 // columns), triton.next_power_of_2(max(n, 1)))
+    launch(
+        scale_rows_kernel, (triton.cdiv(n, rows), triton.cdiv(k, columns)), out, w, contiguous(factors), n, k,
+        w.strides[0], out.strides[0], WORK=TRITON[work_type(w.dtype).name], BN=rows, BK=columns,
+    )  # fmt: skip
+
+
+def column_sums_into(sums: Array, g: Array, z: Array) -> None:
+    """Σ rows g∘z of matrices with contiguous rows: partial sums of some rows each, added in order."""
+    n, h = z.shape
+    work = work_type(z.dtype)
+    if not n:
+        fill(sums, value=0, shape=sums.shape, dtype=sums.dtype)
+        return
+    columns = min(triton.next_power_of_2(h), 128)
+    programs = max(1, min(triton.cdiv(n, 16), 512 // triton.cdiv(h, columns)))
+    partial = empty((programs, h), work, z.device)
+    launch(
+        column_sums_kernel, (triton.cdiv(h, columns), programs), partial, g, z, n, h, g.strides[0], z.strides[0],
+        WORK=TRITON[work.name], BN=16, BH=columns,
+    )  # fmt: skip
+    sum_partials(sums, partial)

@@ -25,7 +25,6 @@ def norm_linear(
     out: tuple[Array, ...], x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0,
     low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
-    """`packed_linear(rms_norm(x), …)`, and r = 1 / sqrt(mean(x²) + eps)."""
     y, rstd, *more = out
     weights, biases = split_parameters(own_parameters(parameters, low_rank))
     if not more and not fp8 and is_for_few_rows(x, *weights):

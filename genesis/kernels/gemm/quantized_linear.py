@@ -41,7 +41,6 @@ def dequantize_kernel(p_w, p_codes, p_scale, k, TYPE: tl.constexpr, BK: tl.const
 
 @cuda_impl("dequantize_rows")
 def dequantize_rows(out: Array, codes: Array, scale: Array, *, dtype: DType) -> None:
-    """W = diag(scale)·codes."""
     if out.size:
         weight, (n, k) = _as_codes(contiguous(codes)), codes.shape
         how = {"TYPE": TRITON[dtype.name], "BK": TILE, "num_warps": 4}
@@ -62,7 +61,6 @@ def quantized_linear(
     out: Array, x: Array, codes: Array, scale: Array, bias: Array | None = None, residual: Array | None = None,
     norm: Array | None = None, *, eps: float = 0.0, swiglu: bool = False,
 ) -> None:  # fmt: skip
-    """y = rms_norm(x)·(diag(scale)·codes)ᵀ + bias + residual, or with SwiGLU."""
     if not out.size:
         return
     weight, scale, x = _as_codes(contiguous(codes)), contiguous(scale), contiguous(x)

@@ -470,7 +470,6 @@ SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # where the main loop takes less time 
 
 
 def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
-    """The tile of a GEMM of x `[m, k]`."""
     if x.dtype is not float8_e4m3fn:
         return WIDE_TILE
     if form is SWIGLU_BACKWARD:
@@ -556,7 +555,6 @@ def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_column
 
 
 def _holds_unscaled_sums(out: Array, scales: Array | None) -> bool:
-    """Whether unscaled sums fit into out's type."""
     return scales is None or out.dtype is bfloat16
 
 

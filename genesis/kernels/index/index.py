@@ -243,7 +243,6 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
 
 @cuda_impl("index_get")
 def index_get(out: Array, x: Array, *indices: Array, dims: Shape, named: Shape | None = None) -> None:
-    """y = x[..., i, ...] with an index array for each of `dims`."""
     extents, steps = tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims)
     index = index_arrays("index_get", indices, extents, steps, named or dims)
     rest = [(n, st) for d, (n, st) in enumerate(zip(x.shape, x.strides, strict=True)) if d not in dims]
@@ -322,7 +321,6 @@ def _add_along(
 
 @cuda_impl("index_get_backward")
 def index_get_backward(out: Array, g: Array, *indices: Array, dims: Shape, shape: Shape) -> None:
-    """Zeros of `shape` with g added at the indices, in order of position."""
     clear(out)
     _scatter("index_get_backward", out, g, indices, dims, True, add=False)
 
@@ -332,7 +330,6 @@ def index_put(
     out: Array, x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False,
     named: Shape | None = None, along: int | None = None,
 ) -> None:  # fmt: skip
-    """y = x with `values` written at the indices, or added there."""
     copy(out, x)
     _scatter("index_put", out, values, indices, dims, accumulate, named, along=along)
 
@@ -342,7 +339,6 @@ def index_put_(
     out: tuple[()], x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False,
     named: Shape | None = None, along: int | None = None,
 ) -> None:  # fmt: skip
-    """`index_put` into x itself."""
     # inputs must not change while they are read
     values, *rest = (_unaliased(a, x) for a in (values, *indices))
     _scatter("index_put_", x, values, tuple(rest), dims, accumulate, named, along=along)
@@ -362,31 +358,26 @@ def _unaliased(a: Any, x: Array) -> Any:
 
 @cuda_impl("mask_count")
 def mask_count(out: Array, mask: Array) -> None:
-    """How many elements are true."""
     count_true(out, mask)
 
 
 @cuda_impl("mask_indices")
 def mask_indices(out: Array, mask: Array, count: int) -> None:
-    """The indices of the true elements in row-major order, `[dimensions, count]`."""
     true_indices("mask_indices", out, mask, count, 1, count)
 
 
 @cuda_impl("mask_offsets")
 def mask_offsets(out: Array, mask: Array) -> None:
-    """How many elements are true before each block, and in all."""
     block_offsets(out, mask)
 
 
 @cuda_impl("masked_select")
 def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
-    """The elements of x where `mask` holds, in row-major order."""
     select_true(out, x, mask, contiguous(offsets))
 
 
 @cuda_impl("masked_select_backward")
 def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
-    """g, in order, where `mask` holds, and 0 elsewhere."""
     scatter_true(out, g, mask, contiguous(offsets))
 
 
@@ -452,19 +443,16 @@ def _add(op: str, target: Array, g: Array, ids: Array, add: bool) -> None:
 
 @cuda_impl("embedding")
 def embedding(out: Array, ids: Array, weight: Array) -> None:
-    """y[...] = weight[ids[...]]."""
     index = index_arrays("embedding", (ids,), weight.shape[:1], weight.strides[:1], negative=False)
     gather(out, weight, index, ((), ()), (weight.shape[1:], weight.strides[1:]))
 
 
 @cuda_impl("embedding_backward")
 def embedding_backward(out: Array, g: Array, ids: Array, rows: int) -> None:
-    """dweight[r] = the sum of g over the positions where ids = r, in order."""
     clear(out)
     _add("embedding_backward", out, g, ids, add=False)
 
 
 @cuda_impl("embedding_add_")
 def embedding_add_(out: tuple[()], total: Array, g: Array, ids: Array) -> None:
-    """total[r] += the sum of g over the positions where ids = r, in order."""
     _add("embedding_add_", total, g, ids, add=True)

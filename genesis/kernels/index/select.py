@@ -111,7 +111,6 @@ def _tile_offsets(x: Array, total: Array | None) -> Array:
 
 
 def _counts(x: Array, tile: int) -> Array:
-    """How many elements of each tile are true."""
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((triton.cdiv(x.size, tile),), int32, x.device)
     launch(

@@ -45,7 +45,6 @@ def _bits(dtype: DType) -> int:
 
 
 def _keys(x: Array) -> Array:
-    """Keys `[1, size]` of x's elements."""
     sizes, steps = collapse(x.shape, x.strides)
     keys = empty((1, x.size), int64 if x.dtype.itemsize == 8 else int32, x.device)
     launch(sort_keys_kernel, triton.cdiv(x.size, TILE), keys, x, x.size, sizes, steps, T=TILE, num_warps=4)
@@ -97,14 +96,12 @@ def _sort_into(out: tuple[Array, Array], x: Array, axis: int, count: int, descen
 
 @cuda_impl("sort")
 def sort(out: tuple[Array, Array], x: Array, axis: int, descending: bool = False) -> None:
-    """x sorted along `axis`, and the index that each element came from."""
     axis = single_axis("sort", x.shape, axis)
     _sort_into(out, x, axis, x.shape[axis] if x.shape else 1, descending)
 
 
 @cuda_impl("topk")
 def topk(out: tuple[Array, Array], x: Array, k: int, axis: int, largest: bool = True) -> None:
-    """The k largest (or smallest) elements along `axis` in that order, and their indices."""
     _sort_into(out, x, single_axis("topk", x.shape, axis), k, largest)
 
 
@@ -113,13 +110,11 @@ def topk(out: tuple[Array, Array], x: Array, k: int, axis: int, largest: bool = 
 
 @cuda_impl("nonzero_count")
 def nonzero_count(out: Array, x: Array) -> None:
-    """How many elements are not 0."""
     count_true(out, x)
 
 
 @cuda_impl("nonzero")
 def nonzero(out: Array, x: Array, size: int) -> None:
-    """Indices `[size, ndim]` of the elements that are not 0, in row-major order."""
     true_indices("nonzero", out, x, size, x.ndim, 1)
 
 
@@ -133,7 +128,6 @@ def bincount_kernel(p_o, p_keys, n, size, T: tl.constexpr):
 
 @cuda_impl("bincount")
 def bincount(out: Array, x: Array, *weights: Array, size: int) -> None:
-    """How often each of 0 … size-1 occurs in x; with weights their sums in float64."""
     clear(out)
     if x.size == 0:
         return
@@ -198,7 +192,6 @@ def _grouped(x: Array, total: Array | None) -> tuple[Array, Array, Array, int | 
 
 @cuda_impl("unique_count")
 def unique_count(out: Array, x: Array) -> None:
-    """How many distinct values x has, each NaN being one."""
     if x.size:
         _grouped(x, out)
     else:
@@ -207,7 +200,6 @@ def unique_count(out: Array, x: Array) -> None:
 
 @cuda_impl("unique")
 def unique(out: tuple[Array, Array, Array], x: Array, size: int) -> None:
-    """The distinct values of x in order, the index among them of each element of x, and how often each occurs."""
     values, inverse, counts = out
     if x.size == 0:
         return

@@ -140,7 +140,6 @@ def _warps(block: int) -> int:
 def cross_entropy(
     out: tuple[Array, Array], logits: Array, labels: Array, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> None:
-    """Loss of each row, 0 where the label is `ignore_index`; also each row's log-sum-exp."""
     losses, lse = out
     rows, classes = logits.shape
     work = work_type(logits.dtype)
@@ -159,7 +158,6 @@ def cross_entropy_backward(
     out: Array, g: Array, logits: Array, labels: Array, lse: Array, ignore_index: int, label_smoothing: float,
     z_loss: float,
 ) -> None:  # fmt: skip
-    """The gradient of the logits from that of the losses; rows with `ignore_index` get 0."""
     rows, classes = logits.shape
     work = work_type(logits.dtype)
     block = _block(classes, work, TILE)

@@ -322,13 +322,11 @@ def sum_partials(out: Array, partial: Array) -> None:
 
 @cuda_impl("rms_norm")
 def rms_norm(out: tuple[Array, Array], x: Array, weight: Array, eps: float) -> None:
-    """y = x·r·weight with r = 1 / sqrt(mean(x²) + eps); also gives r."""
     _forward(out[0], None, out[1], x, weight, None, eps)
 
 
 @cuda_impl("rms_norm_scale")
 def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
-    """y = x·r·weight."""
     h, n = x.shape[-1], numel(x.shape[:-1])
     if n * h == 0:
         return
@@ -354,7 +352,6 @@ def rms_norm_backward(
 
 @cuda_impl("layer_norm")
 def layer_norm(out: tuple[Array, Array, Array], x: Array, weight: Array, bias: Array, eps: float) -> None:
-    """y = (x - m)·r·weight + bias with m = mean(x), r = 1 / sqrt(var(x) + eps); also gives m and r."""
     _forward(out[0], out[1], out[2], x, weight, bias, eps)
 
 
@@ -363,5 +360,4 @@ def layer_norm_backward(
     out: tuple[Array, Array, Array], g: Array, x: Array, weight: Array, mean: Array, rstd: Array,
     plus: Array | None = None,
 ) -> None:  # fmt: skip
-    """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)) + plus, dw = Σ rows g·n, db = Σ rows g."""
     _backward(out, g, x, weight, mean, rstd, plus)

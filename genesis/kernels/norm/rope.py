@@ -280,7 +280,6 @@ def norm_rope_backward(
     out: Array | tuple[Array, ...], g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array,
     rstd: Array, heads: int, key_heads: int, learns: bool = True,
 ) -> None:  # fmt: skip
-    """dx, and with `learns` the gradients of both weights."""
     d, *weights = out if isinstance(out, tuple) else (out,)
     batch, tokens, all_heads, size = x.shape
     grid, tables, constants = _plan(backward_tiles(batch * tokens * size // 2), x, cos, sin, d, g)

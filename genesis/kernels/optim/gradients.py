@@ -134,7 +134,6 @@ def _parts(arrays: tuple[Array, ...], order: float, kind: int, device: Any) -> t
 
 
 def _final(count: int) -> dict[str, int]:
-    """Tile and warps of the program that adds the partial sums up."""
     block = min(FINAL, max(16, triton.next_power_of_2(count)))
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 128))}
 
@@ -148,7 +147,6 @@ def norm_into(out: Array, arrays: tuple[Array, ...], order: float) -> None:
 
 @cuda_impl("total_norm")
 def total_norm(out: Array, *arrays: Array, ord: float) -> None:
-    """(Σ |x|^ord)^(1/ord) over all elements of all arrays, the largest |x| for an infinite order; 0 for no arrays."""
     full = tuple(x for x in arrays if x.size)
     if full:
         norm_into(out, full, ord)
@@ -169,14 +167,12 @@ def clip_factor(out: tuple[()], report: Array, loss: Array, *arrays: Array, max_
 
 @cuda_impl("square_spans")
 def square_spans(out: Array, x: Array, *, of: int) -> None:
-    """Σ x² of each `NORM_SPAN` elements, as `clip_factor` has them of `of` elements."""
     if x.size:
         _sum_powers(out, x, of, 2.0, 2)
 
 
 @cuda_impl("clip_factor_of_ranks")
 def clip_factor_of_ranks(out: tuple[()], report: Array, figures: Array, *, losses: int, max_norm: float | None) -> None:
-    """report = (loss, norm, factor, mark) from the losses and partial sums of all ranks."""
     count = figures.size - losses
     figures = contiguous(figures)
     with apart(report) as (report,):

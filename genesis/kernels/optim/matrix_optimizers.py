@@ -248,7 +248,6 @@ def adafactor_vector_step(
     out: tuple[()], param: Array, grad: Array, variance: Array, lr: DeviceScalar, step: DeviceScalar,
     grad_scale: DeviceScalar, *, beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
 ) -> None:  # fmt: skip
-    """Adafactor for vectors and numbers: the second moment is kept whole."""
     if param.size == 0:
         return
     made = step_constants(
@@ -372,7 +371,6 @@ def muon_step(
     grad_scale: DeviceScalar, *, momentum: float, nesterov: bool, weight_decay: float, lr_ratio: float,
     coefficients: tuple[float, float, float], eps: float, iterations: int,
 ) -> None:  # fmt: skip
-    """b = μ·b + (1-μ)·c·g; p = (1 - lr·wd)·p - lr·ratio·orthogonalized(b, or (1-μ)·c·g + μ·b with Nesterov)."""
     if param.size == 0:
         return
     made = step_constants(

@@ -74,7 +74,6 @@ def rounding_kernel(p_o, p_x, n, s0, s1, f0, f1, sizes, sx, COUNT: tl.constexpr)
 
 @cuda_impl("stochastic_round")
 def stochastic_round(out: Array, x: Array, *, dtype: DType, seed: int, offset: int) -> None:
-    """x rounded up or down at random, with odds that make the mean exact; eight elements a counter."""
     assert x.dtype is float32 and out.dtype is bfloat16 and out.is_contiguous
     sizes, sx = collapse(x.shape, x.strides)
     count = 128
@@ -110,12 +109,10 @@ def _launch(kernel: object, whole: Array, weight: Array, residual: Array) -> Non
 
 @cuda_impl("join_master")
 def join_master(out: Array, weight: Array, residual: Array) -> None:
-    """The float32 master whose bits are (w << 16) + r, w the bits of the weight."""
     _launch(join_kernel, out, weight, residual)
 
 
 @cuda_impl("split_master")
 def split_master(out: tuple[()], weight: Array, residual: Array, master: Array) -> None:
-    """Write a float32 master into weight and residual."""
     with apart(weight, residual) as (weight, residual):
         _launch(split_kernel, master, weight, residual)

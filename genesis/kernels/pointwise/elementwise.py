@@ -427,7 +427,6 @@ def overwrite(out: Array, x: Array, source: Any) -> None:
 
 @cuda_impl("fill")
 def fill(out: Array, value: float, shape: Any, dtype: DType) -> None:
-    """Every element is `value`."""
     if out.is_contiguous and value == 0 and math.copysign(1, value) > 0:
         clear(out)
     else:
@@ -436,13 +435,11 @@ def fill(out: Array, value: float, shape: Any, dtype: DType) -> None:
 
 @cuda_impl("where")
 def where(out: Array, condition: Array, x: Any, y: Any) -> None:
-    """y = x where `condition` holds, else y."""
     elementwise(_where, out, condition, x, y, condition_type=bool_)
 
 
 @cuda_impl("clamp")
 def clamp(out: Array, x: Array, min: Any = None, max: Any = None) -> None:
-    """y = min(max(x, min), max); a bound of None is open."""
     if min is not None and max is not None:
         elementwise(_clamp, out, x, min, max)
     elif max is None:
@@ -469,7 +466,6 @@ def arange_kernel(p_o, start, step, end, count, TYPE: tl.constexpr, ENDS: tl.con
 
 @cuda_impl("arange")
 def arange(out: Array, start: float, step: float, count: int, dtype: DType) -> None:
-    """start + step·i for i = 0 .. count - 1."""
     exact = isinstance(start, int) and isinstance(step, int)
     bounds = (int(start), int(step)) if exact else (Double(start), Double(step))
     launch(
@@ -480,7 +476,6 @@ def arange(out: Array, start: float, step: float, count: int, dtype: DType) -> N
 
 @cuda_impl("linspace")
 def linspace(out: Array, start: float, end: float, count: int, dtype: DType) -> None:
-    """`count` values from start to end, both included."""
     step = (float(end) - float(start)) / max(count - 1, 1)
     launch(
         arange_kernel, triton.cdiv(count, TILE), out, Double(start), Double(step), Double(end), count, TYPE=tl.float64,

@@ -313,7 +313,6 @@ def _programs(n: int, each: int) -> int:
 
 @cuda_impl("uniform")
 def uniform(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: float, high: float) -> None:
-    """y = low + u·(high - low); see the reference for u."""
     bits = _UNIFORM_BITS[dtype.name]
     work = work_type(dtype)
     end = dtype.numpy.type(high)
@@ -327,7 +326,6 @@ def uniform(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low:
 
 @cuda_impl("normal")
 def normal(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, mean: float, std: float) -> None:
-    """y = mean + std·z."""
     double = dtype is float64
     launch(
         normal_kernel, _programs(out.size, 2 if double else 4), out, out.size, *counters(seed, offset), Double(mean),
@@ -344,13 +342,11 @@ def _integers(out: Array, seed: int, offset: int, low: int, span: int, flip: boo
 
 @cuda_impl("randint")
 def randint(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: int, high: int) -> None:
-    """y = low + d mod (high - low) of a 64-bit draw d."""
     _integers(out, seed, offset, low, high - low)
 
 
 @cuda_impl("randperm")
 def randperm(out: Array, seed: int, offset: int, n: int, dtype: DType) -> None:
-    """0 … n-1 sorted by one 64-bit draw each; equal draws keep their order."""
     if n == 0:
         return
     keys = empty((1, n), int64, out.device)
@@ -370,7 +366,6 @@ def bernoulli(out: Array, p: Array, seed: int, offset: int) -> None:
 
 @cuda_impl("dropout")
 def dropout(out: Array, x: Array, position: Array | None = None, *, p: float, seed: int, offset: int) -> None:
-    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     work = work_type(x.dtype)
     scale = float_argument(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all

@@ -90,7 +90,6 @@ def _roll_or_pad(out: Array, x: Array, value: Any, sizes: list[int], strides: li
 
 @cuda_impl("flip")
 def flip(out: Array, x: Array, dims: Shape) -> None:
-    """x with the order of elements along `dims` reversed."""
     if out.size == 0:
         return
     first = x.offset + sum((x.shape[d] - 1) * x.strides[d] for d in dims)
@@ -103,7 +102,6 @@ def flip(out: Array, x: Array, dims: Shape) -> None:
 
 @cuda_impl("roll")
 def roll(out: Array, x: Array, shifts: Shape, dims: Shape) -> None:
-    """x rotated by `shifts` along `dims`."""
     if out.size == 0:
         return
     total = [0] * x.ndim
@@ -116,7 +114,6 @@ def roll(out: Array, x: Array, shifts: Shape, dims: Shape) -> None:
 
 @cuda_impl("pad")
 def pad(out: Array, x: Array, widths: tuple[tuple[int, int], ...], value: float) -> None:
-    """x inside a border of `value`."""
     number: Any = int(value) if not out.dtype.is_floating_point else float(value)
     if x.size == 0:
         fill(out, value=number, shape=out.shape, dtype=out.dtype)
@@ -197,7 +194,6 @@ def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *array
 def as_strided_backward(
     out: Array, g: Array, strides: Shape, offset: int, source_shape: Shape, source_strides: Shape
 ) -> None:
-    """Zeros of the source's shape with g added into the window."""
     distinct = not overlaps(g.shape, strides)
     inside = offset >= 0 and offset + extent(g.shape, strides) <= out.size
     if tuple(source_strides) == contiguous_strides(source_shape) and inside and distinct:
@@ -231,7 +227,6 @@ def as_strided_backward(
 
 @cuda_impl("as_strided_scatter")
 def as_strided_scatter(out: Array, x: Array, src: Array, shape: Shape, strides: Shape, offset: int = 0) -> None:
-    """x with the window that `as_strided` describes replaced by `src`."""
     if x.strides == contiguous_strides(x.shape) and offset >= 0 and offset + extent(shape, strides) <= x.size:
         copy(out, x)
         if src.size:

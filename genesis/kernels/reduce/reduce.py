@@ -19,9 +19,15 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32, float64, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.reduce.min_max import column_min_max, row_min_max
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
-from genesis.kernels.reduce.reduction import ReduceSpec, finish_first, load_type, reduce_into
+from genesis.kernels.reduce.reduction import (
+    ReduceSpec,
+    column_min_max,
+    finish_first,
+    load_type,
+    reduce_into,
+    row_min_max,
+)
 from genesis.kernels.reduce.scan import scan_into
 from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import converted, work_type
@@ -301,13 +307,11 @@ def reduce_axes(spec: ReduceSpec, out: Array, x: Array, axes: Axes, work: DType,
 
 
 def _sum_type(dtype: DType) -> DType:
-    """The accumulator type of sums and products."""
     return work_type(dtype) if dtype.is_floating_point else int64
 
 
 @cuda_impl("sum_to_shape")
 def sum_to_shape(out: Array, x: Array, shape: Shape) -> None:
-    """y = x summed over the dimensions that broadcasting `shape` to x's shape repeats."""
     pad = x.ndim - len(shape)
     axes = (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
     reduce_axes(ADD, out, x, axes, _sum_type(x.dtype))
@@ -393,7 +397,6 @@ def norm(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, p: f
 
 @cuda_impl("cumsum")
 def cumsum(out: Array, x: Array, axis: int, reverse: bool = False) -> None:
-    """y_i = Σ x_j over j ≤ i along `axis` (j ≥ i with `reverse`), floats in float64."""
     axes = normalize_axes(axis, x.ndim)
     work = float64 if out.dtype.is_floating_point else int64
     scan_into(ADD, out, x, axes, work, reverse=reverse)
@@ -410,7 +413,6 @@ def prod_backward_kernel(p_o, p_g, p_l, p_r, n, sizes, sg, INT64: tl.constexpr, 
 
 @cuda_impl("prod_backward")
 def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
-    """dx_i = g_i · Π x_j over j ≠ i: products from the left times products from the right, exact with zeros."""
     reduced, work = normalize_axes(axes, x.ndim), _sum_type(x.dtype)
     left, right = empty(x.shape, work, x.device), empty(x.shape, work, x.device)
     scan_into(MULTIPLY, left, x, reduced, work, exclusive=True)
