@@ -86,7 +86,7 @@ class _TritonLaunch(KernelLaunch):
 
         from genesis.backend.cuda import backend_of
         from genesis.backend.cuda.launch import launch
-        from genesis.kernels.types import TRITON
+        from genesis.kernels.elements import TRITON
 
         words = {k: TRITON[v.name] if isinstance(v, DType) else v for k, v in constants.items()}
         _check_count(self.name, self.kernel, args, words)

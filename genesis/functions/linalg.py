@@ -10,9 +10,9 @@ from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise, pointwise
 from genesis.functions.shape import diagonal, expand, permute, reshape, unsqueeze
 from genesis.functions.surface import Tensor, array_of, public
-from genesis.ops import dora
 from genesis.ops import linalg as ops
 from genesis.ops import linear as linear_ops
+from genesis.ops import low_rank as low_rank_ops
 from genesis.ops.low_rank import LowRank, Pair
 from genesis.ops.reduce import sum_to_shape
 from genesis.random import default_generator
@@ -160,7 +160,7 @@ def dora_factors(
     present: Any = [layer for layer in layers if layer is not None]
     arrays = [layer[i] for i in range(5) for layer in present]
     scales = tuple(float(layer[5]) for layer in present)
-    found = apply(dora.dora_factors, *arrays, columns=tuple(columns), scales=scales, width=start)
+    found = apply(low_rank_ops.dora_factors, *arrays, columns=tuple(columns), scales=scales, width=start)
     return found  # type: ignore[no-any-return]
 
 

@@ -25,7 +25,7 @@ from genesis.ops.fp8 import lacking
 from genesis.shapes import Shape
 
 # What decoding and ranks run is registered when it is imported.
-from genesis.ops import attention_step, next_tokens, quantized_linear, rank_sum, sample  # noqa: F401  isort: skip
+from genesis.ops import attention_step, gradients, quantized_linear, sample  # noqa: F401  isort: skip
 
 CATEGORIES = ("element", "activation", "reduction", "matmul", "memory", "optimizer", "other")
 # Size classes, in the order of the work they are; "batch" is a batch of a language model's tokens.

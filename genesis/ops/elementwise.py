@@ -15,7 +15,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, float32, int64, result_type
 from genesis.errors import DTypeError, NumericError, ShapeError
-from genesis.op import Context, Grads, Op, Saves, op
+from genesis.op import Context, Grads, Op, Vjp, op
 from genesis.ops.blocks import as_type, split, sweep
 from genesis.shapes import Shape, broadcast_shapes
 
@@ -114,10 +114,18 @@ def compute_type(*operands: Any) -> np.dtype:
 # --- Factories of ops -------------------------------------------------------------------------------------------------
 
 
-def _register(name: str, doc: str, reference: Callable[..., None], infer: Callable[..., Spec], **rest: Any) -> Op:
-    """An elementwise op, which is a function and a method of its name, and so in torch, unless `rest` differs."""
+def _register(
+    name: str, doc: str, reference: Callable[..., None], infer: Callable[..., Spec], flops: int = 1, **rest: Any
+) -> Op:
+    """An elementwise op, which is a function and a method of its name, and so in torch, unless `rest` differs.
+
+    Args:
+        flops: for each element of the result.
+    """
     reference.__doc__ = doc
     facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}
+    if flops != 1:
+        facts["flops"] = lambda inputs, outputs, attrs: flops * outputs[0].size
     return Op(name, reference, infer, family="elementwise", elementwise=True, **facts)
 
 
@@ -125,46 +133,26 @@ def _register(name: str, doc: str, reference: Callable[..., None], infer: Callab
 _WRITTEN: dict[str, Any] = {"public": "", "method": False}
 
 
-def _count(flops: int) -> Callable[..., int] | None:
-    return None if flops == 1 else lambda inputs, outputs, attrs: flops * outputs[0].size
-
-
 def _unary(
-    name: str,
-    doc: str,
-    infer: Callable[..., Spec],
-    function: Callable[..., Any],
-    vjp: Callable[..., Grads] | None = None,
-    saves: Saves = (),
-    flops: int = 1,
-    in_place: bool = True,
-    **rest: Any,
+    name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], vjp: Vjp | None = None, **rest: Any
 ) -> Op:
     """An op of one operand, whose reference sweeps `function` in the result's type."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         sweep(function, out, x)
 
-    facts: dict[str, Any] = {"flops": _count(flops), "in_place": in_place, **rest}
-    return _register(name, doc, reference, infer, vjp=vjp, saves=saves, **facts)
+    return _register(name, doc, reference, infer, vjp=vjp, **{"in_place": True, **rest})
 
 
 def _binary(
-    name: str,
-    doc: str,
-    infer: Callable[..., Spec],
-    function: Callable[..., Any],
-    vjp: Callable[..., Grads] | None = None,
-    saves: Saves | Callable[[tuple[bool, ...]], Saves] = (),
-    flops: int = 1,
-    **rest: Any,
+    name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], vjp: Vjp | None = None, **rest: Any
 ) -> Op:
     """The same of two operands."""
 
     def reference(out: np.ndarray, x: Any, y: Any) -> None:
         sweep(function, out, x, y)
 
-    return _register(name, doc, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **rest)
+    return _register(name, doc, reference, infer, vjp=vjp, **rest)
 
 
 def _from_x(

@@ -27,7 +27,8 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op
 from genesis.ops.blocks import BLOCK, UNIT
 from genesis.ops.rounding import Noise, check_residual, flops_of, joined, rounded_at_random, split_into
-from genesis.ops.rule import Rule, bound_program
+from genesis.ops.rule import Rule
+from genesis.ops.rule_in_numpy import bound_program
 
 DeviceScalar = Any  # a Python number or a 0-d array
 
@@ -126,7 +127,7 @@ def _run(
     changed: Sequence[np.ndarray],
     residual: np.ndarray | None,
     grad: np.ndarray,
-    scalars: tuple[DeviceScalar, DeviceScalar, DeviceScalar],
+    scalars: Sequence[DeviceScalar],
     noise: Noise | None,
     attrs: dict[str, Any],
 ) -> None:
@@ -178,24 +179,27 @@ def steps_of(rule: Rule) -> tuple[Op, Op]:
     """The ops `<rule>_step` and `<rule>_split_step`."""
     states, name, split = len(rule.states), f"{rule.name}_step", f"{rule.name}_split_step"
 
-    def step(out: tuple[()], param: np.ndarray, grad: np.ndarray, *rest: Any, **attrs: Any) -> None:
-        noise = attrs.pop("noise", None)
-        _run(rule, (param, *rest[:states]), None, grad, rest[states:], noise, attrs)
+    def made(title: str, is_split: bool) -> Callable[..., None]:
+        def step(out: tuple[()], param: np.ndarray, *rest: Any, noise: Noise | None = None, **attrs: Any) -> None:
+            residual, grad, *others = rest if is_split else (None, *rest)
+            _run(rule, (param, *others[:states]), residual, grad, others[states:], noise, attrs)
 
-    def split_step(
-        out: tuple[()], weight: np.ndarray, residual: np.ndarray, grad: np.ndarray, *rest: Any, **attrs: Any
-    ) -> None:
-        noise = attrs.pop("noise", None)
-        _run(rule, (weight, *rest[:states]), residual, grad, rest[states:], noise, attrs)
+        step.__name__, step.__doc__ = title, rule.update.__doc__
+        return step
 
-    for function, title in ((step, name), (split_step, split)):
-        function.__name__, function.__doc__ = title, rule.update.__doc__
     changed, family = range(2, 2 + states), __name__.rpartition(".")[2]
     return (
-        Op(name, step, step_rule(name, states), mutates=(0, *changed), flops=flops_of(rule.flops), family=family),
+        Op(
+            name,
+            made(name, False),
+            step_rule(name, states),
+            mutates=(0, *changed),
+            flops=flops_of(rule.flops),
+            family=family,
+        ),
         Op(
             split,
-            split_step,
+            made(split, True),
             _split_rule(split, states),
             mutates=(0, 1, *(i + 1 for i in changed)),
             flops=flops_of(rule.flops + 4),  # joining and splitting the master

@@ -27,7 +27,7 @@ from genesis.random import philox
 from genesis.shapes import Shape, numel
 
 _CHUNK = 1 << 13  # counters drawn at once: their 64-bit temporaries stay in cache
-_UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # what each type holds exactly below 1
+UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # what each type holds exactly below 1
 
 Values = Callable[[np.ndarray, slice], Any]
 
@@ -96,7 +96,7 @@ def uniform(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType,
     u is the upper b bits of the draw times 2^-b: b = 53 of a 64-bit draw for float64; of a 32-bit draw 24 for float32,
     11 for float16 and 8 for bfloat16, so that u is exact in the type and never rounds to 1.
     """
-    bits = _UNIFORM_BITS[dtype.name]
+    bits = UNIFORM_BITS[dtype.name]
     work = np.dtype(np.float32 if is_narrow(out.dtype) else out.dtype)
     end = out.dtype.type(high)
     below = np.nextafter(end, out.dtype.type(low))

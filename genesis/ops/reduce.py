@@ -18,7 +18,7 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Grads, op
+from genesis.op import Context, Grads, Op, op
 from genesis.ops.blocks import arrange, as_type, is_narrow, reduce_into, reduce_tiles, store_kept, work_type
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
@@ -366,37 +366,21 @@ def _insert(x: Array, axis: int) -> Array:
     return x.view((*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], 1, *x.strides[axis:]))
 
 
-def _select(choose: Callable[..., Any], out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int) -> None:
-    line = np.atleast_1d(x)
-    found = np.expand_dims(_positions(choose, x, axis), axis)
-    out[0][...] = np.take_along_axis(line, found, axis).reshape(out[0].shape)
-    out[1][...] = found.reshape(out[1].shape)
+def _with_indices(name: str, choose: Callable[..., Any], doc: str) -> Op:
+    """The op `<name>_with_indices`."""
+
+    def reference(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
+        found = np.expand_dims(_positions(choose, x, axis), axis)
+        out[0][...] = np.take_along_axis(np.atleast_1d(x), found, axis).reshape(out[0].shape)
+        out[1][...] = found.reshape(out[1].shape)
+
+    reference.__doc__ = f"{doc} along `axis` and its position (the first of equals). dx = g at that position."
+    title, facts = f"{name}_with_indices", {"saves": ("out",), "flops": reads, "torch": f"torch.{name}"}
+    return op(title, _position_rule(title, values=True), vjp=_chosen_vjp, **facts)(reference)
 
 
-@op(
-    "max_with_indices",
-    _position_rule("max_with_indices", values=True),
-    vjp=_chosen_vjp,
-    saves=("out",),
-    flops=reads,
-    torch="torch.max",
-)
-def max_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
-    """The largest element along `axis` and its position (the first of equals). dx = g at that position."""
-    _select(np.argmax, out, x, axis)
-
-
-@op(
-    "min_with_indices",
-    _position_rule("min_with_indices", values=True),
-    vjp=_chosen_vjp,
-    saves=("out",),
-    flops=reads,
-    torch="torch.min",
-)
-def min_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
-    """The smallest element along `axis` and its position (the first of equals). dx = g at that position."""
-    _select(np.argmin, out, x, axis)
+max_with_indices = _with_indices("max", np.argmax, "The largest element")
+min_with_indices = _with_indices("min", np.argmin, "The smallest element")
 
 
 def _put_infer(values: Array, indices: Array, axis: int, size: int) -> Spec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -518,11 +519,7 @@ def slices(whole: Array, sizes: Sequence[int]) -> list[Array]:
 
 def columns(x: Array, sizes: Sequence[int]) -> list[Array]:
     """Windows of `sizes` entries each along the last dimension."""
-    found, start, step = [], x.offset, x.strides[-1]
-    for size in sizes:
-        found.append(x.view((*x.shape[:-1], size), x.strides, start))
-        start += size * step if x.size else 0
-    return found
+    return [window(x, stop - size, stop) for size, stop in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
 def window(x: Array, start: int, stop: int) -> Array:

@@ -23,8 +23,7 @@ from genesis.functions.transfer import overwrite, pinned_empty
 from genesis.nn.lora import LoRALinear
 from genesis.nn.quantized import QuantizedLinear
 from genesis.ops import fp8
-from genesis.ops.next_tokens import next_tokens
-from genesis.ops.sample import sample
+from genesis.ops.sample import next_tokens, sample
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache

@@ -8,8 +8,8 @@ import pytest
 import genesis
 from genesis.errors import IndexRangeError
 from genesis.functions.index import index_add, scatter_add, scatter_add_
-from genesis.kernels.index import few_targets, segment
-from genesis.kernels.index.few_targets import (
+from genesis.kernels.index import segment
+from genesis.kernels.index.segment import (
     few_targets_kernel,
     few_targets_reduce_kernel,
     few_targets_tile,
@@ -22,13 +22,12 @@ from genesis.shapes import Shape
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The kernels that scatter-adds launch from here on, sorted ones as well."""
     kernels: list[object] = []
-    launch = few_targets.launch
+    launch = segment.launch
 
     def spy(kernel: object, *args: object, **keywords: object) -> None:
         kernels.append(kernel)
         launch(kernel, *args, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(few_targets, "launch", spy)
     monkeypatch.setattr(segment, "launch", spy)
     return kernels
 

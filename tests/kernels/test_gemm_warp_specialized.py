@@ -18,10 +18,10 @@ from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import Properties
 from genesis.backend.cuda.simulated import EmptyDriver
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
+from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm import fp8, gated, linalg, linear, warp_specialized
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 from genesis.kernels.pointwise import swiglu
-from genesis.kernels.strides import as_matrix
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import window
 from tests.kernels.collecting import collecting

@@ -52,10 +52,10 @@ from genesis.kernels.attention.spilled_ds import (
     ds_chunks_of,
 )
 from genesis.kernels.attention.warp_specialized import forward_ws_into
+from genesis.kernels.elements import work_type
 from genesis.kernels.gemm.copies import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.norm.rope import rope
 from genesis.kernels.pointwise.elementwise import elementwise, identity
-from genesis.kernels.types import work_type
 from genesis.ops.attention import parts_of
 from genesis.ops.shape import contiguous
 

@@ -29,7 +29,7 @@ import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels import maths
-from genesis.kernels.types import converted
+from genesis.kernels.elements import converted
 
 LN2 = tl.constexpr(math.log(2))
 LOG2E = tl.constexpr(1 / math.log(2))

@@ -38,8 +38,8 @@ from genesis.kernels.attention.common import (
     warp_uniform,
 )
 from genesis.kernels.attention.spilled_ds import store_ds
+from genesis.kernels.elements import converted
 from genesis.kernels.maths import rounded_product
-from genesis.kernels.types import converted
 
 # --- Forward ----------------------------------------------------------------------------------------------------------
 

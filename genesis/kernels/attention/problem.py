@@ -13,7 +13,7 @@ from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, float32
 from genesis.errors import ShapeError
-from genesis.kernels.types import TRITON, float_argument, work_type
+from genesis.kernels.elements import TRITON, float_argument, work_type
 from genesis.shapes import Shape
 
 

@@ -28,7 +28,7 @@ from genesis.kernels.attention.common import (
     store_rows_inverse_rope,
     visible_key_blocks,
 )
-from genesis.kernels.types import converted
+from genesis.kernels.elements import converted
 
 HEAD_DIMS = range(65, 257)  # with which spilling is profitable
 DS_TILE = 64  # rows and columns of a tile

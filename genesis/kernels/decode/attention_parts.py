@@ -17,8 +17,8 @@ from genesis.kernels.attention.common import fast_exp2
 from genesis.kernels.decode.attention_step_tiles import added
 from genesis.kernels.decode.few_rows_mma import constraints, layout_line
 from genesis.kernels.dependents import prefetch
+from genesis.kernels.elements import converted
 from genesis.kernels.maths import rounded_product
-from genesis.kernels.types import converted
 from genesis.ops.attention_step import LARGEST
 
 LIMIT = tl.constexpr(LARGEST)

@@ -46,9 +46,9 @@ from genesis.kernels.decode.attention_parts import (
 )
 from genesis.kernels.decode.attention_step_mma import attention_step_mma_kernel
 from genesis.kernels.dependents import allow_next, can_overlap, largest_cluster, wait_for_previous
+from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.norm.norm import rsqrt
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 

@@ -48,8 +48,8 @@ from genesis.kernels.decode.attention_step_tiles import (
 from genesis.kernels.decode.few_rows_fma import after_loads
 from genesis.kernels.decode.few_rows_mma import operand
 from genesis.kernels.dependents import allow_next, wait_for_previous
+from genesis.kernels.elements import converted
 from genesis.kernels.norm.norm import rsqrt
-from genesis.kernels.types import converted
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.decode.few_rows_mma import constraints, layout_line, mma_of
-from genesis.kernels.types import converted
+from genesis.kernels.elements import converted
 
 
 @constexpr_function

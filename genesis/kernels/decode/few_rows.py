@@ -32,7 +32,7 @@ from genesis.kernels.decode.few_rows_fma import few_rows_fma_kernel
 from genesis.kernels.decode.few_rows_mma import few_rows_mma_kernel
 from genesis.kernels.decode.one_row_mma import one_row_mma_kernel
 from genesis.kernels.dependents import can_overlap
-from genesis.kernels.strides import as_matrix
+from genesis.kernels.elements import as_matrix
 from genesis.ops.shape import columns, contiguous
 
 MAX_ROWS = 32

@@ -11,8 +11,8 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.dependents import allow_next, wait_for_previous
+from genesis.kernels.elements import converted
 from genesis.kernels.gemm.gated import swiglu
-from genesis.kernels.types import converted
 
 MOST_WRITTEN_OUT = 4  # trips along K: more of them compile for seconds
 

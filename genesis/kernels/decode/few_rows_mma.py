@@ -21,8 +21,8 @@ from triton.runtime.jit import constexpr_function
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.decode.few_rows_fma import after_loads, load_tile, rms_reciprocal, unrolled
 from genesis.kernels.dependents import allow_next, wait_for_previous
+from genesis.kernels.elements import converted
 from genesis.kernels.gemm.gated import swiglu
-from genesis.kernels.types import converted
 
 WIDENED = tl.constexpr(
     """{

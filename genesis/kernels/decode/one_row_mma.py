@@ -37,8 +37,8 @@ from genesis.kernels.decode.few_rows_mma import (
     scaled,
 )
 from genesis.kernels.dependents import allow_next, wait_for_previous
+from genesis.kernels.elements import converted
 from genesis.kernels.gemm.gated import swiglu
-from genesis.kernels.types import converted
 
 NARROWED = tl.constexpr(
     """{

@@ -46,7 +46,7 @@ from genesis.kernels.decode.sample_parts import (
     weights_of,
 )
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.elements import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 
 PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200

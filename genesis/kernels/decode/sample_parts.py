@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 
 from genesis.kernels import maths
+from genesis.kernels.elements import converted
 from genesis.kernels.pointwise.random import mul_hi_lo
-from genesis.kernels.types import converted
 
 BINS = tl.constexpr(2048)
 SPREAD = tl.constexpr(30.498)  # 44 ln 2

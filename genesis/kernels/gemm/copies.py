@@ -23,8 +23,7 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, int16, int32, int64
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import converted
+from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices
 from genesis.ops.shape import contiguous
 
 MIN_EXTENT = 16  # elements along either axis, for tiles to be profitable

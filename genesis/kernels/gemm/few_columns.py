@@ -11,10 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from genesis.kernels.elements import converted, offsets
 from genesis.kernels.gemm.gemm import epilogue, grouped_tile, out_offsets
 from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
-from genesis.kernels.strides import offsets
-from genesis.kernels.types import converted
 
 MAX_COLUMNS = 2  # of a K-major A; one of another, where each load brings all lanes the same element of B
 ELEMENTS = 2048  # of A in a tile, 16 a thread

@@ -22,9 +22,8 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float8_e4m3fn, float32
 from genesis.errors import DeviceError
+from genesis.kernels.elements import as_matrix, converted, needs_int64
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.strides import as_matrix, needs_int64
-from genesis.kernels.types import converted
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 from genesis.shapes import numel
@@ -171,18 +170,6 @@ def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Arr
     )  # fmt: skip
 
 
-def quantize_transposed(weight: Array) -> tuple[Array, Array]:
-    """Codes of a weight `[n, k]` by its rows, transposed to `[k, n]`, and the scales of the rows `[n]`."""
-    (n, k), (bm, bk) = weight.shape, TRANSPOSE_TILE
-    codes, scale = empty((k, n), float8_e4m3fn, weight.device), empty((n,), float32, weight.device)
-    quantize_into(None, scale, weight)
-    launch(
-        quantize_transposed_kernel, triton.cdiv(n, bm) * triton.cdiv(k, bk), codes, scale, weight, n, k,
-        INT64=needs_int64((n, k), (k, 1)), BM=bm, BK=bk, num_warps=4,
-    )  # fmt: skip
-    return codes, scale
-
-
 @cuda_impl("quantize_rows")
 def quantize_rows(out: tuple[Array, Array], x: Array, column_scale: Array | None = None) -> None:
     codes, scale = out
@@ -232,7 +219,13 @@ def quantize_scaled_operands(x: Array, weight: Array) -> tuple[Array, Array, Arr
     """Codes of x·diag(scales of the weight's rows) and of the weight `[n, k]`, transposed to `[k, n]`; x's scales
     `[m]`.
     """
-    transposed, column_scale = quantize_transposed(weight)
+    (n, k), (bm, bk) = weight.shape, TRANSPOSE_TILE
+    transposed, column_scale = empty((k, n), float8_e4m3fn, weight.device), empty((n,), float32, weight.device)
+    quantize_into(None, column_scale, weight)
+    launch(
+        quantize_transposed_kernel, triton.cdiv(n, bm) * triton.cdiv(k, bk), transposed, column_scale, weight, n, k,
+        INT64=needs_int64((n, k), (k, 1)), BM=bm, BK=bk, num_warps=4,
+    )  # fmt: skip
     codes, scales = empty(x.shape, float8_e4m3fn, x.device), empty(x.shape[:1], float32, x.device)
     quantize_into(codes, scales, x, column_scale)
     return codes, transposed, scales

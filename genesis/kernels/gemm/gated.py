@@ -19,6 +19,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
+from genesis.kernels.elements import TRITON, converted
 from genesis.kernels.gemm.copies import beside, can_extend, ones_and
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.gemm import grouped_tile
@@ -27,7 +28,6 @@ from genesis.kernels.gemm.low_rank import make_u
 from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.pointwise.swiglu import swiglu_packed
-from genesis.kernels.types import TRITON, converted
 from genesis.ops.low_rank import LowRank, Operands
 
 

@@ -24,9 +24,8 @@ import triton
 import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
+from genesis.kernels.elements import converted, offsets
 from genesis.kernels.maths import exp, tanh
-from genesis.kernels.strides import offsets
-from genesis.kernels.types import converted
 
 # --- Epilogue ---------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
+from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
 from genesis.kernels.gemm.copies import (
     MIN_EXTENT,
     aligned_columns,
@@ -68,8 +69,6 @@ from genesis.kernels.gemm.tiles import (
     unaligned_tile,
 )
 from genesis.kernels.gemm.warp_specialized import ws_residual_into, ws_scaled_into
-from genesis.kernels.strides import collapse, needs_int64
-from genesis.kernels.types import TRITON, work_type
 from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides

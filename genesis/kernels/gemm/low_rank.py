@@ -17,13 +17,12 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32, float64
+from genesis.kernels.elements import TRITON, as_matrix, converted, needs_int64, program_indices, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_into
 from genesis.kernels.norm.norm import sum_partials
 from genesis.kernels.pointwise.elementwise import fill
 from genesis.kernels.pointwise.random import dropout
-from genesis.kernels.strides import as_matrix, needs_int64, program_indices
-from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.elementwise import add, cast, div, mul
 from genesis.ops.linalg import mixed_matmul, transposed
 from genesis.ops.low_rank import LowRank, Operands, Pair, split_layers

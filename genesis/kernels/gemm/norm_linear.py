@@ -9,11 +9,11 @@ from __future__ import annotations
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.decode.few_rows import Norm, few_rows_linear_into, few_rows_swiglu_into, is_for_few_rows
+from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed
-from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.linear import own_parameters, split_parameters
 from genesis.ops.low_rank import LowRank, split_pairs

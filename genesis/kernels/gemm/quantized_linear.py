@@ -18,11 +18,10 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float8_e4m3fn, float64
 from genesis.errors import DeviceError
 from genesis.kernels.decode.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into
+from genesis.kernels.elements import TRITON, as_matrix, converted
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed
-from genesis.kernels.strides import as_matrix
-from genesis.kernels.types import TRITON, converted
 from genesis.ops.fp8 import lacking
 from genesis.ops.norm import statistics_type
 from genesis.ops.quantized_linear import KINDS

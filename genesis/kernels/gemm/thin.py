@@ -22,7 +22,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels import maths
-from genesis.kernels.types import TRITON, converted
+from genesis.kernels.elements import TRITON, converted
 
 LARGEST_RANK = 64  # gᵀ·u is in registers
 RANGES = 3  # of g's columns, at most

@@ -20,12 +20,13 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_, int32
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
+from genesis.kernels.elements import collapse, needs_int64, offsets, work_type
 from genesis.kernels.index import segment
-from genesis.kernels.index.few_targets import add_to_few_targets
 from genesis.kernels.index.radix_sort import are_less, argsort_keys
 from genesis.kernels.index.segment import (
     Rows,
     SortedKeys,
+    add_to_few_targets,
     index_type,
     report_fault,
     rows_of,
@@ -34,8 +35,6 @@ from genesis.kernels.index.segment import (
 )
 from genesis.kernels.index.select import block_offsets, count_true, scatter_true, select_true, true_indices
 from genesis.kernels.pointwise.elementwise import copy, fill, scalar_argument
-from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import work_type
 from genesis.ops.index import placed
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel

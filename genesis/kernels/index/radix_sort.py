@@ -21,10 +21,9 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, int32, int64
+from genesis.kernels.elements import converted, offsets
 from genesis.kernels.index.radix_tile import DIGITS, WARPS, count_digits, load_states, order_in_tile, sort_by_digit
 from genesis.kernels.index.segment import index_type
-from genesis.kernels.strides import offsets
-from genesis.kernels.types import converted
 from genesis.shapes import Shape
 
 RANK_SORT_MAX = 16384  # the longest line that is sorted by rank

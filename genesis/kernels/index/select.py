@@ -20,9 +20,9 @@ from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.dispatch import Plan, layout_of, record
 from genesis.backend.cuda.launch import clear, forget_plan, launch, recording
 from genesis.dtypes import int32, int64
+from genesis.kernels.elements import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.reduce.scan import exclusive_sums
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.ops.index import MASK_BLOCK
 
 TILE = 4096

@@ -16,12 +16,12 @@ from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float64, int32, int64
+from genesis.kernels.elements import collapse, offsets
 from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_keys
 from genesis.kernels.index.radix_sort import Lines, argsort_keys, bits_of, ordered_keys, radix_sort
 from genesis.kernels.index.segment import report_fault, rows_of, scatter_add_rows, sort_tile
 from genesis.kernels.index.select import count_true, true_indices
 from genesis.kernels.reduce.scan import exclusive_sums
-from genesis.kernels.strides import collapse, offsets
 from genesis.ops.reduce import single_axis
 from genesis.shapes import numel
 

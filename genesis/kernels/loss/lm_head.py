@@ -31,10 +31,10 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32, int32
+from genesis.kernels.elements import TRITON, converted
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.types import TRITON, converted
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)

@@ -21,6 +21,7 @@ from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32
+from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.loss.lm_head import (
@@ -33,7 +34,6 @@ from genesis.kernels.loss.lm_head import (
     row_slice,
 )
 from genesis.kernels.pointwise.elementwise import elementwise, identity
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.linalg import transposed
 
 MANY_ROWS = 2048  # from here on one warp reads a row

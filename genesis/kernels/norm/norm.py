@@ -17,9 +17,17 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
+from genesis.kernels.elements import (
+    TRITON,
+    collapse,
+    converted,
+    float_argument,
+    needs_int64,
+    offsets,
+    program_indices,
+    work_type,
+)
 from genesis.kernels.reduce.plan import NormTiles, norm_tiles
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import contiguous_strides, numel
 
 # --- The kernels ------------------------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import promote_types
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, converted, float_argument, needs_int64, program_indices, work_type
 from genesis.kernels.norm.norm import rsqrt, sum_partials
-from genesis.kernels.strides import needs_int64, program_indices
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
 

@@ -19,10 +19,9 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, collapse, converted, float_argument, needs_int64, offsets, work_type
 from genesis.kernels.optim.step_constants import apart, exact
 from genesis.kernels.pointwise.elementwise import positions
-from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.gradients import NORM_SPAN
 from genesis.ops.shape import contiguous
 

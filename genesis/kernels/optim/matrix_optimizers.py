@@ -17,6 +17,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float64
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, collapse, converted, float_argument, needs_int64, offsets, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.optim.gradients import norm_into
 from genesis.kernels.optim.step_constants import (
@@ -31,8 +32,6 @@ from genesis.kernels.optim.step_constants import (
     step_mask,
 )
 from genesis.kernels.pointwise.elementwise import elementwise, positions
-from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.linalg import transposed
 from genesis.shapes import numel
 
@@ -215,9 +214,7 @@ def adafactor_step(
     """Adafactor for matrices; the reference has the formulas. Reads the gradient three times, the parameter twice."""
     if param.size == 0:
         return
-    made = step_constants(
-        adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay)
-    ).values
+    made, _ = step_constants(adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay))
     with apart(param, row_var, col_var) as (param, row_var, col_var):
         # The dimensions before the last two are merged, and have strides for p, g and the states.
         sizes, bp, bg, br, bc = collapse(param.shape[:-2], *(x.strides[:-2] for x in (param, grad, row_var, col_var)))
@@ -250,9 +247,7 @@ def adafactor_vector_step(
 ) -> None:  # fmt: skip
     if param.size == 0:
         return
-    made = step_constants(
-        adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay)
-    ).values
+    made, _ = step_constants(adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay))
     with apart(param, variance) as (param, variance):
         sizes, *strides = collapse(param.shape, param.strides, grad.strides, variance.strides)
         programs, tiny = triton.cdiv(param.size, BLOCK), _tiny(param.dtype, eps1)
@@ -373,9 +368,8 @@ def muon_step(
 ) -> None:  # fmt: skip
     if param.size == 0:
         return
-    made = step_constants(
-        muon_constants, param.dtype, param, (lr, step, grad_scale), (momentum, weight_decay, lr_ratio)
-    ).values
+    hyper = momentum, weight_decay, lr_ratio
+    made, _ = step_constants(muon_constants, param.dtype, param, (lr, step, grad_scale), hyper)
     with apart(param, momentum_buffer) as (param, momentum_buffer):
         direction = empty(param.shape, param.dtype, param.device)
         sizes, *strides = collapse(param.shape, direction.strides, grad.strides, momentum_buffer.strides)

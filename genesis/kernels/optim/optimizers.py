@@ -20,6 +20,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, float64
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets
 from genesis.kernels.optim.rounding import at_random, draws, join, split
 from genesis.kernels.optim.step_constants import (
     apart,
@@ -32,8 +33,6 @@ from genesis.kernels.optim.step_constants import (
 )
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.pointwise.random import number_words
-from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import TRITON, converted
 from genesis.ops.rounding import Noise
 from genesis.ops.rule import Rule, for_each_rule
 
@@ -144,7 +143,7 @@ def _update(
     residual, grad, *rest = operands if is_split else (None, *operands)
     given, scalars = rest[: len(rule.states)], rest[len(rule.states) :]
     work, choices = float64 if param.dtype is float64 else float32, rule.choices(attrs)
-    made = step_constants(
+    values, starts = step_constants(
         constants_kernel, work, param, scalars, tuple(attrs[name] for name in rule.hyper), choices,
         noise=noise, RULE=in_triton(rule.constants),
     )  # fmt: skip
@@ -155,7 +154,7 @@ def _update(
         operands = [param if x is None else x for x in (param, residual, grad, a, b)]
         sizes, *strides = collapse(param.shape, *(x.strides for x in operands))
         launch(
-            update_kernel, triton.cdiv(param.size, BLOCK), param, residual, grad, a, b, made.values, made.starts,
+            update_kernel, triton.cdiv(param.size, BLOCK), param, residual, grad, a, b, values, starts,
             *number_words(noise.seed if noise else 0), param.size, sizes, tuple(strides), choices,
             RULE=in_triton(rule.update), COUNT=count, WORK=TRITON[work.name],
             INT64=needs_int64(sizes, *strides), BLOCK=BLOCK, num_warps=WARPS,

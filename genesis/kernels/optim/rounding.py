@@ -12,11 +12,10 @@ from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float32
+from genesis.kernels.elements import collapse, converted, needs_int64, offsets
 from genesis.kernels.optim.step_constants import apart
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.pointwise.random import counters, philox, quads, words_of
-from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import converted
 
 BLOCK = 1024
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,8 +19,8 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import DType, int64
+from genesis.kernels.elements import converted
 from genesis.kernels.pointwise.elementwise import elementwise
-from genesis.kernels.types import converted
 from genesis.ops.rounding import STREAMS, Noise
 
 DeviceScalar = Any  # a Python number or a 0-d array
@@ -65,22 +65,10 @@ def step_mask(m, p_c):
     return m & (made != 0)
 
 
-class Constants(NamedTuple):
-    """The constants of a step on the device.
-
-    Attributes:
-        values: `[10]`; the last says whether the step is made.
-        starts: int64 `[3]`, the first counters of its noise; None where nothing is rounded at random.
-    """
-
-    values: Array
-    starts: Array | None
-
-
 def step_constants(
     kernel: Any, dtype: DType, like: Array, scalars: tuple[DeviceScalar, DeviceScalar, DeviceScalar],
     hyper: tuple[float, ...], choices: tuple[bool, ...] = (), noise: Noise | None = None, **constants: Any,
-) -> Constants:  # fmt: skip
+) -> tuple[Array, Array | None]:  # fmt: skip
     """The constants of a step.
 
     Args:
@@ -88,6 +76,10 @@ def step_constants(
         dtype: what they are rounded to, once.
         scalars: learning rate, step count, gradient scale.
         hyper, choices: the rule's own.
+
+    Returns:
+        Their values `[10]`, of which the last says whether the step is made; and the first counters of its noise, int64
+        `[3]`, None where nothing is rounded at random.
     """
     values = empty((10,), dtype, like.device)
     starts = None if noise is None else empty((STREAMS,), int64, like.device)
@@ -99,7 +91,7 @@ def step_constants(
         noise.first if noise else 0, noise.each if noise else 0, tuple(Double(x) for x in hyper), choices,
         **constants, NUMBERS=given, num_warps=1,
     )  # fmt: skip
-    return Constants(values, starts)
+    return values, starts
 
 
 @triton.jit

@@ -21,9 +21,8 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import promote_types
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
 from genesis.kernels.pointwise.elementwise import elementwise, load_operand, positions, store_result
-from genesis.kernels.strides import collapse, needs_int64
-from genesis.kernels.types import TRITON, work_type
 
 _ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))

@@ -22,9 +22,17 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, bool_, result_type
 from genesis.kernels import maths
+from genesis.kernels.elements import (
+    TRITON,
+    collapse,
+    converted,
+    float_argument,
+    needs_int64,
+    offsets,
+    program_indices,
+    work_type,
+)
 from genesis.kernels.gemm.copies import transposed_copy
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.blocks import as_type
 from genesis.shapes import broadcast_strides
 

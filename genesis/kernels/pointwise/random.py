@@ -26,15 +26,14 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, collapse, converted, float_argument, offsets, work_type
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.pointwise.elementwise import elementwise, identity
-from genesis.kernels.strides import collapse, offsets
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
+from genesis.ops.random import UNIFORM_BITS
 from genesis.shapes import Shape, contiguous_strides, numel
 
 COUNTERS = 256  # per program: two per thread
 _TURN = tl.constexpr(2 * math.pi)
-_UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 # --- The generator ----------------------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ def _programs(n: int, each: int) -> int:
 
 @cuda_impl("uniform")
 def uniform(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: float, high: float) -> None:
-    bits = _UNIFORM_BITS[dtype.name]
+    bits = UNIFORM_BITS[dtype.name]
     work = work_type(dtype)
     end = dtype.numpy.type(high)
     below = np.nextafter(end, dtype.numpy.type(low))

@@ -16,11 +16,10 @@ from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64, int32
+from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
 from genesis.kernels.pointwise.elementwise import copy, fill, positions
-from genesis.kernels.strides import collapse, needs_int64, offsets
-from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.shape import extent, overlaps
 from genesis.shapes import Shape, contiguous_strides, numel
 

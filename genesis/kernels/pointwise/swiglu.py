@@ -15,14 +15,22 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
+from genesis.kernels.elements import (
+    TRITON,
+    as_matrix,
+    collapse,
+    converted,
+    needs_int64,
+    offsets,
+    program_indices,
+    work_type,
+)
 from genesis.kernels.gemm.copies import below, beside, can_extend
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import gelu_tanh, gelu_tanh_derivative, gelu_tanh_fast, sigmoid
-from genesis.kernels.strides import as_matrix, collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides, numel

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import triton
 
-from genesis.kernels.strides import collapse, needs_int64
+from genesis.kernels.elements import collapse, needs_int64
 from genesis.shapes import Shape, contiguous_strides, numel
 
 PROGRAMS = 1056  # resident at once: 8 of 4 warps on each of 132 SMs

@@ -19,6 +19,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32, float64, int32, int64
 from genesis.kernels import maths
+from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices, work_type
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
 from genesis.kernels.reduce.reduction import (
     ReduceSpec,
@@ -29,8 +30,6 @@ from genesis.kernels.reduce.reduction import (
     row_min_max,
 )
 from genesis.kernels.reduce.scan import scan_into
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
 
 Axes = int | tuple[int, ...] | None

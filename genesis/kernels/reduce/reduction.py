@@ -27,9 +27,8 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, int32, int64
+from genesis.kernels.elements import TRITON, converted, float_argument, needs_int64, offsets, program_indices, work_type
 from genesis.kernels.reduce.plan import COLUMN_GROUP, Layout, Tiles, group_size, merge_tiles, reduction_tiles
-from genesis.kernels.strides import needs_int64, offsets, program_indices
-from genesis.kernels.types import TRITON, converted, float_argument, work_type
 
 
 class ReduceSpec(NamedTuple):

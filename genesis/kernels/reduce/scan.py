@@ -20,10 +20,9 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, int64
+from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, program_indices
 from genesis.kernels.reduce.plan import Layout, is_inner, scan_tiles, zero_if_single
 from genesis.kernels.reduce.reduction import ReduceSpec, load_type, partial_states, reduce_tile
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import TRITON, converted
 from genesis.shapes import Shape, numel
 
 TOTALS = tl.constexpr(1024)  # of tiles that are merged at a time

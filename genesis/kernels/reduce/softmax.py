@@ -19,9 +19,8 @@ from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
+from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, program_indices, work_type
 from genesis.kernels.reduce.plan import LineTiles, is_inner, line_tiles, zero_if_single
-from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
-from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import normalize_axis
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
