@@ -374,11 +374,6 @@ def _packed_flops(inputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
     return full // 2 if attrs.get("causal", True) else full
 
 
-def _packed_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
-    """What was attended: the rotated array where there are tables (inputs 2 and 3), and then not the other one."""
-    return (1, 2, 3, "out") if len(needs) > 2 else (0, 1, "out")
-
-
 def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     qkv, *rest = ctx.inputs
     o, lse, *rotated = ctx.outputs
@@ -390,7 +385,8 @@ def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     "attention_packed",
     _packed_infer,
     vjp=_packed_vjp,
-    saves=_packed_saves,
+    # What was attended: the rotated array where there are tables (inputs 2 and 3), and then not the other one.
+    saves=lambda needs: (1, 2, 3, "out") if len(needs) > 2 else (0, 1, "out"),
     auxiliary=(1, 2),
     flops=lambda i, o, a: _packed_flops(i, a),
     autocast="low_precision",

@@ -421,10 +421,6 @@ def _interpolate(x: Any, end: Any, w: Any, out: np.ndarray | None = None) -> Any
 # --- Unary ------------------------------------------------------------------------------------------------------------
 
 
-def _rsqrt(x: Any, out: np.ndarray | None = None) -> Any:
-    return np.divide(1.0, np.sqrt(x), out=out, dtype=np.asarray(x).dtype)
-
-
 # Rational approximations of erf and erfc by W. J. Cody, "Rational Chebyshev approximations for the error function",
 # Math. Comp. 23 (1969): |x| <= 0.46875, 0.46875 < |x| <= 4, |x| > 4; the error is below 1.2e-16.
 _ERF_A = (
@@ -506,7 +502,14 @@ log1p = _logarithm("log1p", "log(1 + x), exact near 0.", np.log1p, lambda x: add
 sqrt = _unary(
     "sqrt", "√x.", floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
 )
-rsqrt = _from_y("rsqrt", "1 / √x.", _rsqrt, lambda y: mul(mul(mul(y, y), y), -0.5), flops=3, autocast="fp32")
+rsqrt = _from_y(
+    "rsqrt",
+    "1 / √x.",
+    lambda x, out=None: np.divide(1.0, np.sqrt(x), out=out, dtype=np.asarray(x).dtype),
+    lambda y: mul(mul(mul(y, y), y), -0.5),
+    flops=3,
+    autocast="fp32",
+)
 reciprocal = _from_y("reciprocal", "1 / x.", np.reciprocal, lambda y: neg(mul(y, y)), autocast="fp32")
 sin = _from_x("sin", "The sine.", floating, np.sin, lambda x: cos(x), flops=8)  # noqa: PLW0108  defined below
 cos: Op = _from_x("cos", "The cosine.", floating, np.cos, lambda x: neg(sin(x)), flops=8)
@@ -637,11 +640,7 @@ def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> N
     elif min is None:
         sweep(np.minimum, out, x, max)
     else:
-        sweep(_bounded, out, x, min, max)
-
-
-def _bounded(x: Any, low: Any, high: Any, out: np.ndarray | None = None) -> Any:
-    return np.minimum(np.maximum(x, low), high, out=out)
+        sweep(lambda x, low, high, out=None: np.minimum(np.maximum(x, low), high, out=out), out, x, min, max)
 
 
 # --- Ranges -----------------------------------------------------------------------------------------------------------

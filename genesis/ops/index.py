@@ -93,10 +93,6 @@ def _rows(values: Any, shape: Shape, dims: Shape, index_shape: Shape) -> np.ndar
 # --- Get --------------------------------------------------------------------------------------------------------------
 
 
-def _get_infer(x: Array, *indices: Array, dims: Shape, named: Shape | None = None) -> Spec:
-    return Spec(_check("index", x.shape, indices, dims), x.dtype)
-
-
 def _get_vjp(ctx: Context, g: Array) -> Grads:
     """dx = zeros with g added where its elements came from."""
     indices = ctx.inputs[1:]
@@ -109,7 +105,7 @@ def _sizes(indices: Sequence[Any]) -> int:
 
 @op(
     "index_get",
-    _get_infer,
+    lambda x, *indices, dims, named=None: Spec(_check("index", x.shape, indices, dims), x.dtype),
     vjp=_get_vjp,
     saves=tuple(range(1, 1 + _INDICES)),
     flops=lambda i, o, a: 0,

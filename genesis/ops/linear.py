@@ -56,24 +56,49 @@ def low_rank_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: d
     return matmul_flops(inputs, outputs, attrs) + more
 
 
+def own_parameters(parameters: Sequence[Any], low_rank: LowRank | None) -> Sequence[Any]:
+    """Weights and biases, without the inputs of the pairs behind them."""
+    return parameters if low_rank is None else parameters[: -low_rank.inputs]
+
+
+def split_parameters(parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Weights and biases of `w1 … wn, b1 … bn` or `w1 … wn`."""
+    count = next((i for i, p in enumerate(parameters) if p.ndim != 2), len(parameters))
+    return list(parameters[:count]), list(parameters[count:])
+
+
+def join_parameters(first: int) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """`Op.join` of an op whose inputs from `first` on are weights and biases: one of each where all are neighbours.
+
+    The pairs behind them are joined by themselves: those of `low_rank`, and of `down_low_rank`, which are the last.
+    """
+
+    def join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        pairs: tuple[Any, ...] = ()
+        for name in ("down_low_rank", "low_rank"):
+            if (low_rank := attrs.get(name)) is not None:
+                found, joint = join_pairs(inputs[-low_rank.inputs :], low_rank)
+                inputs, pairs, attrs = inputs[: -low_rank.inputs], (*found, *pairs), {**attrs, name: joint}
+        weights, biases = split_parameters(inputs[first:])
+        if len(weights) > 1 and len(biases) in (0, len(weights)) and all(b.ndim for b in biases):
+            whole = [joined(each) for each in (weights, biases) if each]
+            inputs = inputs if any(w is None for w in whole) else (*inputs[:first], *whole)
+        return (*inputs, *pairs), attrs
+
+    return join
+
+
 # --- Gradients of a product x·Wᵀ + b ----------------------------------------------------------------------------------
 
 
 class LowRankTerm(NamedTuple):
-    """What low-rank pairs add to an input's gradient: dropout(v·A); see low_rank.py.
+    """What low-rank pairs add to an input's gradient: dropout(v·A); see low_rank.py."""
 
-    Attributes:
-        v: `[..., Σ ranks]`.
-        a: A of each pair `[rank, in]`.
-        noise: attributes of `dropout`, None where there is none.
-        position: its input behind x, if it has one.
-    """
-
-    v: Array
-    a: list[Array]
+    v: Array  # `[..., Σ ranks]`
+    a: list[Array]  # A of each pair `[rank, in]`
     ranks: list[int]
-    noise: dict[str, Any] | None
-    position: tuple[Any, ...]
+    noise: dict[str, Any] | None  # attributes of `dropout`, None where there is none
+    position: tuple[Any, ...]  # its input behind x, if it has one
 
     @property
     def products(self) -> list[tuple[Array, Array]]:
@@ -124,19 +149,12 @@ def _sum_of_products(total: Array | None, is_own: bool, pairs: Sequence[tuple[Ar
 
 
 class _Target(NamedTuple):
-    """Where one product makes the gradients of some parameters that it has one after another.
+    """Where one product makes the gradients of some parameters that it has one after another."""
 
-    Attributes:
-        number: of the parameter; None: of all.
-        out: where to write.
-        before: what to add to, in place where that is allowed.
-        arrays: what then holds the gradients of all; None: what the product gives.
-    """
-
-    number: int | None = None
-    out: Array | None = None
-    before: Accumulated | None = None
-    arrays: list[Array] | None = None
+    number: int | None = None  # of the parameter; None: of all
+    out: Array | None = None  # where to write
+    before: Accumulated | None = None  # what to add to, in place where that is allowed
+    arrays: list[Array] | None = None  # what then holds the gradients of all; None: what the product gives
 
     def columns(self, g: Array, sizes: Sequence[int]) -> Array:
         """Those of g that belong to the parameters."""
@@ -214,24 +232,15 @@ def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequenc
 
 
 class PairsBackward(NamedTuple):
-    """What the gradients of a call are made of; without pairs, g alone.
+    """What the gradients of a call are made of; without pairs, g alone."""
 
-    Attributes:
-        g: the gradient of the result, `[..., out]`.
-        first: the first input of the pairs, behind the op's own.
-        b: the gradient of each B that learns.
-        c: the factors, if there are any.
-        factors: c's gradient.
-        term: v, and what makes it a part of dx.
-    """
-
-    g: Array
-    first: int
+    g: Array  # the gradient of the result, `[..., out]`
+    first: int  # the first input of the pairs, behind the op's own
     low_rank: LowRank | None = None
-    b: Sequence[Array | None] = ()
-    c: Array | None = None
-    factors: Array | None = None
-    term: LowRankTerm | None = None
+    b: Sequence[Array | None] = ()  # the gradient of each B that learns
+    c: Array | None = None  # the factors, if there are any
+    factors: Array | None = None  # c's gradient
+    term: LowRankTerm | None = None  # v, and what makes it a part of dx
 
     def of_product(self) -> Array:
         """g' = c∘g."""
@@ -362,13 +371,6 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
     return (*kept, *range(4, len(needs)), "out1", "out2") if len(needs) > 4 else kept
 
 
-def _linear_join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if attrs.get("low_rank") is None:
-        return inputs, attrs
-    pairs, low_rank = join_pairs(inputs[4:], attrs["low_rank"])
-    return (*inputs[:4], *pairs), {**attrs, "low_rank": low_rank}
-
-
 @op(
     "linear",
     _linear_infer,
@@ -376,7 +378,7 @@ def _linear_join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[
     saves=_linear_saves,
     auxiliary=(1, 2),
     flops=low_rank_flops,
-    join=_linear_join,
+    join=join_parameters(4),  # of the pairs
     autocast="low_precision",
     torch="torch.nn.functional.linear",
 )
@@ -439,38 +441,6 @@ def _adapted(
         np.copyto(y, wide.reshape(y.shape), casting="unsafe")
 
 
-def own_parameters(parameters: Sequence[Any], low_rank: LowRank | None) -> Sequence[Any]:
-    """Weights and biases, without the inputs of the pairs behind them."""
-    return parameters if low_rank is None else parameters[: -low_rank.inputs]
-
-
-def split_parameters(parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Weights and biases of `w1 … wn, b1 … bn` or `w1 … wn`."""
-    count = next((i for i, p in enumerate(parameters) if p.ndim != 2), len(parameters))
-    return list(parameters[:count]), list(parameters[count:])
-
-
-def join_parameters(first: int) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """`Op.join` of an op whose inputs from `first` on are weights and biases: one of each where all are neighbours.
-
-    The pairs behind them are joined by themselves: those of `low_rank`, and of `down_low_rank`, which are the last.
-    """
-
-    def join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        pairs: tuple[Any, ...] = ()
-        for name in ("down_low_rank", "low_rank"):
-            if (low_rank := attrs.get(name)) is not None:
-                found, joint = join_pairs(inputs[-low_rank.inputs :], low_rank)
-                inputs, pairs, attrs = inputs[: -low_rank.inputs], (*found, *pairs), {**attrs, name: joint}
-        weights, biases = split_parameters(inputs[first:])
-        if len(weights) > 1 and len(biases) in (0, len(weights)) and all(b.ndim for b in biases):
-            whole = [joined(each) for each in (weights, biases) if each]
-            inputs = inputs if any(w is None for w in whole) else (*inputs[:first], *whole)
-        return (*inputs, *pairs), attrs
-
-    return join
-
-
 def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None, pairs: PairsBackward) -> list[Array | None]:
     """Gradients of the weights and biases from input `first` on, and of the pairs behind them.
 
@@ -515,16 +485,12 @@ def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     return input_gradient(ctx, 0, g, pairs.scaled(weights), fp8, pairs.term) if ctx.needs[0] else None, *found
 
 
-def packed_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
-    """What the gradients of `packed_linear` read: x, weights and biases (which lie in memory anyway), u and z."""
-    return (*range(1 if not any(needs[1:]) else 0, len(needs)), "out1", "out2")
-
-
 @op(
     "packed_linear",
     lambda x, *parameters, fp8=0, low_rank=None: check_packed("packed_linear", x, parameters, fp8, low_rank),
     vjp=_packed_vjp,
-    saves=packed_saves,
+    # x, weights and biases (which lie in memory anyway), u and z
+    saves=lambda needs: (*range(0 if any(needs[1:]) else 1, len(needs)), "out1", "out2"),
     auxiliary=(1, 2),
     flops=low_rank_flops,
     join=join_parameters(1),

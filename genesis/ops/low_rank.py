@@ -49,17 +49,11 @@ class Pair(NamedTuple):
 
 
 class LowRank(NamedTuple):
-    """The pairs of a call.
+    """The pairs of a call."""
 
-    Attributes:
-        pairs: in the order of their columns.
-        inputs: how many of the op's inputs, the last ones, are theirs.
-        dropout: (p, seed, offset) of the noise on u's input; None: there is none.
-    """
-
-    pairs: tuple[Pair, ...]
-    inputs: int
-    dropout: tuple[float, int, int] | None = None
+    pairs: tuple[Pair, ...]  # in the order of their columns
+    inputs: int  # how many of the op's inputs, the last ones, are theirs
+    dropout: tuple[float, int, int] | None = None  # (p, seed, offset) of the noise on u's input; None: there is none
 
     @property
     def rank(self) -> int:

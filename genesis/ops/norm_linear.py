@@ -68,15 +68,11 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     return dx, dscale, *packed_gradients(ctx, g, 2, result[0] if result else None, pairs)
 
 
-def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
-    return (*range(len(needs)), "out1", "out2", "out3")
-
-
 @op(
     "norm_linear",
     _infer,
     vjp=_vjp,
-    saves=_saves,
+    saves=lambda needs: (*range(len(needs)), "out1", "out2", "out3"),
     auxiliary=(1, 2, 3),
     flops=lambda i, o, a: low_rank_flops(i, o, a) + 4 * i[0].size,
     join=join_parameters(2),
@@ -137,22 +133,16 @@ def _mlp_infer(
 
 
 class _Kept(NamedTuple):
-    """The outputs of a call, and where its pairs' inputs are.
-
-    Attributes:
-        normed, h: where they were kept.
-        u: of the pairs of gate and up.
-        of_down: u and, with c, z of down's pairs.
-        end: where the inputs of the pairs of gate and up end, and those of down's begin.
-    """
+    """The outputs of a call, and where its pairs' inputs are."""
 
     rstd: Array
     gate_up: Array
+    # normed, h: where they were kept
     normed: Array | None
     h: Array | None
-    u: Array | None
-    of_down: tuple[Array | None, ...]
-    end: int
+    u: Array | None  # of the pairs of gate and up
+    of_down: tuple[Array | None, ...]  # u and, with c, z of down's pairs
+    end: int  # where the inputs of the pairs of gate and up end, and those of down's begin
 
 
 def _kept(ctx: Context) -> _Kept:

@@ -27,17 +27,11 @@ STREAMS = 3  # values of an element that an optimizer step may round: the parame
 
 
 class Noise(NamedTuple):
-    """Where the noise of an optimizer step starts, so that no counter serves twice.
+    """Where the noise of an optimizer step starts, so that no counter serves twice."""
 
-    Attributes:
-        seed: of the generator.
-        first: the first counter of the step's tensor within a stream.
-        each: counters of one stream of one step, for all parameters of the optimizer.
-    """
-
-    seed: int
-    first: int
-    each: int
+    seed: int  # of the generator
+    first: int  # the first counter of the step's tensor within a stream
+    each: int  # counters of one stream of one step, for all parameters of the optimizer
 
     def counter(self, step: float, stream: int) -> int:
         """The first counter for stream 0 (the parameter), 1 or 2 (its averages) in step `step`, which counts from 1."""

@@ -110,17 +110,11 @@ class Scalar(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The calls of an update over rows: the parameter, its states, the gradient, then spare ones.
+    """The calls of an update over rows: the parameter, its states, the gradient, then spare ones."""
 
-    Attributes:
-        calls: with numbers of rows, and of scalars counted from the end.
-        spare: rows beside the operands.
-        scalars: where the values of the scalars come from.
-    """
-
-    calls: tuple[Call, ...]
-    spare: int
-    scalars: tuple[Scalar, ...]
+    calls: tuple[Call, ...]  # with numbers of rows, and of scalars counted from the end
+    spare: int  # rows beside the operands
+    scalars: tuple[Scalar, ...]  # where the values of the scalars come from
 
     def bound(self, constants: Sequence[float], dtype: np.dtype) -> list[np.ndarray]:
         """The scalars of a step as 0-d arrays: numpy takes them faster than floats, which it converts each time."""

@@ -18,15 +18,7 @@ from genesis.shapes import Shape
 
 
 class Problem(NamedTuple):
-    """What the kernels of a call share; see common.py for what they make of it.
-
-    Attributes:
-        scales: (scale_log2, sign, scale), sign None for 1.
-        uses_tma: tiles come through TMA.
-        is_hopper: the GPU has compute capability 9.
-        kv_row_bytes: of a row of keys and one of values together.
-        constants: CAUSAL, TMA and DOT of the kernels.
-    """
+    """What the kernels of a call share; see common.py for what they make of it."""
 
     batches: int
     tokens: int
@@ -34,13 +26,13 @@ class Problem(NamedTuple):
     heads: int
     key_heads: int
     head_dim: int
-    scales: tuple[float, float | None, float]
+    scales: tuple[float, float | None, float]  # (scale_log2, sign, scale), sign None for 1
     window: int | None
     doc_starts_strides: tuple[int, int]
-    uses_tma: bool
-    is_hopper: bool
-    kv_row_bytes: int
-    constants: dict[str, Any]
+    uses_tma: bool  # tiles come through TMA
+    is_hopper: bool  # the GPU has compute capability 9
+    kv_row_bytes: int  # of a row of keys and one of values together
+    constants: dict[str, Any]  # CAUSAL, TMA and DOT of the kernels
 
     @property
     def group(self) -> int:
@@ -111,19 +103,15 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
 
 
 class AttentionTile(NamedTuple):
-    """How a kernel divides a head.
+    """How a kernel divides a head."""
 
-    Attributes:
-        queries, keys: of a block.
-        warps, stages: of a program and of its pipeline.
-        registers: the most that a thread may have, so that more programs share an SM; 0 for no limit.
-    """
-
+    # queries, keys: of a block
     queries: int
     keys: int
+    # warps, stages: of a program and of its pipeline
     warps: int
     stages: int
-    registers: int = 0
+    registers: int = 0  # the most that a thread may have, so that more programs share an SM; 0 for no limit
 
 
 # By kind of type and padded head dimension: forward, dQ, dK/dV. "tma" is for 2-byte types that come through Hopper's

@@ -57,26 +57,20 @@ HELD = 1 << 14  # elements that a program adds up at once
 
 
 class StepTile(NamedTuple):
-    """How the work is divided.
+    """How the work is divided."""
 
-    Attributes:
-        keys: of a tile.
-        part: the fewest keys of a part, a multiple of `keys`; parts are larger where there would be more than `splits`.
-        splits: the most parts of a sequence.
-        together: parts that are loaded at once when they are added up.
-        warps, stages: of a program, and of its pipeline.
-        is_mma: whether it is one of the kernel that keeps keys and values in registers; a warp then has 16 keys or a
-            multiple of 32, and there is no pipeline.
-        cluster: programs of one, a power of 2 that divides `splits`; 1 for none, as where the GPU knows no clusters.
-    """
-
-    keys: int
+    keys: int  # of a tile
+    # the fewest keys of a part, a multiple of `keys`; parts are larger where there would be more than `splits`
     part: int
-    splits: int
-    together: int
+    splits: int  # the most parts of a sequence
+    together: int  # parts that are loaded at once when they are added up
+    # warps, stages: of a program, and of its pipeline
     warps: int
     stages: int
+    # whether it is one of the kernel that keeps keys and values in registers; a warp then has 16 keys or a multiple of
+    # 32, and there is no pipeline
     is_mma: bool = False
+    # programs of one, a power of 2 that divides `splits`; 1 for none, as where the GPU knows no clusters
     cluster: int = 1
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:

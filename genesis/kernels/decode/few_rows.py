@@ -51,23 +51,14 @@ WIDE = 128  # rows of W for each SM, from which on W is a vocabulary
 
 
 class FewRowsTile(NamedTuple):
-    """How the matmul is tiled.
+    """How the matmul is tiled."""
 
-    Attributes:
-        bn: rows of W (SwiGLU: of gate and of up) of a program.
-        bk: elements along K; on the tensor cores of each warp: MMA_K, or ONE_ROW_K.
-        warps: of a program.
-        steps: tiles along K whose loads are issued together.
-        early: load the first of W, and the norm's weight, before the wait, as under `mode.fixed_weights`.
-        one_row: on the tensor cores, for one row of x.
-    """
-
-    bn: int
-    bk: int
-    warps: int
-    steps: int
-    early: bool = False
-    one_row: bool = False
+    bn: int  # rows of W (SwiGLU: of gate and of up) of a program
+    bk: int  # elements along K; on the tensor cores of each warp: MMA_K, or ONE_ROW_K
+    warps: int  # of a program
+    steps: int  # tiles along K whose loads are issued together
+    early: bool = False  # load the first of W, and the norm's weight, before the wait, as under `mode.fixed_weights`
+    one_row: bool = False  # on the tensor cores, for one row of x
 
 
 class Norm(NamedTuple):

@@ -32,24 +32,18 @@ from genesis.ops.low_rank import LowRank, Operands
 
 
 class SwigluTile(NamedTuple):
-    """How the GEMM is tiled.
+    """How the GEMM is tiled."""
 
-    Attributes:
-        bm, bn, bk: rows, columns of gate and of up, elements along k.
-        warps, stages: of the compiled kernel.
-        group: rows of tiles in a group of `grouped_tile`.
-        ctas_per_sm: programs on an SM at a time.
-        slices: in which the epilogue stores a tile.
-    """
-
+    # bm, bn, bk: rows, columns of gate and of up, elements along k
     bm: int
     bn: int
     bk: int
+    # warps, stages: of the compiled kernel
     warps: int
     stages: int
-    group: int = 8
-    ctas_per_sm: int = 1
-    slices: int = 2
+    group: int = 8  # rows of tiles in a group of `grouped_tile`
+    ctas_per_sm: int = 1  # programs on an SM at a time
+    slices: int = 2  # in which the epilogue stores a tile
 
 
 # Measured on an H200: two programs an SM, so that one's epilogue overlaps the other's main loop.

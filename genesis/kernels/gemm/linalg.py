@@ -93,6 +93,10 @@ class Operand(NamedTuple):
     def transposed(self) -> Operand:
         return self._replace(row=self.column, column=self.row)
 
+    def matrix(self, rows: int, columns: int) -> Array:
+        """The only matrix of it."""
+        return self.array.view((rows, columns), (self.row, self.column), self.array.offset)
+
 
 class Gemm(NamedTuple):
     """o = a·b: [m, k] x [k, n] for each index of the merged batch dimensions."""
@@ -206,18 +210,13 @@ def _gemm_of(out: Array, x: Array, y: Array, transpose_b: bool) -> Gemm:
 
 
 class TmaRegion(NamedTuple):
-    """An operand as TMA addresses it.
+    """An operand as TMA addresses it."""
 
-    Attributes:
-        transposed: its rows are contiguous, not its columns.
-        shape, strides: of the region.
-        batch: for each batch dimension 1 where the operand has a stride, 0 where it is broadcast.
-    """
-
-    transposed: bool
+    transposed: bool  # its rows are contiguous, not its columns
+    # shape, strides: of the region
     shape: Shape
     strides: Shape
-    batch: Shape
+    batch: Shape  # for each batch dimension 1 where the operand has a stride, 0 where it is broadcast
 
     def descriptor(self, array: Array, rows: int, columns: int, tf32: bool = False) -> Descriptor:
         """Tiles of [rows, columns]."""
@@ -308,11 +307,9 @@ def _launch_warp_specialized(p: Gemm, e: Epilogue) -> bool:
     is_scaled = e.scales is not None and e.flags & ~DEQUANT.value == 0
     if not (e.is_early or is_scaled) or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
         return False
-    x = p.a.array.view((p.m, p.k), (p.a.row, 1), p.a.array.offset)
-    weight = p.b.array.view((p.n, p.k), (p.b.column, 1), p.b.array.offset)
+    x, weight = p.a.matrix(p.m, p.k), p.b.transposed.matrix(p.n, p.k)
     if is_scaled:
-        out = p.o.array.view((p.m, p.n), (p.n, 1), p.o.array.offset)
-        return p.o.row == p.n and ws_scaled_into(out, x, weight, *e.scales)
+        return p.o.row == p.n and ws_scaled_into(p.o.matrix(p.m, p.n), x, weight, *e.scales)
     if e.scales is not None and not e.scales.of_columns:
         return False
     out, residual = (y.view((p.m, p.n), (p.n, 1), y.offset) for y in (p.o.array, e.residual))
@@ -325,11 +322,7 @@ def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
         return False
     if p.a.column != 1 or p.b.column != 1 or p.o.column != 1 or p.k == 0:
         return False
-    x, y, out = (
-        o.array.view((rows, columns), (o.row, 1), o.array.offset)
-        for o, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.o, p.m, p.n))
-    )
-    return gemm_tf32_rs_into(out, x, y)
+    return gemm_tf32_rs_into(p.o.matrix(p.m, p.n), p.a.matrix(p.m, p.k), p.b.matrix(p.k, p.n))
 
 
 def _launch_thin(p: Gemm, e: Epilogue) -> bool:
@@ -340,9 +333,7 @@ def _launch_thin(p: Gemm, e: Epilogue) -> bool:
         return False
     if p.m > THIN or p.n < MIN_WIDTH or p.k < MIN_TERMS:
         return False
-    g = p.b.array.view((p.k, p.n), (p.b.row, 1), p.b.array.offset)
-    u = p.a.array.view((p.k, p.m), (p.a.column, 1), p.a.array.offset)
-    out = p.o.array.view((p.n, p.m), (1, p.o.row), p.o.array.offset)
+    g, u, out = p.b.matrix(p.k, p.n), p.a.transposed.matrix(p.k, p.m), p.o.transposed.matrix(p.n, p.m)
     return thin_products_into(None, [out], g, [], u, [(0, p.n)], accumulate=e.accumulate)
 
 

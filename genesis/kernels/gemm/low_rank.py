@@ -31,17 +31,12 @@ from genesis.ops.shape import contiguous, slices, window
 
 
 class Term(NamedTuple):
-    """An addition u·b to columns [start, stop) of a product.
-
-    Attributes:
-        u: `[..., r]`.
-        b: `[r, stop - start]`, or its transpose where the product's weight is transposed.
-    """
+    """An addition u·b to columns [start, stop) of a product."""
 
     start: int
     stop: int
-    u: Array
-    b: Array
+    u: Array  # `[..., r]`
+    b: Array  # `[r, stop - start]`, or its transpose where the product's weight is transposed
 
 
 def low_rank_product(

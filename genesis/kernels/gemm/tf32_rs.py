@@ -26,8 +26,8 @@ from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import Properties, is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.tma import Descriptor, is_describable
-from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load
+from genesis.backend.cuda.tma import is_describable
+from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load, tma_tiles
 
 TILE = 256, 128, 32  # BM, BN, BK; measured on an H200, as all here
 STAGES = 4
@@ -98,8 +98,8 @@ def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
     if m * out.strides[0] >= 1 << 31 or not all(is_describable(a, a.shape, a.strides) for a in (x, y)):
         return False
     launch(
-        gemm_tf32_rs, tiles, _tma_tiles(x, bm, bk), _tma_tiles(y, bk, bn), out, m, n, k, out.strides[0], BM=bm, BN=bn,
-        BK=bk, STAGES=STAGES, GROUP=GROUP, WARPS=WARPS, num_warps=WARPS,
+        gemm_tf32_rs, tiles, tma_tiles(x, bm, bk, True), tma_tiles(y, bk, bn, True), out, m, n, k, out.strides[0],
+        BM=bm, BN=bn, BK=bk, STAGES=STAGES, GROUP=GROUP, WARPS=WARPS, num_warps=WARPS,
     )  # fmt: skip
     return True
 
@@ -113,9 +113,3 @@ def _is_faster(tiles: int, k: int, properties: Properties) -> bool:
         and tiles >= MIN_UTILIZATION * rounds * properties.sm_count
         and k >= MIN_UTILIZATION * triton.cdiv(k, 2 * STAGES * TILE[2]) * 2 * STAGES * TILE[2]
     )
-
-
-def _tma_tiles(a: Array, rows: int, columns: int) -> Descriptor:
-    """Tiles of a matrix, rounded to tf32 by TMA, with their layout in shared memory."""
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.float32)
-    return Descriptor(a, a.shape, a.strides, (rows, columns), tf32=True, layout=repr(layout))

@@ -33,19 +33,15 @@ SHARED = 227 << 10  # bytes of shared memory that tiles are chosen for
 
 
 class ThinTile(NamedTuple):
-    """How g is tiled.
+    """How g is tiled."""
 
-    Attributes:
-        bm, bn: rows and columns.
-        warps, stages: of the compiled kernel.
-        ctas_per_sm: programs on an SM at a time.
-    """
-
+    # bm, bn: rows and columns
     bm: int
     bn: int
+    # warps, stages: of the compiled kernel
     warps: int
     stages: int
-    ctas_per_sm: int = 1
+    ctas_per_sm: int = 1  # programs on an SM at a time
 
 
 @triton.jit

@@ -11,28 +11,21 @@ from typing import NamedTuple
 
 
 class GemmTile(NamedTuple):
-    """How a GEMM is tiled.
+    """How a GEMM is tiled."""
 
-    Attributes:
-        bm, bn, bk: the tile's sizes.
-        warps, stages: of the compiled kernel.
-        group: rows of tiles in a group of `grouped_tile`.
-        split: parts along k of each tile that whole rounds over the SMs leave over; 0 lets `best_split` decide.
-        swapped: compute outᵀ = bᵀ·aᵀ.
-        ctas_per_sm: programs on an SM at a time; one's epilogue overlaps the other's main loop.
-        transposed_copies: 1 copies operand B to be K-major first, 2 operand A as well: tensor cores take float32 from
-            shared memory only K-major.
-    """
-
+    # bm, bn, bk: the tile's sizes
     bm: int
     bn: int
     bk: int
+    # warps, stages: of the compiled kernel
     warps: int
     stages: int
-    group: int = 8
-    split: int = 0
-    swapped: bool = False
-    ctas_per_sm: int = 1
+    group: int = 8  # rows of tiles in a group of `grouped_tile`
+    split: int = 0  # parts along k of each tile that whole rounds over the SMs leave over; 0 lets `best_split` decide
+    swapped: bool = False  # compute outᵀ = bᵀ·aᵀ
+    ctas_per_sm: int = 1  # programs on an SM at a time; one's epilogue overlaps the other's main loop
+    # 1 copies operand B to be K-major first, 2 operand A as well: tensor cores take float32 from shared memory only
+    # K-major
     transposed_copies: int = 0
 
     @property

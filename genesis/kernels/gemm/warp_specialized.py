@@ -447,20 +447,14 @@ def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.c
 
 
 class WsTile(NamedTuple):
-    """How a GEMM is tiled.
+    """How a GEMM is tiled."""
 
-    Attributes:
-        bm, bn: the tile's sizes.
-        stages: more would leave no room for the accumulator in shared memory.
-        epilogue_warps: more leave the MMA warps of wide tiles too few registers to begin with.
-        registers: of a thread of the epilogue; the MMA warps have what is left.
-    """
-
+    # bm, bn: the tile's sizes
     bm: int
     bn: int
-    stages: int
-    epilogue_warps: int
-    registers: int
+    stages: int  # more would leave no room for the accumulator in shared memory
+    epilogue_warps: int  # more leave the MMA warps of wide tiles too few registers to begin with
+    registers: int  # of a thread of the epilogue; the MMA warps have what is left
 
 
 # Measured on an H200.
@@ -492,11 +486,11 @@ def _out_columns(t: WsTile, form: gl.constexpr) -> int:
     return t.bn // 2 if form is SWIGLU else t.bn
 
 
-def _tma_tiles(a: Array, rows: int, columns: int) -> Descriptor:
-    """Tiles of a matrix, with their layout in shared memory."""
-    kind = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv}[a.dtype.name]
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
-    return Descriptor(a, a.shape, a.strides, (rows, columns), layout=repr(layout))
+def tma_tiles(a: Array, rows: int, columns: int, tf32: bool = False) -> Descriptor:
+    """Tiles of a matrix, with their layout in shared memory; float32 may be rounded to tf32 by TMA."""
+    kind = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv, "float32": gl.float32}
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind[a.dtype.name])
+    return Descriptor(a, a.shape, a.strides, (rows, columns), tf32, layout=repr(layout))
 
 
 def _are_describable(*arrays: Array) -> bool:
@@ -510,10 +504,10 @@ def _launch(
 ) -> None:  # fmt: skip
     """Launch `gemm_ws`; `read` is the residual, or gate and up, and `parts` are gate and up to store."""
     (m, k), t, bk = x.shape, _tile_of(x, form), BYTES.value // x.dtype.itemsize
-    gate_up = [_tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
+    gate_up = [tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
     launch(
-        gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), _tma_tiles(x, t.bm, bk),
-        _tma_tiles(w, _out_columns(t, form), bk) if transposed else _tma_tiles(w, bk, t.bn), *gate_up, out, h, read,
+        gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), tma_tiles(x, t.bm, bk),
+        tma_tiles(w, _out_columns(t, form), bk) if transposed else tma_tiles(w, bk, t.bn), *gate_up, out, h, read,
         scales, m, n, k, FORM=form.value, TRANSPOSED=transposed, BM=t.bm, BN=t.bn, BK=bk, STAGES=t.stages, GROUP=GROUP,
         WARPS=WARPS, EPILOGUE_WARPS=t.epilogue_warps, REGISTERS=t.registers, num_warps=WARPS,
         PROMOTE=PROMOTE_TERMS // bk if x.dtype is float8_e4m3fn and k > MAX_IMPRECISE else 0,

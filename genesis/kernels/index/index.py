@@ -108,25 +108,15 @@ def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, siz
 
 
 class IndexArrays(NamedTuple):
-    """Index arrays that broadcast to one shape of positions, as kernels take them: four entries in every field.
+    """Index arrays that broadcast to one shape of positions, as kernels take them: four entries in every field."""
 
-    Attributes:
-        arrays: the index arrays; None after the last.
-        sizes: the shape of the positions, at least one dimension.
-        strides: of each array over `sizes`.
-        extents: the sizes of the dimensions they index.
-        steps: the strides of these dimensions.
-        sites: their ids in `backend.cuda.faults`.
-        negative: whether negative indices count from the end.
-    """
-
-    arrays: tuple[Array | None, ...]
-    sizes: Shape
-    strides: tuple[Shape, ...]
-    extents: Shape
-    steps: Shape
-    sites: Shape
-    negative: bool
+    arrays: tuple[Array | None, ...]  # the index arrays; None after the last
+    sizes: Shape  # the shape of the positions, at least one dimension
+    strides: tuple[Shape, ...]  # of each array over `sizes`
+    extents: Shape  # the sizes of the dimensions they index
+    steps: Shape  # the strides of these dimensions
+    sites: Shape  # their ids in `backend.cuda.faults`
+    negative: bool  # whether negative indices count from the end
 
     @property
     def count(self) -> int:

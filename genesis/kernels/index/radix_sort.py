@@ -354,10 +354,6 @@ def rank_tile(length: int) -> tuple[int, int, int]:
     return (32, 256, 4) if length > 256 else (16, 64, 4)
 
 
-def _is_rank_sorted(length: int, lines: int) -> bool:
-    return length <= RANK_SORT_MAX and length * length * lines <= COMPARISONS
-
-
 def argsort_keys(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tuple[Array | None, Array]:
     """The stable ascending order of each line.
 
@@ -370,7 +366,7 @@ def argsort_keys(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -
         The sorted keys (None unless wanted), and the position of each in its line, both `[lines, length]`.
     """
     lines, length = keys.shape
-    if _is_rank_sorted(length, lines):
+    if length <= RANK_SORT_MAX and length * length * lines <= COMPARISONS:
         found = empty(keys.shape, keys.dtype, keys.device) if keep_keys else None
         order = empty(keys.shape, int32, keys.device)
         bi, bj, warps = rank_tile(length)

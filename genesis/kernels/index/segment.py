@@ -175,37 +175,25 @@ def segment_carry_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks,
 
 
 class SortedKeys(NamedTuple):
-    """Sorted target keys.
+    """Sorted target keys."""
 
-    Attributes:
-        keys: `[N]`; those from `span` on are dropped.
-        order: `[N]`, the position of each key; None if the order of equal keys does not matter.
-        span: the end of valid keys.
-        unit: elements per unit of a key.
-    """
-
-    keys: Array
-    order: Array | None
-    span: int
-    unit: int
+    keys: Array  # `[N]`; those from `span` on are dropped
+    order: Array | None  # `[N]`, the position of each key; None if the order of equal keys does not matter
+    span: int  # the end of valid keys
+    unit: int  # elements per unit of a key
 
 
 class Rows(NamedTuple):
-    """Rows of values `[*index dimensions, *rest]` and the rows of a target, dimensions merged.
+    """Rows of values `[*index dimensions, *rest]` and the rows of a target, dimensions merged."""
 
-    Attributes:
-        sizes, strides: the index dimensions of the values.
-        rest: the sizes of a row.
-        target, values: the strides of a row there.
-        needs_int64: whether offsets inside a row need int64.
-    """
-
+    # sizes, strides: the index dimensions of the values
     sizes: Shape
     strides: Shape
-    rest: Shape
+    rest: Shape  # the sizes of a row
+    # target, values: the strides of a row there
     target: Shape
     values: Shape
-    needs_int64: bool
+    needs_int64: bool  # whether offsets inside a row need int64
 
     @property
     def width(self) -> int:

@@ -44,13 +44,6 @@ def _bits(dtype: DType) -> int:
     return 8 * dtype.itemsize
 
 
-def _keys(x: Array) -> Array:
-    sizes, steps = collapse(x.shape, x.strides)
-    keys = empty((1, x.size), int64 if x.dtype.itemsize == 8 else int32, x.device)
-    launch(sort_keys_kernel, triton.cdiv(x.size, TILE), keys, x, x.size, sizes, steps, T=TILE, num_warps=4)
-    return keys
-
-
 # --- Sorting lines ----------------------------------------------------------------------------------------------------
 
 
@@ -182,7 +175,10 @@ def unique_counts_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
 
 def _grouped(x: Array, total: Array | None) -> tuple[Array, Array, Array, int | None]:
     """Sorted keys, their order, each tile's first group number, and the key of NaN."""
-    keys, order = argsort_keys(_keys(x), _bits(x.dtype), signed=True)
+    sizes, steps = collapse(x.shape, x.strides)
+    plain = empty((1, x.size), int64 if x.dtype.itemsize == 8 else int32, x.device)
+    launch(sort_keys_kernel, triton.cdiv(x.size, TILE), plain, x, x.size, sizes, steps, T=TILE, num_warps=4)
+    keys, order = argsort_keys(plain, _bits(x.dtype), signed=True)
     assert keys is not None
     nan = (1 << (_bits(x.dtype) - 1)) - 1 if x.dtype.is_floating_point else None
     counts = empty((triton.cdiv(x.size, TILE),), int32, x.device)

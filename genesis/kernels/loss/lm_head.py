@@ -263,19 +263,12 @@ def chunk_rows(tokens: int, row: int, workspace: int) -> int:
 
 
 class Labels(NamedTuple):
-    """Labels as kernels take them.
+    """Labels as kernels take them."""
 
-    Attributes:
-        array: `[N]` or `[B, T]`.
-        shift: row t of T has the label t + shift.
-        ignore: the label of rows to ignore.
-        classes: labels are below it.
-    """
-
-    array: Array
-    shift: int
-    ignore: int
-    classes: int
+    array: Array  # `[N]` or `[B, T]`
+    shift: int  # row t of T has the label t + shift
+    ignore: int  # the label of rows to ignore
+    classes: int  # labels are below it
 
     @property
     def values(self) -> tuple[int, ...]:

@@ -95,19 +95,12 @@ FEW = 1 << 17  # tokens × half a head up to which more, smaller programs are fa
 
 
 class Tiles(NamedTuple):
-    """Tile sizes.
+    """Tile sizes."""
 
-    Attributes:
-        pairs: elements of a tile, tokens × half a head.
-        warps: warps per program.
-        stages: pipeline stages of the loop over heads.
-        programs: programs to fill the GPU; programs with the same tokens share the heads.
-    """
-
-    pairs: int
-    warps: int
-    stages: int
-    programs: int
+    pairs: int  # elements of a tile, tokens × half a head
+    warps: int  # warps per program
+    stages: int  # pipeline stages of the loop over heads
+    programs: int  # programs to fill the GPU; programs with the same tokens share the heads
 
 
 def forward_tiles(pairs: int) -> Tiles:

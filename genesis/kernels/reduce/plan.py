@@ -26,20 +26,16 @@ L2_ELEMENTS = 1 << 22  # elements that stay in L2, where short rows cost little
 
 
 class Layout(NamedTuple):
-    """The dimensions of a reduction, merged, in the order of memory.
+    """The dimensions of a reduction, merged, in the order of memory."""
 
-    Attributes:
-        kept, kept_in, kept_out: sizes of the kept dimensions, and their strides in the input and in the result.
-        reduced, reduced_in: sizes of the reduced dimensions, and their strides in the input.
-        inner: whether neighbours in memory are reduced together (else they belong to different results).
-    """
-
+    # kept, kept_in, kept_out: sizes of the kept dimensions, and their strides in the input and in the result
     kept: Shape
     kept_in: Shape
     kept_out: Shape
+    # reduced, reduced_in: sizes of the reduced dimensions, and their strides in the input
     reduced: Shape
     reduced_in: Shape
-    inner: bool
+    inner: bool  # whether neighbours in memory are reduced together (else they belong to different results)
 
     @property
     def results(self) -> int:
@@ -68,20 +64,14 @@ class Layout(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tile sizes of a reduction or a scan.
+    """Tile sizes of a reduction or a scan."""
 
-    Attributes:
-        block_k, block_r: a tile's extents, powers of 2.
-        splits: programs that share the elements of a result.
-        span: elements per split, a multiple of `block_r`.
-        warps: warps per program.
-    """
-
+    # block_k, block_r: a tile's extents, powers of 2
     block_k: int
     block_r: int
-    splits: int
-    span: int
-    warps: int
+    splits: int  # programs that share the elements of a result
+    span: int  # elements per split, a multiple of `block_r`
+    warps: int  # warps per program
 
 
 def reduction_layout(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
@@ -246,22 +236,15 @@ def scan_tiles(lines: int, length: int, inner: bool) -> Tiles:
 
 
 class LineTiles(NamedTuple):
-    """Tile sizes of an op that reads and writes lines (softmax).
+    """Tile sizes of an op that reads and writes lines (softmax)."""
 
-    Attributes:
-        block_k, block_r: lines of a tile, and elements of each.
-        unroll: tiles loaded at a time, if a line is longer than a program's registers.
-        one_pass: whether a tile holds whole lines.
-        inner: whether a line is contiguous.
-        warps: warps a program.
-    """
-
+    # block_k, block_r: lines of a tile, and elements of each
     block_k: int
     block_r: int
-    unroll: int
-    one_pass: bool
-    inner: bool
-    warps: int
+    unroll: int  # tiles loaded at a time, if a line is longer than a program's registers
+    one_pass: bool  # whether a tile holds whole lines
+    inner: bool  # whether a line is contiguous
+    warps: int  # warps a program
 
 
 def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int = 1) -> LineTiles:
@@ -289,22 +272,15 @@ def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int 
 
 
 class NormTiles(NamedTuple):
-    """Tile sizes of a norm.
+    """Tile sizes of a norm."""
 
-    Attributes:
-        rows, columns: a tile's extents.
-        one_pass: whether a tile holds padded rows.
-        programs: programs of the backward pass, each with its own partial sums.
-        warps: warps a program.
-        stages: pipeline stages of the backward pass.
-    """
-
+    # rows, columns: a tile's extents
     rows: int
     columns: int
-    one_pass: bool
-    programs: int
-    warps: int
-    stages: int = 1
+    one_pass: bool  # whether a tile holds padded rows
+    programs: int  # programs of the backward pass, each with its own partial sums
+    warps: int  # warps a program
+    stages: int = 1  # pipeline stages of the backward pass
 
 
 def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False) -> NormTiles:

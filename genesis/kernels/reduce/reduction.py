@@ -32,24 +32,15 @@ from genesis.kernels.reduce.plan import COLUMN_GROUP, Layout, Tiles, group_size,
 
 
 class ReduceSpec(NamedTuple):
-    """A reduction, as functions under `triton.jit` of states (tuples of tiles).
+    """A reduction, as functions under `triton.jit` of states (tuples of tiles)."""
 
-    Attributes:
-        init: (tile of the identity, indices) -> the initial state.
-        step: (state, x, indices, chunk number, argument) -> the state after a tile of elements x.
-        merge: (*state, *state) -> state, the combine function of `tl.reduce`; the left operand comes first.
-        reduce_axis: (state, axis) -> the state reduced along an axis, where that costs less than `merge` by pairs.
-        finish: (state, argument) -> result.
-        identity: what `init` gets.
-        states: tiles in the state.
-    """
-
-    init: Any
-    step: Any
-    merge: Any
-    finish: Any
-    identity: float
-    states: int = 1
+    init: Any  # (tile of the identity, indices) -> the initial state
+    step: Any  # (state, x, indices, chunk number, argument) -> the state after a tile of elements x
+    merge: Any  # (*state, *state) -> state, the combine function of `tl.reduce`; the left operand comes first
+    finish: Any  # (state, argument) -> result
+    identity: float  # what `init` gets
+    states: int = 1  # tiles in the state
+    # (state, axis) -> the state reduced along an axis, where that costs less than `merge` by pairs
     reduce_axis: Any = None
 
 

@@ -287,7 +287,8 @@ def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None 
     total = empty((1,), int64, device) if total is None else total
     out = empty((n,), int64, device) if out is None else out
     if n <= ONE_PROGRAM:
-        launch(exclusive_scan_kernel, 1, out, total, counts, n, BLOCK=_block(n), num_warps=_warps(n))
+        block = min(max(triton.next_power_of_2(n), 128), TILE)
+        launch(exclusive_scan_kernel, 1, out, total, counts, n, BLOCK=block, num_warps=4 if n <= 1024 else 16)
         return out
     tiles = triton.cdiv(n, TILE)
     sums = empty((tiles,), int64, device)
@@ -295,11 +296,3 @@ def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None 
     bases = exclusive_sums(sums, total)
     launch(tile_scan_kernel, tiles, out, bases, counts, n, BLOCK=TILE, num_warps=8)
     return out
-
-
-def _block(n: int) -> int:
-    return int(min(max(triton.next_power_of_2(n), 128), TILE))
-
-
-def _warps(n: int) -> int:
-    return 4 if n <= 1024 else 16
