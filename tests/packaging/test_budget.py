@@ -17,7 +17,7 @@ MEASURING = (
 # The first area that has a file counts it; a name stands for the files that begin with it.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (11_900, MEASURING),
-    "kernels": (17_700, ("genesis/kernels/",)),
+    "kernels": (17_050, ("genesis/kernels/",)),
     "CUDA runtime and custom": (6_200, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (4_750, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_600, ("genesis/optim/",)),
@@ -60,7 +60,7 @@ def over_budget(lines: dict[str, int]) -> dict[str, str]:
 def test_every_area_keeps_its_budget() -> None:
     files = [path for path in repository_files() if path.suffix == ".py"]
     lines = {path.relative_to(REPOSITORY).as_posix(): path.read_bytes().count(b"\n") for path in files}
-    assert len(lines) > 900
+    assert len(lines) > 700
     assert not over_budget(lines)
 
 
