@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.profile.schema import Failure
     from genesis.report.schema import Section
     from genesis_models.config import ModelConfig
 
@@ -86,22 +85,29 @@ def bench_all(
     raise_first(measured.failures, len(measured.entries) + steps)
 
 
-def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[Section, list[Failure], int]:
+def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[Section, list[Any], int]:
     """The section about training steps, what failed, and how many cases were measured."""
     from genesis.backend import CPU
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis.profile.schema import Failure
-    from genesis_cli.session.bench import measuring
-    from genesis_cli.session.bench.section import section_of
+    from genesis.measure.record import cell_text
+    from genesis.report.schema import Section
+    from genesis_cli.bench_model import Request, measure_alone
+    from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
     from genesis_models.weights import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name
-    settings = measuring.Settings(dtype, plan=measuring.FAST) if is_fast else measuring.Settings(dtype)
+    settings = Settings(dtype, plan=FAST if is_fast else THOROUGH)
     batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    limits = limits_of(device, as_dtype(dtype))
-    found = list(measuring.bench_model(config, cases, limits, settings))
-    failures = [each for each in found if isinstance(each, Failure)]
-    rows = [each for each in found if not isinstance(each, Failure)]
-    return section_of(name, config, settings, rows), failures, len(rows)
+    request = Request(config, cases, device, settings)
+    measured = measure_alone(request)
+    steps = next(iter(measured.tables(request)), None)
+    columns, rows = ([], []) if steps is None else (steps.columns, steps.rows)
+    section = Section(
+        title="Training steps of a model",
+        text=[f"{name}: {config.model_type}, {dtype}, random weights."],
+        columns=[column.title for column in columns],
+        cells=[[cell_text(column, row[column.key]) for column in columns] for row in rows],
+        bars=[],
+        data={"model": name},
+    )
+    return section, measured.failures, len(measured.cases)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from genesis.errors import UsageError, escape
-from genesis_cli.bench_generation import Given, bench_generation
-from genesis_cli.bench_ranks import Measured, Request, measured_by, together
-from genesis_cli.measured import STDOUT, device_name, limits_row, raise_first, show, show_progress, sizes
+from genesis_cli.measured import STDOUT, device_name, raise_first, show, show_progress, sizes
 from genesis_cli.nproc import asked_ranks, is_rank, launched
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
+    from genesis.measure.limits import Limits
+    from genesis.measure.record import Cell, Failure, Report, Table
     from genesis.train.ranks import Ranks
-    from genesis_cli.session.bench.schema import Report
+    from genesis_cli.session.bench.model import Case
+    from genesis_cli.session.bench.ranks import SharedCase
+    from genesis_cli.session.bench.steps import Settings
+    from genesis_cli.session.bench.versus import PeerStep
     from genesis_models.config import ModelConfig
 
+PROMPTS, GENERATED = "128", "1,8,32"
 LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
-CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
+CHECKPOINTING = ("none", "selective", "full")
 
 
 BatchSize = Annotated[
@@ -117,60 +123,72 @@ def bench_model(
     """
     if generate:
         others = {"--checkpointing": checkpointing != "none", "--vs": vs is not None, "--nproc": nproc is not None}
-        asked_for = Given(size, batch_size, seq_len, device, dtype, new_tokens, temperature, fast)
-        bench_generation(asked_for, json, others=others)
+        for option, is_given in others.items():
+            if is_given:
+                what = f"{option} is for training steps"
+                raise UsageError(what, where=option, next="leave out --generate, or this")
+        given = {"--size": size, "--batch-size": batch_size or GENERATED, "--seq-len": seq_len or PROMPTS}
+        given |= _given(
+            {"--device": device, "--dtype": dtype, "--new-tokens": new_tokens, "--temperature": temperature}
+        )
+        show_generation(given, new_tokens, temperature or 0.0, fast, json)
         return
     if (new_tokens, temperature) != (None, None):
         option = "--new-tokens" if new_tokens is not None else "--temperature"
         raise UsageError(f"{option} is for generation", where=option, next="add --generate")
-    batch_size = BATCHES if batch_size is None else batch_size
-    from genesis_cli.session.bench import measuring
-    from genesis_cli.session.bench.cases import check_lengths
-    from genesis_cli.session.bench.report import render_lines
+    from genesis_cli.session.bench.steps import FAST, Settings, check_lengths
     from genesis_cli.session.preparation import resolve_device
+    from genesis_models.registry import fuses
     from genesis_models.weights import weight_type
 
-    batches = sizes(batch_size, "--batch-size")
-    asked, how = weight_dtype(dtype, trains=True), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
+    batches = sizes(batch_size or BATCHES, "--batch-size")
+    asked = weight_dtype(dtype, trains=True)
+    if checkpointing not in CHECKPOINTING:
+        next = f"use one of {', '.join(CHECKPOINTING)}"
+        raise UsageError(f"{checkpointing!r} is not known", where="--checkpointing", next=next)
     config = shape_named(size, "--size")
-    _check_checkpointing(config, how)
+    if checkpointing == "selective" and not fuses(config):
+        what = f"selective is for fused layers, and those of {config.model_type} are plain"
+        raise UsageError(what, where="--checkpointing", next="use none or full")
     lengths = _lengths(seq_len, config.packed_length)
     check_lengths(config, lengths)
-    given = {"--size": size, "--batch-size": batch_size, "--seq-len": ",".join(map(str, lengths)), "--device": device}
-    given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
+    given = {"--size": size, "--batch-size": batch_size or BATCHES, "--seq-len": ",".join(map(str, lengths))}
+    given |= _given({"--device": device, "--checkpointing": checkpointing, "--dtype": dtype})
     count = 1 if nproc is None else asked_ranks(nproc, device)
     chosen = _recipes(vs, recipes, torch_python, is_shared=count > 1 or is_rank())
     given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(chosen)}
     if count > 1:
-        passed_on = {} if torch_python is None else {"--torch-python": torch_python}
-        passed_on |= {} if json is None else {"--json": json}
-        options = [f"{name}={value}" for name, value in {**given, **passed_on}.items()]
+        passed_on = {**given, **_given({"--torch-python": torch_python, "--json": json})}
+        options = [f"{name}={value}" for name, value in passed_on.items()]
         raise typer.Exit(launched("bench-model", [*options, *(["--fast"] if fast else [])], count))
     with together(device, given, is_quiet=json == STDOUT) as ranks:
         where = resolve_device(device, ranks)
         kind = weight_type(asked, where, config.stored_dtype, trains=True).name
-        settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
+        settings = Settings(kind, checkpointing, **({"plan": FAST} if fast else {}))
         if vs is not None and ranks.is_main:
             _check_peer(vs, torch_python, where)
         request = Request(config, list(itertools.product(batches, lengths)), where, settings, chosen, torch_python)
-        measured = (_measured if ranks.size == 1 else measured_by)(request, ranks)
+        measured = measure_alone(request) if ranks.size == 1 else measured_by(request, ranks)
         if measured is None:  # rank 0 has it
             return
         given |= {} if ranks.size == 1 else {"--nproc": str(ranks.size)}
-        words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
-        report = _report(" ".join([*words, "--fast"] if fast else words), size, request, measured, ranks.size)
-    show(report, render_lines(report), json)
-    if measured.interrupted:
+    report = _report("bench-model", given, fast, size, request, measured.limits, measured.tables(request))
+    report.failures = measured.failures
+    finish(report, json, len(measured.cases), measured.interrupted)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in options.items() if value is not None}
+
+
+def finish(report: Report, json: str | None, cases: int, interrupted: bool) -> None:
+    """Print the report and end as its failures say."""
+    from genesis.measure.record import to_text
+
+    show(report, to_text(report), json)
+    if interrupted:
         raise KeyboardInterrupt
-    raise_first(measured.failures, len(measured.rows))
-
-
-def _check_checkpointing(config: ModelConfig, how: str | None) -> None:
-    from genesis_models.registry import fuses
-
-    if how == "selective" and not fuses(config):
-        what = f"selective is for fused layers, and those of {config.model_type} are plain"
-        raise UsageError(what, where="--checkpointing", next="use none or full")
+    raise_first(report.failures, cases)
 
 
 def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
@@ -178,72 +196,6 @@ def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
     if asked is not None:
         return sizes(asked, "--seq-len")
     return tuple(n for n in LENGTHS if n <= most) or (most,)
-
-
-def _measured(request: Request, ranks: Ranks) -> Measured:
-    """Every case, and then each recipe of torch; on a terminal stderr shows how far it is."""
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis_cli.session.bench import measuring
-    from genesis_cli.session.bench.versus import versus_torch
-
-    config, cases, settings, recipes = request.config, request.cases, request.settings, request.recipes
-    limits = limits_of(request.device, as_dtype(settings.dtype))
-    measured = Measured(limits)
-    try:
-        for found in measuring.bench_model(config, cases, limits, settings, show_progress):
-            measured.add(found)
-        if recipes:
-            for step in versus_torch(config, cases, limits, settings, recipes, request.python, show_progress):
-                measured.peers.append(step)
-    except KeyboardInterrupt:
-        if not measured.rows:
-            raise
-        measured.interrupted = True
-    finally:
-        show_progress("")
-    return measured
-
-
-def _report(command: str, size: str, request: Request, measured: Measured, ranks: int) -> Report:
-    from genesis.backend import CPU
-    from genesis.backend.cpu import threads
-    from genesis_cli.environment import facts
-    from genesis_cli.session.bench import measuring
-    from genesis_cli.session.bench.cases import FORMULA
-    from genesis_cli.session.bench.doubling import doublings, room_of
-    from genesis_cli.session.bench.schema import ModelFacts, Report, SettingsRow
-    from genesis_cli.session.bench.steps import OPTIMIZER
-    from genesis_models.registry import parameter_count
-
-    config, settings, limits = request.config, request.settings, measured.limits
-    machine, dtype, device = facts(), settings.dtype, limits.device
-    return Report(
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=escape(command),
-        device=str(device),
-        device_name=device_name(device, machine),
-        machine=machine,
-        limits=limits_row(limits),
-        model=ModelFacts(
-            size=size, model_type=config.model_type, parameters=parameter_count(config), config=dict(config.raw)
-        ),
-        settings=SettingsRow(
-            dtype=settings.dtype,
-            optimizer=OPTIMIZER,
-            checkpointing=settings.checkpointing,
-            threads=threads() if device == CPU else None,
-            is_fast=settings.plan is measuring.FAST,
-        ),
-        formula=FORMULA,
-        ranks=ranks,
-        rows=measured.rows,
-        shared=measured.shared,
-        scaling=measuring.scaling_of(measured.rows),
-        doublings=doublings(config, measured.rows, settings.checkpointing, dtype, device, room_of(device)),
-        peers=measured.peers,
-        failures=measured.failures,
-    )
 
 
 def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared: bool) -> tuple[str, ...]:
@@ -267,8 +219,230 @@ def _check_peer(vs: str, python: str | None, device: Device) -> None:
         pass
 
 
-def _choice(word: str | None, known: Mapping[str, str], option: str) -> str | None:
-    """What a word means; None where there is none."""
-    if word is not None and word not in known:
-        raise UsageError(f"{word!r} is not known", where=option, next=f"use one of {', '.join(known)}")
-    return None if word is None else known[word]
+# --- Training steps ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        cases: (batch, length).
+        recipes: of torch, to compare with; none without --vs.
+        python: the interpreter that has torch; None means this one.
+    """
+
+    config: ModelConfig
+    cases: list[tuple[int, int]]
+    device: Device
+    settings: Settings
+    recipes: tuple[str, ...] = ()
+    python: str | None = None
+
+
+@dataclass
+class Measured:
+    """What was measured, also of a run that was interrupted."""
+
+    limits: Limits
+    cases: list[Case] = field(default_factory=list)
+    shared: list[SharedCase] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    peers: list[PeerStep] = field(default_factory=list)
+    interrupted: bool = False
+
+    def tables(self, request: Request) -> list[Table]:
+        """The tables of the report."""
+        from genesis_cli.session.bench.model import model_tables
+        from genesis_cli.session.bench.ranks import shared_tables
+        from genesis_cli.session.bench.versus import peers_table
+
+        found = model_tables(request.config, self.cases, request.settings, request.device)
+        found += shared_tables(self.shared)
+        if self.peers:
+            found.append(peers_table(self.peers, self.shared[0].ranks if self.shared else 1))
+        return found
+
+
+def _measure_cases(request: Request, measured: Measured) -> None:
+    from genesis.measure.record import Failure
+    from genesis_cli.session.bench import model
+
+    for found in model.bench_model(request.config, request.cases, measured.limits, request.settings, show_progress):
+        if isinstance(found, Failure):
+            measured.failures.append(found)
+        else:
+            measured.cases.append(found)
+
+
+def measure_alone(request: Request) -> Measured:
+    """Every case, and then each recipe of torch; on a terminal stderr shows how far it is."""
+    from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
+    from genesis_cli.session.bench import versus
+
+    settings, recipes, python = request.settings, request.recipes, request.python
+    measured = Measured(limits_of(request.device, as_dtype(settings.dtype)))
+    try:
+        _measure_cases(request, measured)
+        if recipes:
+            given = request.config, request.cases, measured.limits, settings, recipes, python
+            for step in versus.versus_torch(*given, show_progress):
+                measured.peers.append(step)
+    except KeyboardInterrupt:
+        if not measured.cases:
+            raise
+        measured.interrupted = True
+    finally:
+        show_progress("")
+    return measured
+
+
+def measured_by(request: Request, ranks: Ranks) -> Measured | None:
+    """What all ranks do together, then (on rank 0, alone) what one does; None on the others."""
+    from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
+    from genesis_cli.session.bench.ranks import has_no_room, shared_cases, with_scaling
+    from genesis_cli.session.bench.versus import versus_ranks
+
+    config, cases, device, settings = request.config, request.cases, request.device, request.settings
+    measured = Measured(limits_of(device, as_dtype(settings.dtype))) if ranks.is_main else None
+    ranks.barrier("limits")
+    rate = None if measured is None else measured.limits.flops_per_second
+    tell = show_progress if ranks.is_main else (lambda text: None)
+    try:
+        shared = list(shared_cases(config, cases, device, rate, settings, ranks, tell))
+        against = versus_ranks(config, cases, shared, device, settings, request.recipes, ranks, request.python, tell)
+        peers = list(against)
+        if measured is not None:
+            _measure_cases(request, measured)
+            measured.shared = with_scaling(shared, [*measured.cases, *measured.failures])
+            measured.failures = [each for each in measured.failures if not has_no_room(each)]
+            measured.peers = peers
+    finally:
+        tell("")
+    ranks.barrier("one rank's steps")
+    return measured
+
+
+@contextmanager
+def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iterator[Ranks]:
+    """The ranks that measure, which end together; this process alone where nothing started others.
+
+    Args:
+        options: of the command, which must be the same on all ranks.
+        is_quiet: print nothing about ranks.
+    """
+    from genesis.backend.cpu import threads
+    from genesis.train.output import Output
+    from genesis.train.ranks import ALONE, PREPARING_S
+    from genesis.train.signals import Interrupts
+    from genesis_cli.session.ranks import met
+    from genesis_cli.session.training import cpu_threads
+
+    if not is_rank():
+        yield ALONE
+        return
+    facts = {"the options of bench-model": " ".join(f"{name}={value}" for name, value in options.items())}
+    console = Output(None if is_quiet else sys.stdout)
+    with (
+        Interrupts(saves=False) as interrupts,
+        met(facts, device, console, interrupts) as ranks,
+        cpu_threads(max(1, threads() // (ranks.local_size or 1))),
+        ranks.during("measuring", PREPARING_S),
+    ):
+        yield ranks
+
+
+# --- Generation -------------------------------------------------------------------------------------------------------
+
+
+def show_generation(
+    given: Mapping[str, str], new: int | None, temperature: float, fast: bool, json: str | None
+) -> None:
+    """Measure generation, print the report, and write it into the file `json`.
+
+    Raises:
+        UsageError: an option is out of its range. GenesisError: the first case that failed, at the end.
+    """
+    from genesis.dtypes import as_dtype
+    from genesis.measure.limits import limits_of
+    from genesis.measure.record import Failure
+    from genesis_cli.session.bench import generation
+    from genesis_cli.session.bench.model import ops_table
+    from genesis_cli.session.bench.steps import FAST
+    from genesis_cli.session.preparation import resolve_device
+    from genesis_models.quantize import QUANTIZED
+    from genesis_models.weights import AUTO, weight_type
+
+    count = generation.NEW if new is None else new
+    if count < 2:
+        raise UsageError(f"{count} new tokens have no time between them", where="--new-tokens", next="take 2 or more")
+    asked, config = weight_dtype(given.get("--dtype"), quantized=True), shape_named(given["--size"], "--size")
+    batches, prompts = sizes(given["--batch-size"], "--batch-size"), sizes(given["--seq-len"], "--seq-len")
+    if max(prompts) + count > config.context_length:
+        what = f"{max(prompts)} tokens and {count} new ones are beyond the model's {config.context_length:,} positions"
+        raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
+    device = resolve_device(given["--device"])
+    is_quantized = asked in QUANTIZED
+    kind = weight_type(AUTO if is_quantized else asked, device, config.stored_dtype).name
+    plan = {"plan": FAST} if fast else {}
+    settings = generation.Settings(asked if is_quantized else kind, kind, count, temperature, **plan)
+    settings.sampling.check()
+    limits, cases = limits_of(device, as_dtype(kind)), list(itertools.product(batches, prompts))
+    rows, failures, notes, tables = list[Any](), list[Failure](), list[str](), list[Any]()
+    interrupted = False
+    try:
+        for found in generation.bench_generation(config, cases, limits, settings, show_progress):
+            if isinstance(found, Failure):
+                failures.append(found)
+                continue
+            row, parts, more = found
+            rows.append(row)
+            notes += more
+            tables += [] if parts is None else [ops_table(parts, f"ops of a step, {row.label}")]
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        interrupted = True
+    finally:
+        show_progress("")
+    request = Request(config, cases, device, settings)  # type: ignore[arg-type]
+    shown = [generation.generation_table(rows), *tables] if rows else []
+    report = _report("bench-generation", given, fast, given["--size"], request, limits, shown)
+    report.failures, report.notes = failures, [*report.notes, *notes]
+    finish(report, json, len(rows), interrupted)
+
+
+# --- Report -----------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    kind: str, given: Mapping[str, str], fast: bool, size: str, request: Request, limits: Limits, tables: list[Table]
+) -> Report:
+    from genesis.backend import CPU
+    from genesis.backend.cpu import threads
+    from genesis.measure.record import Report, format_rate
+    from genesis_cli.environment import facts
+    from genesis_cli.session.bench.steps import OPTIMIZER
+    from genesis_models.registry import parameter_count
+
+    machine, device, chosen = facts(), limits.device, request.settings
+    generates = kind == "bench-generation"
+    words = ["genesis bench-model", *(["--generate"] if generates else [])]
+    words += [f"{name} {value}" for name, value in given.items()] + (["--fast"] if fast else [])
+    settings: dict[str, Cell] = {
+        "model": escape(size),
+        "type": request.config.model_type,
+        "parameters": parameter_count(request.config),
+        "dtype": chosen.dtype,
+        **({} if generates else {"optimizer": OPTIMIZER, "checkpointing": chosen.checkpointing}),
+        "temperature": getattr(chosen, "temperature", None),
+        "threads": threads() if device == CPU else None,
+    }
+    rate = limits.flops_per_second
+    limit = f"copy {format_rate(limits.bytes_per_second, 'B/s')}"
+    limit += "" if rate is None else f", matmul {limits.dtype.name} {format_rate(rate, 'FLOP/s')}"
+    name = device_name(device, machine)
+    notes = [f"Limits, measured now: {limit}."]
+    return Report(kind, escape(" ".join(words)), str(device), name, machine, settings, tables, notes=notes)

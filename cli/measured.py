@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from genesis.backend import Device
     from genesis.dtypes import DType
     from genesis.measure.limits import Limits
+    from genesis.measure.record import Failure as Failed
     from genesis.measure.record import Report
     from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
@@ -86,7 +87,7 @@ def show_progress(text: str) -> None:
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def raise_first(failures: Sequence[Failure], measured: int) -> None:
+def raise_first(failures: Sequence[Failure | Failed], measured: int) -> None:
     """End with the first failure's message and exit code, if there is one; `measured` cases succeeded."""
     if failures:
         first, count = failures[0], len(failures)

@@ -16,8 +16,7 @@ from genesis_cli.measured import device_name, show
 from genesis_cli.nproc import is_main, launched, ranks_of_run
 
 if TYPE_CHECKING:
-    from genesis.measure.record import Cell, Report, Table
-    from genesis.profile.generation import GenerationRow
+    from genesis.measure.record import Cell, Report
     from genesis.train.config import Config
     from genesis_cli.session.profiling import Profile
 
@@ -116,6 +115,7 @@ def _report(command: str, config: Config, found: Profile) -> Report:
     from genesis.measure.record import Report
     from genesis.measure.run_tables import memory_tables, step_tables
     from genesis_cli.environment import facts
+    from genesis_cli.session.bench.generation import generation_table
 
     machine, device = facts(), found.device
     tables = list(step_tables(found.recorded, device != CPU))
@@ -123,7 +123,7 @@ def _report(command: str, config: Config, found: Profile) -> Report:
         tables.append(collective_table(found.collectives, found.ranks, median(found.recorded[0].plain)))
     tables += memory_tables(found.memory)
     if found.generation is not None:
-        tables.append(_generation(found.generation))
+        tables.append(generation_table([found.generation], "generation"))
     settings: dict[str, Cell] = {
         "model": found.model.config.model_type,
         "parameters": sum(p.numel() for p in found.model.parameters()),
@@ -137,20 +137,6 @@ def _report(command: str, config: Config, found: Profile) -> Report:
     notes = ["The tables of steps and of memory are rank 0's."] if found.ranks > 1 else []
     name = device_name(device, machine)
     return Report("profile-run", command, str(device), name, machine, settings, tables, notes=notes)
-
-
-def _generation(row: GenerationRow) -> Table:
-    from genesis.measure.record import Column, table
-
-    columns = (
-        Column("case", "generation", "text", "Sequences x tokens of the prompt + tokens drawn.", lambda r: r.label),
-        Column("engine", "engine", "text", "What generated.", lambda r: r.engine),
-        Column("first", "first token", "s", "Until each sequence has its first token.", lambda r: r.first.seconds),
-        Column("token", "token", "s", "Between two tokens of a sequence.", lambda r: r.token.seconds),
-        Column("rate", "tokens/s", "token/s", "Of all sequences.", lambda r: r.tokens_per_second),
-        Column("share", "copy", "share", "What a token reads, as a share of the rate of a copy.", lambda r: r.share),
-    )
-    return table("generation", "", columns, [row])
 
 
 def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:

@@ -122,7 +122,7 @@ def shape_named(size: str, option: str) -> ModelConfig:
     Raises:
         UsageError: there is no such size. ModelError: the file is malformed, or of a model that Genesis does not have.
     """
-    from genesis_cli.session.bench.cases import shape_of
+    from genesis_cli.session.bench.steps import shape_of
     from genesis_models.config import ModelConfig
 
     shipped = names()

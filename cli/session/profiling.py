@@ -23,7 +23,6 @@ from genesis.measure.memory import Timeline
 from genesis.measure.recorder import Ranges
 from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.measure.session import Recording
-from genesis.profile.generation import GenerationRow
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps, steps_of
 from genesis.train.loop import Training
@@ -32,9 +31,8 @@ from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench.generation import Settings, generation_row
-from genesis_cli.session.bench.measuring import FAST
-from genesis_cli.session.bench.steps import UNTIL_CAPTURED
+from genesis_cli.session.bench.generation import Generation, Settings, generated
+from genesis_cli.session.bench.steps import FAST, UNTIL_CAPTURED
 from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
 from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
@@ -72,7 +70,7 @@ class Profile:
     ranks: int
     threads: int | None
     collectives: StepTimes | None
-    generation: GenerationRow | None = None
+    generation: Generation | None = None
 
 
 def profile(
@@ -130,11 +128,11 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
     return training
 
 
-def _generation(model: CausalLM, device: Device) -> GenerationRow:
+def _generation(model: CausalLM, device: Device) -> Generation:
     """Half a context at most, of which the last quarter is generated."""
     length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
     settings = Settings(dtype.name, dtype.name, max(2, length // 4), plan=FAST)
-    return generation_row(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
+    return generated(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 
 def _cache(config: Config, stack: ExitStack) -> str:

@@ -11,12 +11,12 @@ from genesis.autograd import TensorBase, apply, enable_grad, no_grad
 from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
+from genesis.measure.call_memory import peak_bytes
 from genesis.measure.cases import Case, choices, label_of, make_case, op_named
 from genesis.measure.factories import Axes, Passes, passes_of
 from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
 from genesis.measure.timing import Plan, Timing, cold_calls, measure, of_wall
 from genesis.op import execute
-from genesis.profile.call_memory import peak_bytes
 from genesis.profile.dispatch import launches_of, stages_of
 from genesis.profile.peer import Child, versus
 from genesis.profile.resources import hint_of

@@ -14,8 +14,8 @@ from genesis.errors import OutOfMemoryError
 from genesis.measure.timing import Plan
 from genesis.profile import peer
 from genesis_cli import environment
-from genesis_cli.session.bench import measuring
-from genesis_cli.session.bench.schema import Report
+from genesis_cli.session.bench import generation, model, steps, versus
+from genesis_cli.session.bench.versus import PeerStep
 from tests.cli.command import printed
 from tests.measure.quick import small_limits
 from tests.profile import fake_torch
@@ -41,7 +41,7 @@ def _quick() -> Iterator[None]:
     plan = Plan(precision=0.5, seconds=0.05, warm_up=0.0, most_calls=1)
     with (
         small_limits(),
-        mock.patch.object(measuring, "FAST", plan),
+        mock.patch.object(steps, "FAST", plan),
         mock.patch.object(environment, "facts", return_value=facts),
     ):
         yield
@@ -59,28 +59,31 @@ def benched(*words: str) -> tuple[int, str, str]:
     return printed("bench-model", *words, *where)
 
 
+def tables(text: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each table of a report in JSON."""
+    return {table["name"]: table["rows"] for table in json.loads(text)["tables"]}
+
+
 def test_the_text_has_a_line_for_each_case(shape: str) -> None:
     code, text, told = benched("--size", shape, *GRID)
     assert (code, told) == (0, "")
-    assert text.startswith("device    a processor (cpu, ")
+    assert text.startswith("device  a processor (cpu)\n")
     rows = [line.split()[0] for line in text.splitlines() if line[:1].isdigit()]
-    assert rows == ["1x8", "1x16", "2x8", "2x16"]
-    assert "\npriority  2x16: " in text
-    assert max(map(len, text.splitlines())) <= 100 + len(shape)
+    assert rows == 2 * ["1x8", "1x16", "2x8", "2x16"]  # steps and memory
 
 
 def test_json_alone_on_stdout(shape: str) -> None:
     code, text, told = benched("--size", shape, *GRID, "--json", "-")
     assert (code, told) == (0, "")
-    report = Report.model_validate_json(text)
-    assert report.schema_version == 1
-    assert report.command == (
+    report, found = json.loads(text), tables(text)
+    assert (report["kind"], report["schema_version"], report["device_name"]) == ("bench-model", 2, "a processor")
+    assert report["command"] == (
         f"genesis bench-model --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --checkpointing none --fast"
     )
-    assert (report.machine["genesis"], report.limits.dtype, report.device_name) == ("0.0", "float32", "a processor")
-    assert (report.model.model_type, report.model.config) == ("qwen3", RAW)
-    assert [(row.batch, row.length) for row in report.rows] == [(1, 8), (1, 16), (2, 8), (2, 16)]
-    assert {(s.axis, s.fixed) for s in report.scaling} == {("batch", 8), ("batch", 16), ("length", 1), ("length", 2)}
+    assert (report["settings"]["type"], report["settings"]["dtype"]) == ("qwen3", "float32")
+    assert [row["case"] for row in found["steps"]] == ["1x8", "1x16", "2x8", "2x16"]
+    assert {row["axis"] for row in found["growth"]} == {"batch", "length"}
+    assert sum(row["share"] for row in found["ops"]) == pytest.approx(1.0)
 
 
 def test_json_into_a_file_beside_the_text(shape: str, tmp_path: Path) -> None:
@@ -88,18 +91,16 @@ def test_json_into_a_file_beside_the_text(shape: str, tmp_path: Path) -> None:
     words = ["--batch-size", "2,2", "--seq-len", "8", "--dtype", "bf16", "--checkpointing", "selective", "--fast"]
     code, text, _ = benched("--size", str(Path(shape).parent), *words, "--json", str(file))
     assert code == 0
-    assert "bfloat16, adamw, checkpointing selective" in text
-    report = Report.model_validate_json(file.read_text())
-    assert [(row.batch, row.length) for row in report.rows] == [(2, 8)]
-    assert (report.settings.dtype, report.settings.checkpointing) == ("bfloat16", "selective")
+    assert "dtype bfloat16, optimizer adamw, checkpointing selective" in text
+    (memory,) = tables(file.read_text())["memory"]
+    assert memory["case"] == "2x8"
     # Masters have 2 bytes of each weight beside its own 2, running averages 8.
-    memory = report.rows[0].memory
-    assert memory.optimizer == 5 * memory.weights
+    assert memory["optimizer"] == 5 * memory["weights"]
 
 
 def test_the_recipes_model_is_a_size() -> None:
-    code, text, _ = benched("--size", "quickstart", "--batch-size", "1", "--seq-len", "16", "--fast")
-    assert code == 0 and "model     quickstart: qwen3, 4,000,512 parameters" in text
+    code, text, _ = benched("--size", "quickstart", "--batch-size", "1", "--seq-len", "16", "--fast", "--json", "-")
+    assert code == 0 and json.loads(text)["settings"]["parameters"] == 4_000_512
 
 
 def test_lengths_that_nobody_gave_fit_the_models_positions(shape: str, tmp_path: Path) -> None:
@@ -107,23 +108,22 @@ def test_lengths_that_nobody_gave_fit_the_models_positions(shape: str, tmp_path:
         (tmp_path / "config.json").write_text(json.dumps({**RAW, "max_position_embeddings": positions}))
         code, text, told = benched("--size", shape, "--batch-size", "1", "--fast", "--json", "-")
         assert (code, told) == (0, "")
-        report = Report.model_validate_json(text)
-        assert [(row.batch, row.length) for row in report.rows] == [(1, length) for length in lengths]
-        assert f" --seq-len {','.join(map(str, lengths))} " in report.command
+        assert [row["case"] for row in tables(text)["steps"]] == [f"1x{length}" for length in lengths]
+        assert f" --seq-len {','.join(map(str, lengths))} " in json.loads(text)["command"]
 
 
 def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
-    plain = measuring.measured_row
+    plain = model.measured_case
 
-    def lacks_room(model: Any, batch: int, length: int, *rest: Any) -> Any:
+    def lacks_room(built: Any, batch: int, length: int, *rest: Any) -> Any:
         if batch == 1 and length == 16:
             raise OutOfMemoryError("no room for a step")
-        return plain(model, batch, length, *rest)
+        return plain(built, batch, length, *rest)
 
-    with mock.patch.object(measuring, "measured_row", lacks_room):
+    with mock.patch.object(model, "measured_case", lacks_room):
         code, text, told = benched("--size", shape, *GRID)
     assert code == 7
-    assert "\n2x16 " in text and "\nfailed    1x16: no room for a step\n" in text
+    assert "\n2x16 " in text and "\nfailed  step 1x16: no room for a step\n" in text
     assert told == "error: no room for a step\n  where: step 1x16, 1 of 4 cases failed\n"
 
 
@@ -159,43 +159,34 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
 
 
 def test_steps_against_a_peer(shape: str) -> None:
-    from genesis_cli.session.bench import versus
-    from genesis_cli.session.bench.schema import PeerStep
-
     given: list[Any] = []
 
-    def steps(
+    def taken(
         config: Any, cases: Any, limits: Any, settings: Any, recipes: Any, python: Any, tell: Any
     ) -> list[PeerStep]:
         given.append((cases, recipes, python))
         return [PeerStep(recipe="lean", version="9.9", batch=1, length=8, note="no room")]
 
     words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--recipes", "lean", "--json", "-"]
-    with mock.patch.object(versus, "versus_torch", steps), mock.patch.object(peer, "started"):
+    with mock.patch.object(versus, "versus_torch", taken), mock.patch.object(peer, "started"):
         code, text, _ = benched("--size", shape, *words, "--torch-python", "p")
-    report = Report.model_validate_json(text)
     assert (code, given) == (0, [([(1, 8)], ("lean",), "p")])
-    assert report.command.endswith(" --vs torch --recipes lean --fast")
-    assert [each.note for each in report.peers] == ["no room"]
-    assert [each.axis for each in report.doublings] == ["batch", "length"]
-    assert report.rows[0].breakdown is not None
+    assert json.loads(text)["command"].endswith(" --vs torch --recipes lean --fast")
+    assert [row["note"] for row in tables(text)["peers"]] == ["no room"]
 
 
 def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
-    from genesis_cli.session.bench import versus
-    from genesis_cli.session.bench.schema import PeerStep
-
-    def steps(*given: Any) -> Iterator[PeerStep]:
+    def taken(*given: Any) -> Iterator[PeerStep]:
         yield PeerStep(recipe="eager", version="9.9", batch=1, length=8, note="no room")
         raise KeyboardInterrupt
 
     words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--json", "-"]
-    with mock.patch.object(versus, "versus_torch", steps), mock.patch.object(peer, "started"):
+    with mock.patch.object(versus, "versus_torch", taken), mock.patch.object(peer, "started"):
         code, text, _ = benched("--size", shape, *words)
-    report = Report.model_validate_json(text)
+    found = tables(text)
     assert code == 130
-    assert (len(report.rows), [each.recipe for each in report.peers]) == (1, ["eager"])
-    with mock.patch.object(measuring, "bench_model", side_effect=KeyboardInterrupt):
+    assert (len(found["steps"]), [row["recipe"] for row in found["peers"]]) == (1, ["eager"])
+    with mock.patch.object(model, "bench_model", side_effect=KeyboardInterrupt):
         assert benched("--size", shape, *words[:5])[:2] == (130, "")
 
 
@@ -203,7 +194,7 @@ def test_a_peer_that_is_missing_is_told_before_anything_is_measured(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site", "raise ImportError('none here')")))
-    with mock.patch.object(measuring, "bench_model", side_effect=AssertionError):
+    with mock.patch.object(model, "bench_model", side_effect=AssertionError):
         code, text, told = benched("--size", shape, *GRID, "--vs", "torch")
     assert (code, text) == (6, "")
     assert "torch cannot be imported: none here" in told and "pip install torch" in told
@@ -221,3 +212,65 @@ def test_a_device_that_is_none() -> None:
     code, _, told = benched("--size", "0.5B", "--device", "tpu")
     assert code == 6
     assert "'tpu' is not a device" in told
+
+
+# --- Generation -------------------------------------------------------------------------------------------------------
+
+DRAWN = ("--generate", "--batch-size", "1,2", "--seq-len", "8,16", "--new-tokens", "4", "--fast")
+
+
+def test_generation_has_a_row_for_each_case_and_the_ops_of_the_last(shape: str) -> None:
+    code, text, told = benched("--size", shape, *DRAWN, "--temperature", "0.8", "--json", "-")
+    assert (code, told) == (0, "")
+    report, found = json.loads(text), tables(text)
+    assert (report["kind"], report["settings"]["temperature"]) == ("bench-generation", 0.8)
+    assert report["command"] == (
+        f"genesis bench-model --generate --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --new-tokens 4"
+        " --temperature 0.8 --fast"
+    )
+    assert [row["case"] for row in found["generation"]] == ["1x8+4", "1x16+4", "2x8+4", "2x16+4"]
+    for row in found["generation"]:
+        assert row["bytes_per_second"] == pytest.approx((row["weights"] + row["cache"]) / row["token"])
+        assert row["engine"] == "Engine" and row["first"] > 0
+    assert {"sample", "attention"} <= {row["op"] for row in found["ops"]}
+
+
+def test_weights_in_8_bits_are_fewer_bytes(shape: str) -> None:
+    found = {}
+    for kind in ("fp32", "int8", "fp8"):
+        code, text, _ = benched("--size", shape, *DRAWN, "--dtype", kind, "--json", "-")
+        assert code == 0
+        found[kind] = tables(text)["generation"][0]["weights"]
+    assert found["int8"] == found["fp8"] < 0.6 * found["fp32"]
+
+
+def test_generation_that_fails_does_not_end_the_others(shape: str) -> None:
+    real = generation.generated
+
+    def some(built: Any, batch: int, *rest: Any) -> Any:
+        if batch == 1:
+            raise OutOfMemoryError("no room")
+        return real(built, batch, *rest)
+
+    with mock.patch.object(generation, "generated", some):
+        code, text, told = benched("--size", shape, *DRAWN)
+    assert code == 7 and "2 of 4 cases failed" in told
+    assert "failed  generation 1x8+4: no room" in text and "\n2x16+4" in text
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (("--generate", "--vs", "torch"), "--vs is for training steps"),
+        (("--generate", "--checkpointing", "full"), "--checkpointing is for training steps"),
+        (("--generate", "--new-tokens", "1"), "no time between them"),
+        (("--generate", "--seq-len", "60"), "beyond the model's 64 positions"),
+        (("--generate", "--temperature", "-1", "--seq-len", "8", "--new-tokens", "4"), "temperature is -1"),
+        (("--generate", "--batch-size", "x"), "'x' are no sizes"),
+        (("--new-tokens", "3"), "--new-tokens is for generation"),
+        (("--temperature", "1"), "--temperature is for generation"),
+    ],
+)
+def test_options_of_generation_and_of_steps_exclude_each_other(shape: str, words: tuple[str, ...], said: str) -> None:
+    code, _, told = benched("--size", shape, *words)
+    assert code == 2 and said in told

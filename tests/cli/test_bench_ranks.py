@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,25 +13,33 @@ from unittest import mock
 import pytest
 
 from genesis.errors import OutOfMemoryError, UsageError
-from genesis.measure.timing import Plan
-from genesis.profile.collective_table import CollectiveRow
-from genesis.profile.schema import Failure
+from genesis.measure.collectives import Collective, StepTimes
+from genesis.measure.record import Failure
+from genesis.measure.timing import Plan, summarize
 from genesis.tensor import Tensor
 from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
 from genesis_cli.app import run
 from genesis_cli.recipes import shape_named
-from genesis_cli.session.bench import measuring, shared
-from genesis_cli.session.bench.report import render_lines
-from genesis_cli.session.bench.schema import Memory, Report, SharedStep
-from genesis_cli.session.bench.shared import LEAST_STEPS, MOST_STEPS, NO_ROOM, timed, with_scaling
+from genesis_cli.session.bench import ranks as shared
+from genesis_cli.session.bench import steps
+from genesis_cli.session.bench.ranks import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    NO_ROOM,
+    SharedCase,
+    shared_tables,
+    timed,
+    with_scaling,
+)
+from genesis_cli.session.bench.steps import Memory
 from genesis_cli.session.bench.versus import check_recipes
 from genesis_models.registry import build
 from tests.cli.command import printed
-from tests.cli.test_bench_model import RAW
-from tests.cli.test_step_bench import exactly, made_report, made_row
+from tests.cli.test_bench_model import RAW, tables
 from tests.distributed.forks import ended, fork
 from tests.measure.quick import small_limits
+from tests.measure.test_model_steps import made_case
 from tests.train.warm_ranks import start_warm
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="launches ranks as forks")
@@ -55,7 +62,7 @@ def benched(folder: Path, *, has_fault: bool = False) -> tuple[int | None, str, 
             shared.timed = lacks_memory
         with (
             small_limits(),
-            mock.patch.object(measuring, "FAST", plan),
+            mock.patch.object(steps, "FAST", plan),
             mock.patch.object(environment, "facts", return_value=facts),
         ):
             return run(given, ends_process=True)
@@ -76,42 +83,31 @@ def benched(folder: Path, *, has_fault: bool = False) -> tuple[int | None, str, 
 def test_two_ranks_and_one(tmp_path: Path) -> None:
     code, text, told = benched(tmp_path)
     assert (code, told) == (0, ""), told
-    report = Report.model_validate_json(text)
-    (row,), (alone,) = report.shared, report.rows
-    assert (report.ranks, row.batch, row.length) == (2, 2, 8)
-    assert report.command.endswith(" --nproc 2 --fast")
-    assert row.tokens_per_second == 2 * 2 * 8 / row.step.seconds
-    assert row.scaling == pytest.approx(row.tokens_per_second / 2 / alone.tokens_per_second)
-    assert row.flops_per_second == pytest.approx(2 * alone.flops / row.step.seconds)
-    assert (row.step.samples + row.step.outliers >= LEAST_STEPS, row.is_captured) == (True, False)
-    assert len(row.rank_seconds) == 2 and all(each > 0 for each in row.rank_seconds)
-    _check_collectives(row, tmp_path)
-    # Both have all weights; the moments of both are those of one, but for the padding of a bucket.
-    assert {each.weights for each in row.memory} == {alone.memory.weights}
-    moments = sum(each.optimizer for each in row.memory)
-    assert alone.memory.optimizer <= moments <= alone.memory.optimizer + 4096
+    found = tables(text)
+    (row,), (alone,) = found["ranks"], found["steps"]
+    assert row["case"] == alone["case"] == "2x8" and json.loads(text)["command"].endswith(" --nproc 2 --fast")
+    assert row["tokens_per_second"] == 2 * 2 * 8 / row["step"]
+    assert row["scaling"] == pytest.approx(row["tokens_per_second"] / 2 / alone["tokens_per_second"])
+    assert [each["rank"] for each in found["each"]] == [0, 1] and all(each["seconds"] > 0 for each in found["each"])
+    shape = shape_named(str(tmp_path / "config.json"), "--size")
+    check_collectives(found["collectives"], build(shape, seed=0).parameters(), 1)
+    assert row["exposed"] == pytest.approx(sum(each["seconds"] for each in found["collectives"]))
+    assert row["computing"] > 0
 
 
-def check_collectives(rows: Sequence[CollectiveRow], parameters: Iterable[Tensor], own: int) -> None:
+def check_collectives(rows: Sequence[dict[str, Any]], parameters: Iterable[Tensor], own: int) -> None:
     """Two ranks wait for each of them. Gradients of their `own` batches and weights are all sent, matrices apart."""
     sizes = [p.array for p in parameters]
     flat = [sum(-(-p.size // 32) * 32 for p in sizes if (p.ndim > 1) == is_matrix) for is_matrix in (True, False)]
     sums = sum(-(-elements // 4096) for elements in flat)  # of squares, each of a row of 4,096 gradients
-    assert {each.name: (each.calls, each.nbytes) for each in rows} == {
+    assert {each["name"]: (each["calls"], each["nbytes"]) for each in rows} == {
         "reduce-scatter, gradients": (2 * own, 4 * sum(flat) * own),
         "all-gather, norm": (2, 4 * sums),
         "all-gather, weights": (2, 4 * sum(flat)),
     }
     for each in rows:
-        assert each.hidden == 0 < each.exposed == each.seconds
-        assert each.bus_rate == pytest.approx(each.nbytes / each.seconds / 2)
-
-
-def _check_collectives(row: SharedStep, folder: Path) -> None:
-    shape = shape_named(str(folder / "config.json"), "--size")
-    check_collectives(row.collectives, build(shape, seed=0).parameters(), 1)
-    assert row.exposed == sum(each.seconds for each in row.collectives)
-    assert row.computing is not None and row.computing > 0
+        assert each["hidden"] == 0 < each["exposed"] == each["seconds"]
+        assert each["bus_rate"] == pytest.approx(each["nbytes"] / each["seconds"] / 2)
 
 
 @linux
@@ -160,56 +156,29 @@ def test_ranks_take_as_many_steps() -> None:
         assert all(other == 2 * own for own, other in found)
 
 
-def shared_row(batch: int, seconds: float) -> SharedStep:
-    memory = Memory(weights=1 << 20, gradients=1 << 20, optimizer=1 << 20, peak=5 << 20, planned=None)
-    exchanged = CollectiveRow(
-        name="reduce-scatter, gradients",
-        calls=12,
-        nbytes=988 << 20,
-        seconds=4e-3,
-        hidden=3.9e-3,
-        exposed=1e-4,
-        bus_rate=129.5e9,
-    )
-    return SharedStep(
-        batch=batch,
-        length=8,
-        step=exactly(seconds),
-        rank_seconds=[seconds, seconds / 2],
-        is_captured=False,
-        tokens_per_second=2 * batch * 8 / seconds,
-        flops_per_second=2e9 / seconds,
-        mfu=0.25,
-        memory=[memory, memory],
-        collectives=[exchanged],
-        computing=0.9,
-        notes=["a note"],
-    )
+def shared_case(batch: int, seconds: float) -> SharedCase:
+    memory = Memory(1 << 20, 1 << 20, 1 << 20, 5 << 20)
+    sent = Collective("reduce-scatter, gradients", 12, 988 << 20, 4e-3, 1e-4)
+    step = summarize([seconds] * 10)
+    own = [seconds, seconds / 2]
+    return SharedCase(batch, 8, 2, step, own, StepTimes(0.9, [sent]), [memory, memory], 10**9, 1e9, notes=["a note"])
 
 
-def test_scaling_and_the_text() -> None:
-    alone = made_row(1, 8, 0.25, 0.5, 0.25)  # 8 tokens/s
-    found = with_scaling([shared_row(1, 1.25), shared_row(4, 1.0)], [alone], 2)
-    assert [row.scaling for row in found] == [pytest.approx(0.8), None]
-    alone_too = made_row(4, 8, 0.25, 0.5, 0.25)
-    report = made_report([alone, alone_too]).model_copy(update={"shared": found, "ranks": 2})
-    lines = list(render_lines(report))
-    said = {re.sub(r" +", " ", line) for line in lines}
-    assert "reduce-scatter, gradients 12 988.0 MiB 4.00 ms 130 GB/s 3.90 ms 100 µs" in said
-    assert "compute forward and backward: 900 ms in ranks, 750 ms alone (+20.0%)" in said
-    assert any(line.startswith("1x8   1.25 s") and " 80.0% " in line for line in lines)
-    assert "note      a note" in lines
-    assert sum(line.startswith(("rank 0    4x8: 1.00 s a step", "rank 1    4x8: 500 ms a step")) for line in lines) == 2
-    assert max(map(len, lines)) <= 100
+def test_scaling_and_the_tables() -> None:
+    found = with_scaling([shared_case(1, 1.25), shared_case(4, 1.0)], [made_case(1, 8, 1.0)])
+    assert [case.scaling for case in found] == [pytest.approx(0.8), None]
+    ranks, each, collectives = shared_tables(found)
+    assert [row["exposed"] for row in ranks.rows] == [1e-4, 1e-4] and ranks.notes == ["a note"]
+    assert [(row["rank"], row["seconds"]) for row in each.rows] == [(0, 1.0), (1, 0.5)]
+    (sent,) = collectives.rows
+    assert (sent["hidden"], sent["bus_rate"]) == (pytest.approx(3.9e-3), pytest.approx((988 << 20) / 4e-3 / 2))
+    assert shared_tables([]) == []
 
 
 def test_a_case_for_which_one_rank_alone_has_no_room() -> None:
     """It is no failure: all ranks together have taken it."""
-    full = Failure(name="step", label="4x8", error="cuda:0 has no room for 28.4 GiB", exit_code=7)
-    broken = full.model_copy(update={"label": "1x8", "exit_code": 9})
-    found = with_scaling([shared_row(1, 1.25), shared_row(4, 1.0)], [full, broken], 2)
-    assert [row.scaling for row in found] == [None, None]
-    assert [row.notes for row in found] == [["a note"], ["a note", f"4x8: {NO_ROOM}"]]
-    lines = list(render_lines(made_report([]).model_copy(update={"shared": found, "ranks": 2})))
-    assert "2 ranks, each with a batch of its own" in lines  # no table above
-    assert "note      4x8: one rank alone has no room for it, so that its scaling is not known" in lines
+    full = Failure("step", "4x8", "cuda:0 has no room for 28.4 GiB", 7)
+    broken = Failure("step", "1x8", "cuda:0 has no room for 28.4 GiB", 9)
+    found = with_scaling([shared_case(1, 1.25), shared_case(4, 1.0)], [full, broken])
+    assert [case.scaling for case in found] == [None, None]
+    assert [case.notes for case in found] == [["a note"], ["a note", f"4x8: {NO_ROOM}"]]

@@ -45,7 +45,7 @@ LEFT_OUT = (
     "genesis.kernels",
     "genesis.backend.cuda",
     "genesis.cuda",
-    "genesis.demos.kernels",
+    "genesis.measure.demo_kernels",
     "genesis_cli.environment",
 )
 LIBRARIES = (

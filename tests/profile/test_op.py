@@ -12,11 +12,11 @@ from genesis.backend.cuda import backend_of
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.errors import DeviceError, UsageError
 from genesis.measure import limits
+from genesis.measure.call_memory import peak_bytes
 from genesis.measure.cases import choices, make_case, supported
 from genesis.op import execute, registry
 from genesis.profile import dispatch
 from genesis.profile import op as measuring
-from genesis.profile.call_memory import peak_bytes
 from genesis.profile.op import Settings, profile_case, profile_op
 from genesis.profile.schema import Failure, OpRow
 from tests.measure.quick import PLAN, made_limits, small_limits

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis import Tensor
-from genesis.backend import CPU, backend_for
+from genesis.backend import CPU
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
 from genesis.measure.limits import Limits, wait_for
-from genesis.measure.run import Subject, recorded_steps
-from genesis.measure.timing import Plan, measure, summarize
-from genesis.op import observe
-from genesis.profile.generation import GenerationRow
-from genesis.profile.schema import Failure, Time
-from genesis_cli.session.bench.breakdown import OpWatch, add_kernels, summed
-from genesis_cli.session.bench.measuring import failure_of, forget
-from genesis_cli.session.bench.schema import Breakdown
-from genesis_cli.session.bench.steps import UNTIL_CAPTURED
+from genesis.measure.record import Column, Failure, Table, table
+from genesis.measure.run import Subject
+from genesis.measure.timing import Plan, Timing, measure, summarize
+from genesis_cli.session.bench.steps import THOROUGH, UNTIL_CAPTURED, Parts, failure_of, forget, recorded_parts
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Request, Runner, Sampling
@@ -31,12 +26,8 @@ from genesis_models.generate import engine_for
 from genesis_models.quantize import QUANTIZED, quantize
 from genesis_models.registry import build
 
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
-
 NEW = 64  # tokens drawn for each sequence
 TOP_K = 50  # where tokens are drawn by chance, as the schema has it
-RECORDED = 3  # runs whose kernels are recorded
 
 
 @dataclass(frozen=True)
@@ -55,12 +46,43 @@ class Settings:
     built: str
     new: int = NEW
     temperature: float = 0.0
-    plan: Plan = field(default_factory=lambda: Plan(seconds=10.0, warm_up=0.5, most_calls=1))
+    plan: Plan = field(default=THOROUGH)
 
     @property
     def sampling(self) -> Sampling:
         """For every request."""
         return Sampling(self.temperature, TOP_K if self.temperature else None)
+
+
+class Generation(NamedTuple):
+    """Sequences that were continued together.
+
+    Attributes:
+        first: from the request until every sequence has its first token.
+        token: between two tokens of a sequence, by the difference of all tokens and the first alone.
+        weights, cache: bytes that a step of all sequences reads, the cache's in the mean.
+        copy: bytes a second of a copy, measured in the same process.
+    """
+
+    batch: int
+    prompt: int
+    new: int
+    engine: str
+    first: Timing
+    token: Timing
+    weights: int
+    cache: int
+    copy: float
+
+    @property
+    def label(self) -> str:
+        """Sequences, and tokens before and after, for people."""
+        return f"{self.batch}x{self.prompt}+{self.new}"
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return (self.weights + self.cache) / self.token.seconds
 
 
 def bench_generation(
@@ -69,10 +91,10 @@ def bench_generation(
     limits: Limits,
     settings: Settings,
     tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[tuple[GenerationRow, Breakdown | None, list[str]] | Failure]:
-    """A row for each (batch, prompt) of a model with random weights, in order; a case that fails gives a `Failure`.
+) -> Iterator[tuple[Generation, Parts | None, list[str]] | Failure]:
+    """Measure each (batch, prompt) of a model with random weights; a case that fails gives a `Failure`.
 
-    The last case has the times of ops, too, and notes on what is missing there.
+    The last case has its parts, too, and notes on what is missing there.
 
     Args:
         tell: called with what is measured next.
@@ -83,18 +105,18 @@ def bench_generation(
         quantize(model, settings.dtype)
     for i, (batch, prompt) in enumerate(cases, 1):
         tell(f"{i} of {len(cases)}: {batch}x{prompt}+{settings.new}")
-        found: tuple[GenerationRow, Breakdown | None, list[str]] | Failure
+        found: tuple[Generation, Parts | None, list[str]] | Failure
         try:
-            row, notes = generation_row(model, batch, prompt, limits, settings), list[str]()
-            by_op = generation_breakdown(model, batch, prompt, limits, settings, notes) if i == len(cases) else None
-            found = row, by_op, notes
+            row, notes = generated(model, batch, prompt, limits, settings), list[str]()
+            parts = generation_parts(model, batch, prompt, limits, settings, notes) if i == len(cases) else None
+            found = row, parts, notes
         except (GenesisError, MemoryError) as error:
             found = failure_of("generation", f"{batch}x{prompt}+{settings.new}", error)
         forget(model, limits.device)
         yield found
 
 
-def generation_row(model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings) -> GenerationRow:
+def generated(model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings) -> Generation:
     """Continue `batch` prompts of `prompt` random tokens each."""
     whole, first = (_requests(model, batch, prompt, count, settings) for count in (settings.new, 1))
     engine, wait, firsts = engine_for(model, whole, rows=batch), wait_for(limits.device), list[float]()
@@ -115,21 +137,10 @@ def generation_row(model: CausalLM, batch: int, prompt: int, limits: Limits, set
         return total
 
     token = measure(sample, settings.plan)
+    until_first = summarize(firsts[-(token.samples + token.outliers) :], 1, settings.plan.precision)
     weights, cache = weight_bytes(model, batch), batch * cache_bytes(model, engine, prompt, settings.new)
-    rate = (weights + cache) / token.seconds
-    return GenerationRow(
-        batch=batch,
-        prompt=prompt,
-        new=settings.new,
-        engine=type(engine).__name__,
-        first=Time.of(summarize(firsts[-(token.samples + token.outliers) :], 1, settings.plan.precision)),
-        token=Time.of(token),
-        tokens_per_second=batch / token.seconds,
-        weight_bytes=weights,
-        cache_bytes=cache,
-        bytes_per_second=rate,
-        share=rate / limits.bytes_per_second,
-    )
+    name, copy = type(engine).__name__, limits.bytes_per_second
+    return Generation(batch, prompt, settings.new, name, until_first, token, weights, cache, copy)
 
 
 def _requests(model: CausalLM, batch: int, prompt: int, new: int, settings: Settings) -> list[Request]:
@@ -165,39 +176,15 @@ def cache_bytes(model: CausalLM, engine: Runner, prompt: int, new: int) -> int:
 # --- By op ------------------------------------------------------------------------------------------------------------
 
 
-def generation_breakdown(
+def generation_parts(
     model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings, notes: list[str]
-) -> Breakdown | None:
-    """A step of all sequences by op; None with a note where it cannot be measured."""
+) -> Parts | None:
+    """A step of all sequences, divided; None with a note where it cannot be measured.
+
+    On the CPU the prompts' pass is in it, on a GPU the captured steps alone.
+    """
     requests = _requests(model, batch, prompt, settings.new, settings)
     engine = engine_for(model, requests, rows=batch)
-    if limits.device == CPU:
-        return _on_host(engine, requests, limits)
-    try:
-        return _on_gpu(model, engine, requests, limits, notes)
-    except (DeviceError, OutOfMemoryError) as error:
-        notes.append(f"no times of ops: {error.what}")
-        return None
-
-
-def _on_host(engine: Runner, requests: list[Request], limits: Limits) -> Breakdown:
-    """The steps after the prompts."""
-    watch, tokens, begun = OpWatch(limits), engine.run(requests), set[int]()
-    for token in tokens:
-        begun.add(token.request)
-        if len(begun) == len(requests):
-            break
-    start = time.perf_counter()
-    with observe(watch.ends, watch.begins):
-        _drain(tokens)
-    return summed(watch.runs, time.perf_counter() - start, requests[0].max_tokens - 1)
-
-
-def _on_gpu(
-    model: CausalLM, engine: Runner, requests: list[Request], limits: Limits, notes: list[str]
-) -> Breakdown | None:
-    """Ops are noted while a step is captured, their kernels timed in its replays."""
-    backend = cast("CudaBackend", backend_for(limits.device))
     subject = Subject(
         model=model,
         device=limits.device,
@@ -207,16 +194,32 @@ def _on_gpu(
         regions=(),
         persistent=dict[Any, Any],
     )
-    watch = OpWatch(limits, lambda: backend.driver.is_capturing(backend.stream))
     release(model)  # steps are captured under watch
-    with observe(watch.ends, watch.begins):
-        runs = recorded_steps(subject, RECORDED, UNTIL_CAPTURED)
-    inside = [[kernel for kernel in run.kernels if kernel.in_graph] for run in runs]
-    if not watch.runs or not all(inside):
-        notes.append("no times of ops: the engine's steps are no CUDA graphs")
+    try:
+        found = recorded_parts(subject, limits, 0 if limits.device == CPU else UNTIL_CAPTURED, settings.new)
+    except (DeviceError, OutOfMemoryError) as error:
+        notes.append(f"no times of ops: {error.what}")
         return None
-    for kernels in inside:
-        add_kernels(watch.runs, kernels)
-    steps = RECORDED * requests[0].max_tokens
-    total = sum(kernel.end - kernel.start for kernels in inside for kernel in kernels)
-    return summed(watch.runs, total, steps, replays=steps)
+    if found is None:
+        notes.append("no times of ops: the engine's steps are no CUDA graphs")
+    return found
+
+
+ROWS = [
+    Column("case", "case", "text", "Sequences x tokens of a prompt + new tokens.", lambda g: g.label),
+    Column("first", "first token", "s", "Until every sequence has its first token.", lambda g: g.first.seconds),
+    Column("token", "token", "s", "Median time between two tokens of a sequence.", lambda g: g.token.seconds),
+    Column("half_width", "±", "share", "Half of the median's 95 % confidence interval.", lambda g: g.token.half_width),
+    Column("tokens_per_second", "tokens/s", "token/s", "Of all sequences.", lambda g: g.batch / g.token.seconds),
+    Column("weights", "weights", "bytes", "That a step reads, as they are stored.", lambda g: g.weights),
+    Column("cache", "cache", "bytes", "Keys and values that a step reads, in the mean.", lambda g: g.cache),
+    Column("bytes_per_second", "byte/s", "byte/s", "Weights and cache over a step's time.", lambda g: g.rate),
+    Column("share", "of a copy", "share", "Their rate as a share of a copy's.", lambda g: g.rate / g.copy),
+    Column("is_noisy", "note", "text", "Not quiet.", lambda g: "noisy" if g.token.is_noisy else ""),
+    Column("engine", "engine", "text", "What generated.", lambda g: g.engine, hidden=True),
+]
+
+
+def generation_table(rows: Sequence[Generation], title: str = "") -> Table:
+    """The table of a report about generation."""
+    return table("generation", title, ROWS, rows)

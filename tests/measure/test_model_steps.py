@@ -1,0 +1,387 @@
+"""What `genesis_cli.session.bench` measures: the formula, steps and their parts, memory, growth, peers, generation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import genesis_models
+from genesis.backend import CPU, Device
+from genesis.dtypes import float32
+from genesis.errors import DeviceError, GenesisError, ModelError, OutOfMemoryError, UsageError
+from genesis.measure.limits import Limits
+from genesis.measure.record import Failure
+from genesis.measure.timing import Plan, summarize
+from genesis.profile.peer import PeerError, PeerLacks
+from genesis_cli.session.bench import generation, model, versus
+from genesis_cli.session.bench.generation import Settings as Drawing
+from genesis_cli.session.bench.generation import cache_bytes, generated, weight_bytes
+from genesis_cli.session.bench.model import Case, bench_model, growths, measured_case, model_tables, room_of
+from genesis_cli.session.bench.steps import (
+    Memory,
+    OpShare,
+    Parts,
+    RandomTokens,
+    Settings,
+    check_lengths,
+    shape_of,
+    step_flops,
+)
+from genesis_cli.session.bench.versus import check_recipes, lean_config, peers_table, versus_torch
+from genesis_models.config import ModelConfig
+from genesis_models.engine import Engine, Request, Token
+from tests.measure.quick import made_limits
+from tests.models.golden import extra, golden
+
+RAW = {
+    "model_type": "qwen2", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+CONFIG = ModelConfig.from_dict(RAW)
+ONCE = Plan(seconds=0.0, warm_up=0.0, most_calls=1)
+GPU = Device("cuda", 0)
+PLAIN = Settings("float32", plan=ONCE)
+
+
+def limits(device: Device = CPU) -> Limits:
+    """A machine that multiplies at 1 GFLOP/s."""
+    return Limits(device, float32, 1e9, 1e9, 1e-6, None)
+
+
+def made_case(batch: int, length: int, seconds: float, planned: int | None = None) -> Case:
+    """A case whose step takes so long, a quarter of it each in forward and the optimizer."""
+    ops = [OpShare("matmul", 2, seconds / 2, 0.5, seconds / 8, seconds / 4)]
+    phases = {"forward": seconds / 4, "backward": seconds / 2, "optimizer": seconds / 4}
+    parts, memory = Parts(seconds, phases, ops, seconds / 2), Memory(1 << 20, 1 << 20, 2 << 20, 7 << 20, planned)
+    return Case(batch, length, summarize([seconds] * 10), memory, parts, step_flops(CONFIG, batch, length), 1e9)
+
+
+# --- Shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_flops_by_hand() -> None:
+    # Embedding; per layer q, k, v with biases, o, three matrices of the MLP and two norms; the last norm.
+    layer = (16 * 16 + 16) + 2 * (16 * 8 + 8) + 16 * 16 + 3 * 16 * 24 + 2 * 16
+    parameters = 32 * 16 + 2 * layer + 16
+    assert step_flops(CONFIG, 3, 10) == 30 * (6 * parameters + 6 * 2 * 16 * 10)
+    wide = ModelConfig.from_dict(RAW | {"model_type": "qwen3", "head_dim": 64})
+    assert step_flops(wide, 1, 20) / 20 - step_flops(wide, 1, 10) / 10 == 6 * 2 * (2 * 64) * 10
+
+
+def test_a_size_is_a_preset_a_file_or_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RAW))
+    assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "config.json"))
+    assert shape_of("qwen3-0.6B").hidden_size == 1024
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ModelError):
+        shape_of(str(tmp_path))
+
+
+@pytest.mark.parametrize(("size", "near"), [("0.6b", "qwen3-0.6B"), ("0.5b", "0.5B"), ("15B", "1.5B"), ("gpt", "")])
+def test_an_unknown_size_names_the_nearest(size: str, near: str) -> None:
+    with pytest.raises(UsageError) as found:
+        shape_of(size)
+    assert found.value.where == "--size"
+    assert found.value.next.startswith(f"did you mean {near}? sizes: 0.5B" if near else "sizes: 0.5B")
+
+
+@pytest.mark.parametrize("length", [1, 65])
+def test_lengths_that_no_step_can_have(length: int) -> None:
+    check_lengths(CONFIG, [2, 64])
+    with pytest.raises(UsageError, match="between 2 and the model's 64"):
+        check_lengths(CONFIG, [8, length])
+
+
+def test_random_tokens_are_drawn_by_number() -> None:
+    loader = RandomTokens(3, 7, 5)
+    first, second = loader.batch(0, 0), loader.batch(0, 1)
+    assert first.input_ids.shape == (3, 7) and first.num_targets == 18 and first.num_tokens == 21
+    assert first.input_ids.min() >= 0 and first.input_ids.max() < 5
+    assert not np.array_equal(first.input_ids, second.input_ids)
+    drawn = [batch.index for batch in itertools.islice(loader.batches(), 6)]
+    assert drawn == [0, 1, 2, 3, 0, 1]
+
+
+# --- Steps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    plan = Plan(seconds=0.1, warm_up=0.05, most_calls=1)
+    told: list[str] = []
+    found = list(bench_model(CONFIG, product((1, 2), (8, 16)), limits(), Settings("float32", plan=plan), told.append))
+    assert told == ["1 of 4: 1x8", "2 of 4: 1x16", "3 of 4: 2x8", "4 of 4: 2x16"]
+    made = [case for case in found if isinstance(case, Case)]
+    assert [case.label for case in made] == ["1x8", "1x16", "2x8", "2x16"]
+    return made
+
+
+def test_rates_follow_from_the_step(cases: list[Case]) -> None:
+    rows = model_tables(CONFIG, cases, PLAIN, CPU)[0].rows
+    for case, row in zip(cases, rows, strict=True):
+        assert row["tokens_per_second"] == case.batch * case.length / case.step.seconds
+        assert row["mfu"] == pytest.approx(step_flops(CONFIG, case.batch, case.length) / case.step.seconds / 1e9)
+        assert case.notes == []
+
+
+def test_phases_and_ops_add_up_to_the_step(cases: list[Case]) -> None:
+    for case in cases:
+        parts = case.parts
+        assert parts is not None
+        assert set(parts.phases) >= {"forward", "backward", "optimizer"}
+        assert sum(parts.phases.values()) == pytest.approx(parts.seconds)
+        assert sum(op.seconds for op in parts.ops) + parts.rest == pytest.approx(parts.seconds)
+        assert 0 < sum(case.phase(name) or 0.0 for name in model.PHASES) <= case.step.seconds * 1.0001
+        calls = {op.op: op.calls for op in parts.ops}
+        assert calls["embedding"] == calls["linear_cross_entropy"] == calls["total_norm"] == 1
+        assert all(op.moved > 0 for op in parts.ops if op.op in ("linear_cross_entropy", "adamw_step"))
+
+
+def test_memory_is_counted(cases: list[Case]) -> None:
+    # Four bytes of each parameter, once as weight, once as gradient, twice as running average.
+    parameters = 32 * 16 + 2 * (272 + 272 + 256 + 1152 + 32) + 16
+    for case in cases:
+        memory = case.memory
+        assert (memory.weights, memory.gradients, memory.optimizer) == tuple(4 * parameters * k for k in (1, 1, 2))
+        assert memory.planned is None
+        # At the least, SwiGLU's two inputs of all layers are kept for backward.
+        assert memory.rest > case.batch * case.length * 2 * 2 * 24 * 4
+
+
+def test_checkpointing_reaches_the_model() -> None:
+    seen = []
+
+    def case(model: Any, *rest: Any) -> Case:
+        seen.append((model.activation_checkpointing, model.training))
+        return made_case(1, 8, 1.0)
+
+    with mock.patch.object(model, "measured_case", case):
+        list(bench_model(CONFIG, [(1, 8)], limits(), Settings("float32", "full")))
+    assert seen == [("full", True)]
+
+
+def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
+    held: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def case(model: Any, batch: int, *rest: Any) -> Case:
+        room = np.zeros(1000)
+        assert all(ref() is None for ref in held), "memory of a failed case is still there"
+        held.append(weakref.ref(room))
+        if batch == 2:
+            return measured_case(model, batch, *rest)
+        raise DeviceError("a kernel failed") if batch == 1 else MemoryError("4 TiB")
+
+    with mock.patch.object(model, "measured_case", case):
+        found = list(bench_model(CONFIG, [(1, 8), (2, 8), (3, 8), (2, 4)], limits(), PLAIN))
+    assert [type(each) for each in found] == [Failure, Case, Failure, Case]
+    failures = [each for each in found if isinstance(each, Failure)]
+    assert [(f.name, f.label, f.exit_code) for f in failures] == [("step", "1x8", 6), ("step", "3x8", 7)]
+    assert failures[0].error == "a kernel failed" and "4 TiB" in failures[1].error
+
+
+def test_steps_on_cuda_are_captured() -> None:
+    tiny = ModelConfig.from_dict(RAW | {"num_hidden_layers": 1, "num_attention_heads": 1})
+    (case,) = bench_model(tiny, [(1, 8)], limits(GPU), PLAIN)
+    assert isinstance(case, Case), case
+    assert case.notes == [] and case.memory.planned is not None and case.memory.rest > 0
+    # The times of ops stand in the graph, which holds one step, and together make it up.
+    assert case.parts is not None
+    calls = {op.op: op.calls for op in case.parts.ops}
+    assert calls["linear_cross_entropy"] == calls["attention_packed"] == calls["clip_factor"] == 1
+    assert sum(op.seconds for op in case.parts.ops) + case.parts.rest == pytest.approx(case.parts.seconds)
+    assert all((case.phase(name) or 0) > 0 for name in model.PHASES)
+
+
+def test_parts_that_cannot_be_recorded_are_a_note() -> None:
+    with mock.patch.object(model, "recorded_parts", side_effect=OutOfMemoryError("no room for events")):
+        (case,) = bench_model(CONFIG, [(1, 8)], limits(), PLAIN)
+    assert isinstance(case, Case)
+    assert (case.parts, case.notes) == (None, ["no phases and ops: no room for events"])
+    steps = model_tables(CONFIG, [case], PLAIN, CPU)[0]
+    assert steps.rows[0]["forward"] is None and steps.notes == case.notes
+
+
+# --- Growth -----------------------------------------------------------------------------------------------------------
+
+
+def test_growth_compares_the_time_of_a_token() -> None:
+    times = {(1, 8): 1.0, (2, 8): 1.0, (4, 8): 4.0, (1, 16): 3.0}
+    found = growths(CONFIG, [made_case(*case, seconds) for case, seconds in times.items()], PLAIN, CPU)
+    measured = [(g.axis, g.before, g.batch, g.length, g.ratio) for g in found if g.room is None]
+    assert measured == [("batch", "1x8", 2, 8, 0.5), ("length", "1x8", 1, 16, 1.5), ("batch", "2x8", 4, 8, 2.0)]
+    assert [(g.axis, g.batch, g.length) for g in found if g.room is not None] == [("batch", 8, 8), ("length", 4, 16)]
+    assert growths(CONFIG, [], PLAIN, CPU) == []
+
+
+def test_a_doubled_step_lies_on_the_line_of_the_last_two() -> None:
+    cases = [made_case(1, 8, 3.0), made_case(2, 8, 4.0), made_case(1, 16, 9.0), made_case(2, 16, 10.0)]
+    batch, length = growths(CONFIG, cases, PLAIN, CPU)[-2:]
+    growth = (10.0 - 4.0) / (step_flops(CONFIG, 2, 16) - step_flops(CONFIG, 2, 8))
+    grown = 10.0 + growth * (step_flops(CONFIG, 2, 32) - step_flops(CONFIG, 2, 16))
+    assert (batch.seconds, length.seconds) == (pytest.approx(12.0), pytest.approx(grown))
+    for alone in ([made_case(2, 8, 4.0)], [made_case(1, 8, 5.0), made_case(2, 8, 4.0)]):  # one case, and noise
+        found = growths(CONFIG, alone, PLAIN, CPU)
+        assert next(g for g in found if (g.batch, g.length) == (4, 8)).seconds == pytest.approx(8.0)
+    # No longer than the model's positions.
+    assert [g.axis for g in growths(CONFIG, [made_case(1, 64, 1.0)], PLAIN, CPU)] == ["batch"]
+
+
+def test_memory_grows_as_the_plan_or_with_the_tokens() -> None:
+    from genesis_cli.session.dry_run import memory_plan
+
+    batch = growths(CONFIG, [made_case(1, 8, 1.0)], PLAIN, CPU)[0]
+    assert batch.memory == 10 << 20  # 3 of the 7 MiB are activations, and double
+    plans = [memory_plan(CONFIG, GPU, batch=n, length=8, dtype="float32").total for n in (1, 2)]
+    batch = growths(CONFIG, [made_case(1, 8, 1.0, plans[0])], PLAIN, GPU)[0]
+    assert batch.memory == (7 << 20) + plans[1] - plans[0] > 7 << 20
+    assert room_of(CPU) > 1 << 28 and batch.room == room_of(GPU) > 1 << 28
+
+
+def test_other_ops_are_added_up() -> None:
+    ops = [OpShare(f"op{i}", i, 0.1, 0.05, 0.01, 0.02) for i in range(15)]
+    rows = model.ops_table(Parts(2.0, {}, ops, 0.5), "").rows
+    assert [row["op"] for row in rows[-2:]] == ["other ops (3)", "between ops"]
+    assert (rows[-2]["calls"], rows[-2]["seconds"]) == (12 + 13 + 14, pytest.approx(0.3))
+    assert sum(float(str(row["share"])) for row in rows) == pytest.approx(12 * 0.05 + (0.3 + 0.5) / 2.0)
+
+
+# --- Beside torch -----------------------------------------------------------------------------------------------------
+
+
+class FakeChild:
+    """Answers as torch's process does."""
+
+    version = "9.9"
+
+    def __init__(self, fails: dict[tuple[str, int], Exception]) -> None:
+        self.fails, self.asked = fails, list[tuple[str, Any]]()
+
+    def ask(self, what: str, /, **request: Any) -> dict[str, Any]:
+        self.asked.append((what, request))
+        if what == "open":
+            if (request["recipe"], request["batch"]) in self.fails:
+                raise self.fails[request["recipe"], request["batch"]]
+            return {"warm_up": 0.5, "parameters": 1}
+        return {"samples": [0.25] * 5, "peak": 1 << 20} if what == "measure" else {}
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
+    lacks = PeerLacks("transformers is not installed there")
+    made = FakeChild({("eager", 1): lacks, ("lean", 2): PeerError("no room")})
+
+    @contextmanager
+    def started(work: str, device: Device, name: str, python: str | None) -> Iterator[FakeChild]:
+        assert (work, device, name, python) == ("steps", CPU, "torch", "some/python")
+        yield made
+
+    monkeypatch.setattr(versus, "started", started)
+    return made
+
+
+def test_each_recipe_is_compared_or_says_why_not(child: FakeChild) -> None:
+    settings = Settings("float32", plan=Plan(seconds=0.01, warm_up=0.0, most_calls=1))
+    found = list(versus_torch(CONFIG, [(1, 8), (2, 8)], limits(), settings, ("eager", "lean"), "some/python"))
+    # What one case lacks all of them lack; what fails for one does not end the others.
+    assert [(each.recipe, each.batch, each.note) for each in found] == [
+        ("eager", 1, "transformers is not installed there"), ("lean", 1, ""), ("lean", 2, "no room"),
+    ]  # fmt: skip
+    rows = peers_table(found).rows
+    assert [row["note"] for row in rows][::2] == ["transformers is not installed there", "no room"]
+    assert (rows[1]["peer_step"], rows[1]["peer_memory"], rows[1]["warm_up"]) == (0.25, 1 << 20, 0.5)
+    assert rows[1]["ratio"] == pytest.approx(0.25 / float(str(rows[1]["step"])), rel=0.9)
+    config = lean_config(CONFIG, 8)
+    opened = [request for what, request in child.asked if what == "open"]
+    assert opened[1] == {"recipe": "lean", "config": config, "batch": 1, "length": 8, "dtype": "float32"}
+    assert (config["hidden_size"], config["qkv_bias"], config["head_norms"]) == (RAW["hidden_size"], True, False)
+
+
+def test_the_lean_recipe_has_layers_of_its_own() -> None:
+    found = lean_config(ModelConfig.from_dict(RAW | {"model_type": "qwen3", "head_dim": 64}), 8)
+    assert (found["head_dim"], found["qkv_bias"], found["head_norms"]) == (64, False, True)
+    with pytest.raises(PeerLacks, match=r"the lean recipe's layers have no mlp\.down_proj\.bias"):
+        lean_config(ModelConfig.from_dict(RAW | {"model_type": "llama", "mlp_bias": True}), 8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lacks"),
+    [
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no layers without rotary positions, as layer 1 is"),
+        ({"model_type": "mistral", "sliding_window": 8}, "no sliding window, and one of 8 is shorter than 9 tokens"),
+        ({"model_type": "mistral", "sliding_window": 9}, ""),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 1]}, ""),
+    ],
+)
+def test_the_lean_recipe_refuses_what_it_does_not_compute(changed: dict[str, Any], lacks: str) -> None:
+    config = ModelConfig.from_dict({key: value for key, value in RAW.items() if "window" not in key} | changed)
+    if not lacks:
+        assert lean_config(config, 9)["qkv_bias"] is False
+        return
+    with pytest.raises(GenesisError, match=f"the lean recipe.*{lacks}"):
+        lean_config(config, 9)
+
+
+def test_recipes_are_known() -> None:
+    assert check_recipes("lean,eager,lean") == ("lean", "eager")
+    with pytest.raises(UsageError, match="'fast' is no recipe") as error:
+        check_recipes("lean,fast")
+    assert error.value.next == "use some of eager, compile, lean"
+
+
+# --- Generation -------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_takes_what_the_engine_takes_for_it() -> None:
+    """An engine that takes 20 ms for the first token and 5 ms for each further one, by a clock of its own."""
+    now = [0.0]
+
+    class Timed:
+        def run(self, requests: list[Request]) -> Iterator[Token]:
+            for number in range(requests[0].max_tokens):
+                now[0] += 0.005 if number else 0.020
+                yield Token(0, number)
+
+    loaded = genesis_models.load(golden("qwen3-tied").folder)
+    with (
+        mock.patch.object(generation, "engine_for", return_value=Timed()),
+        mock.patch.object(generation, "time", mock.Mock(perf_counter=lambda: now[0])),
+    ):
+        row = generated(loaded, 1, 8, made_limits(), Drawing("float32", "float32", 9, plan=ONCE))
+    assert (row.token.seconds, row.first.seconds) == (pytest.approx(0.005), pytest.approx(0.020))
+    assert generation.generation_table([row]).rows[0]["tokens_per_second"] == pytest.approx(200)
+
+
+def test_bytes_are_those_of_the_arrays() -> None:
+    """A tied embedding is read whole, as the head; another one by a row a token; a window bounds the keys."""
+    tied, untied = (genesis_models.load(golden(name).folder) for name in ("qwen3-tied", "qwen2-untied-sharded"))
+    assert weight_bytes(tied, 8) == sum(each.detach().numpy().nbytes for each in tied.parameters())
+    embedding = untied.model.embed_tokens.weight
+    whole = sum(each.detach().numpy().nbytes for each in untied.parameters())
+    assert weight_bytes(untied, 3) == whole - embedding.nbytes + 3 * embedding.shape[1] * embedding.dtype.itemsize
+    windowed = genesis_models.load(extra("qwen2-window").folder)
+    for each in (tied, windowed):
+        config, engine = each.config, Engine(each, rows=1, capacity=40)
+        one = engine.cache.data[0, 0, 0, :, 0].nbytes  # a key of one layer
+        found = sum(
+            2 * one * np.mean([min(length, window) if window else length for length in range(31, 40)])
+            for window in config.layer_windows
+        )
+        assert cache_bytes(each, engine, 30, 10) == pytest.approx(found, abs=1)
+    assert any(windowed.config.layer_windows) and min(filter(None, windowed.config.layer_windows)) < 30
+
+
+def test_noise_is_named() -> None:
+    noisy = replace(made_case(1, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
+    steps = model_tables(CONFIG, [noisy, made_case(2, 8, 1.0)], PLAIN, CPU)[0]
+    assert [row["is_noisy"] for row in steps.rows] == ["noisy", ""]
