@@ -18,7 +18,8 @@ from genesis.profile.op import profile_case
 from genesis.report import build, suite
 from genesis.report.schema import BenchReport
 from genesis_cli import environment
-from genesis_cli.session.bench import model as steps
+from genesis_cli.session.bench import model as model_steps
+from genesis_cli.session.bench import steps
 from tests.cli.command import printed
 from tests.measure.quick import PLAN, small_limits
 from tests.profile import fake_torch
@@ -211,7 +212,7 @@ def test_a_model_that_fails_leaves_the_ops(model: str, tmp_path: Path) -> None:
     def lacks_room(*rest: Any) -> Any:
         raise OutOfMemoryError("no room for a step")
 
-    with mock.patch.object(steps, "measured_case", lacks_room):
+    with mock.patch.object(model_steps, "measured_case", lacks_room):
         code, text, told = run("bench", "all", "--model", model, "--fast", out=tmp_path / "out")
     assert code == 7
     assert "where: step 4x16, 1 of 3 cases failed" in told
@@ -221,7 +222,7 @@ def test_a_model_that_fails_leaves_the_ops(model: str, tmp_path: Path) -> None:
 
 
 def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) -> None:
-    with mock.patch.object(steps, "measured_case", mock.Mock(side_effect=KeyboardInterrupt)):
+    with mock.patch.object(model_steps, "measured_case", mock.Mock(side_effect=KeyboardInterrupt)):
         code, _, told = run("bench", "all", "--model", model, "--fast", out=tmp_path / "out")
     assert (code, told) == (130, "interrupted\n")
     (report,) = reports(tmp_path / "out")
