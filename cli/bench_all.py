@@ -14,6 +14,7 @@ from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
+    from genesis.profile.schema import Failure
     from genesis.report.schema import Section
     from genesis_models.config import ModelConfig
 
@@ -77,7 +78,7 @@ def bench_all(
     if not measured.interrupted:
         try:
             section, failures, steps = _model_section(size, config, where, fast)
-            sections.append(section)
+            sections += [section] if steps else []
             measured.failures.extend(failures)
         except KeyboardInterrupt:
             measured = measured._replace(interrupted=True)
@@ -110,4 +111,5 @@ def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool
         bars=[],
         data={"model": name},
     )
-    return section, measured.failures, len(measured.cases)
+    failures = [Failure(name=f.name, label=f.label, error=f.error, exit_code=f.exit_code) for f in measured.failures]
+    return section, failures, len(measured.cases)

@@ -218,7 +218,7 @@ def test_a_model_that_fails_leaves_the_ops(model: str, tmp_path: Path) -> None:
     assert "where: step 4x16, 1 of 3 cases failed" in told
     assert "failed   step 4x16: no room for a step" in text
     (report,) = reports(tmp_path / "out")
-    assert len(report.entries) == 2 and report.sections[0].cells == []
+    assert (len(report.entries), report.sections) == (2, [])
 
 
 def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) -> None:
