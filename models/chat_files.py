@@ -93,11 +93,8 @@ def drawing_line(folders: Iterable[Path], given: Mapping[str, Any] | None = None
     found, (content, where) = file_drawing(listed), _generation_config(listed)
     # Beside temperature 0 no other setting but the penalty counts.
     idle = ("top_k", "top_p", "min_p") if {**found, **known}.get("temperature") == 0 else ()
-    said = [
-        f"{name} {value:g}"
-        for name, value in found.items()
-        if name not in (*known, *idle) and (name, value) not in _SILENT
-    ]
+    told = [(name, value) for name, value in found.items() if name not in (*known, *idle)]
+    said = [f"{name} {value:g}" for name, value in told if (name, value) not in _SILENT]
     vain = [name for name in _UNAPPLIED if content.get(name) not in (None, 0, 1, [], {})]
     parts = [", ".join(said)] * bool(said) + [f"not applied: {', '.join(vain)}"] * bool(vain)
     return f"sampling: {'; '.join(parts)} ({where})" if parts else None
@@ -118,13 +115,10 @@ def new_tokens(tokenizer: Tokenizer, config: ModelConfig) -> list[str]:
 
 
 def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str, *, only_new: bool = True) -> None:
-    """Refuse a tokenizer of another model.
+    """Refuse a tokenizer of another model. Raises: ModelError: it has ids that the model has not.
 
     Args:
-        only_new: added tokens may have ids that the model has not.
-
-    Raises:
-        ModelError: it has ids that the model has not.
+        only_new: added tokens may have such ids.
     """
     if tokenizer.vocab_size - config.vocab_size > (len(new_tokens(tokenizer, config)) if only_new else 0):
         raise ModelError(
@@ -188,16 +182,9 @@ def chat_files(texts: Mapping[str, str], files: Mapping[str, bytes]) -> dict[str
     others = {name: text for name, text in texts.items() if name != "default"}
     old = files.get(TOKENIZER_CONFIG)
     config = {} if old is None else parse_object(old, where=TOKENIZER_CONFIG)
-    config["chat_template"] = texts["default"] if not others else _named(texts)
+    named = [{"name": name, "template": texts[name]} for name in ("default", *sorted(others))]
+    config["chat_template"] = named if others else texts["default"]
     found = {name: data for name, data in files.items() if not name.startswith(f"{TEMPLATE_FOLDER}/")}
     found[TOKENIZER_CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     found[CHAT_TEMPLATE] = texts["default"].encode()
     return found | {f"{TEMPLATE_FOLDER}/{name}.jinja": text.encode() for name, text in others.items()}
-
-
-def _named(texts: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"name": name, "template": text} for name, text in _default_first(texts)]
-
-
-def _default_first(texts: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    return sorted(texts.items(), key=lambda item: (item[0] != "default", item[0]))

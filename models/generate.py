@@ -17,7 +17,7 @@ from genesis.keywords import checked
 from genesis.train.bounds import BOUNDS
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, file_drawing, stop_ids
-from genesis_models.engine import Engine, Finish, Request, Sampling, continue_texts, length_of
+from genesis_models.engine import Engine, Finish, Piece, Request, Sampling, continue_texts, length_of
 from genesis_models.engine.engine import check_prompt
 
 if TYPE_CHECKING:
@@ -127,19 +127,19 @@ def generate(
         where = WHERE if is_single else f"{WHERE}, prompt {sequence} of the list"
         requests.append(Request(_ids(model, each, special, where), sampling, max_tokens, all_ends, sequence))
     engine = engine_for(model, requests, log_probs=log_probs)
-    results = [Generated([], None if tokenizer is None else "", "stop", [] if log_probs else None) for _ in requests]
-    pieces: list[list[str]] = [[] for _ in requests]
+    pieces: list[list[Piece]] = [[] for _ in requests]
     for piece in continue_texts(engine, requests, tokenizer, texts, special=special):
-        found = results[piece.request]
-        pieces[piece.request].append(piece.text)
-        if piece.id is not None:
-            found.ids.append(piece.id)
-            if found.log_probs is not None and piece.log_prob is not None:
-                found.log_probs.append(piece.log_prob)
-        if piece.finish is not None:
-            text = None if tokenizer is None else "".join(pieces[piece.request])
-            results[piece.request] = Generated(found.ids, text, piece.finish, found.log_probs)
+        pieces[piece.request].append(piece)
+    results = [_generated(each, has_text=tokenizer is not None, log_probs=log_probs) for each in pieces]
     return results[0] if is_single else results
+
+
+def _generated(pieces: Sequence[Piece], *, has_text: bool, log_probs: bool) -> Generated:
+    ids, finish = [piece.id for piece in pieces if piece.id is not None], pieces[-1].finish
+    assert finish is not None, "the last piece says why the text ends"
+    chances = [piece.log_prob for piece in pieces if piece.log_prob is not None]
+    text = "".join(piece.text for piece in pieces) if has_text else None
+    return Generated(ids, text, finish, chances if log_probs else None)
 
 
 def tokenizer_of(model: CausalLM) -> Tokenizer | None:
@@ -173,19 +173,20 @@ def _stops(stop: Any, vocab_size: int) -> tuple[list[str], list[int]]:
     stops, next = [stop] if isinstance(stop, str) else _plain(stop), "give a text, or a list of texts and ids"
     if not isinstance(stops, list):
         raise UsageError(f"stop is {_shown(stop)}", where=WHERE, next=next)
+    texts, ids = [each for each in stops if isinstance(each, str)], list[int]()
     for each in stops:
-        if not isinstance(each, str) and not _is_id(each):
+        if isinstance(each, str):
+            continue
+        if not _is_id(each):
             raise UsageError(f"stop has {_shown(each)}", where=WHERE, next=next)
-    ids = [int(each) for each in stops if not isinstance(each, str)]
-    for each in ids:
         if not 0 <= each < vocab_size:
             what = f"stop has the id {each}, and the model's vocabulary {vocab_size:,}"
             raise UsageError(what, where=WHERE, next="give ids of the model's own tokenizer")
-    return [each for each in stops if isinstance(each, str)], ids
+        ids.append(int(each))
+    return texts, ids
 
 
 def _shown(value: Any) -> str:
-    """A wrong value in an error."""
     return escape(repr(value))[:60]
 
 

@@ -17,15 +17,10 @@ from genesis.nn import functional as F
 from genesis_models.config import ModelConfig
 
 
-def _default(theta: float, size: int) -> np.ndarray:
-    """θ^(-2i/D) for i = 0 … D/2 - 1 (Su et al., 2021)."""
-    return theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)
-
-
 def _yarn(config: ModelConfig, inverse: np.ndarray) -> tuple[np.ndarray, float]:
     """Interpolate slow dimensions, keep fast ones, ramp between (Peng et al., "YaRN", 2023)."""
     p, size, theta = config.rope.parameters, config.rotary_dim, config.rope.theta
-    factor = p["factor"]
+    factor, scale = p["factor"], p.get("attention_factor")  # the scale is how much attention logits grow
     length = p.get("original_max_position_embeddings") or config.max_position_embeddings
 
     def dimension(rotations: float) -> float:
@@ -37,21 +32,14 @@ def _yarn(config: ModelConfig, inverse: np.ndarray) -> tuple[np.ndarray, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     ramp = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0, 1)
-    return inverse / factor * ramp + inverse * (1 - ramp), _yarn_scale(p, factor)
+    if scale is None:
 
+        def growth(weight: float) -> float:
+            return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-def _yarn_scale(p: object, factor: float) -> float:
-    """How much attention logits grow, folded into cos and sin."""
-    get = p.get  # type: ignore[attr-defined]
-
-    def growth(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if get("attention_factor") is not None:
-        return float(get("attention_factor"))
-    if get("mscale") and get("mscale_all_dim"):
-        return growth(get("mscale")) / growth(get("mscale_all_dim"))
-    return growth(1.0)
+        has_both = p.get("mscale") and p.get("mscale_all_dim")
+        scale = growth(p["mscale"]) / growth(p["mscale_all_dim"]) if has_both else growth(1.0)
+    return inverse / factor * ramp + inverse * (1 - ramp), float(scale)
 
 
 def _llama3(config: ModelConfig, inverse: np.ndarray) -> np.ndarray:
@@ -85,7 +73,7 @@ def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
         longest, factor = config.max_position_embeddings, rope.parameters["factor"]
         stretch = factor * max(length, longest) / longest - (factor - 1)
         theta *= stretch ** (size / (size - 2))
-    inverse = _default(theta, size)
+    inverse = theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)  # θ^(-2i/D) (Su et al., 2021)
     if rope.kind == "linear":
         inverse = inverse / rope.parameters["factor"]
     elif rope.kind == "yarn":

@@ -6,7 +6,6 @@ Fields that change what is computed in a way that Genesis does not have are refu
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -123,27 +122,69 @@ def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
         ModelError: naming the field, what was found, and what was expected or why it is refused.
     """
     _check_kind(raw, where)
-    fields = _Fields(raw, where)
+
+    def error(key: str, expected: str, found: Any) -> ModelError:
+        what = f"`{key}` is {quote(found)}, expected {expected}"
+        return ModelError(what, where=where, next="repair the file, or save the adapter again")
+
+    def get(
+        key: str, fits: Callable[[Any], bool], expected: str, default: Any = None, of: Mapping[str, Any] = raw
+    ) -> Any:
+        found = of.get(key, default)
+        if not fits(found):
+            raise error(key, expected, found)
+        return found
+
+    def rank(key: str, of: Mapping[str, Any] = raw) -> int:
+        most = f"a rank from 1 to {MAX_RANK:,}"
+        found: int = get(key, lambda r: type(r) is int and 1 <= r <= MAX_RANK, most, 8, of)
+        return found
+
+    def alpha(key: str, of: Mapping[str, Any] = raw) -> float:
+        return float(get(key, lambda a: type(a) in (int, float) and abs(a) <= MAX_ALPHA, "a finite number", 8.0, of))
+
+    def switch(key: str) -> bool:
+        return bool(get(key, lambda value: value is None or type(value) is bool, "true or false"))
+
+    def listed(key: str, kind: type, expected: str) -> tuple[Any, ...]:
+        """A list of values of a kind; one of them stands for itself, and null for none."""
+        found = raw.get(key)
+        values = [] if found is None else [found] if type(found) is kind else found
+        is_list = isinstance(values, list) and len(values) <= MAX_PATTERNS
+        if not is_list or not all(type(value) is kind and value != "" for value in values):
+            raise error(key, expected, found)
+        return tuple(values)
+
+    def patterns(key: str) -> Mapping[str, Any]:
+        most = f"a mapping from names to numbers, of at most {MAX_PATTERNS:,}"
+        found: Mapping[str, Any] = get(key, lambda v: not v or (isinstance(v, dict) and len(v) <= MAX_PATTERNS), most)
+        return found or {}
+
+    ranks, alphas = patterns("rank_pattern"), patterns("alpha_pattern")
+    names = f"a list of at most {MAX_PATTERNS:,} names"
+    wanted, excluded = raw.get("target_modules"), raw.get("exclude_modules")
     config = AdapterConfig(
-        r=fields.rank("r", 8),
-        alpha=fields.alpha("lora_alpha", 8.0),
-        target_modules=fields.modules("target_modules"),
-        dropout=fields.number("lora_dropout", 0.0, lambda p: 0 <= p < 1, "a number from 0 to below 1"),
-        use_rslora=fields.switch("use_rslora"),
-        use_dora=fields.switch("use_dora"),
-        rank_pattern={key: fields.rank(key, 8, value) for key, value in fields.patterns("rank_pattern")},
-        alpha_pattern={key: fields.alpha(key, 8.0, value) for key, value in fields.patterns("alpha_pattern")},
-        exclude_modules=fields.modules("exclude_modules"),
-        layers_to_transform=fields.indices("layers_to_transform"),
-        layers_pattern=fields.names("layers_pattern"),
-        modules_to_save=fields.names("modules_to_save"),
-        ensure_weight_tying=fields.switch("ensure_weight_tying"),
-        base=fields.text("base_model_name_or_path"),
+        r=rank("r"),
+        alpha=alpha("lora_alpha"),
+        target_modules=wanted if isinstance(wanted, str) else listed("target_modules", str, names),
+        dropout=float(
+            get("lora_dropout", lambda p: type(p) in (int, float) and 0 <= p < 1, "a number from 0 to below 1", 0.0)
+        ),
+        use_rslora=switch("use_rslora"),
+        use_dora=switch("use_dora"),
+        rank_pattern={key: rank(key, ranks) for key in ranks},
+        alpha_pattern={key: alpha(key, alphas) for key in alphas},
+        exclude_modules=excluded if isinstance(excluded, str) else listed("exclude_modules", str, names),
+        layers_to_transform=listed("layers_to_transform", int, "a list of layers' indices"),
+        layers_pattern=listed("layers_pattern", str, names),
+        modules_to_save=listed("modules_to_save", str, names),
+        ensure_weight_tying=switch("ensure_weight_tying"),
+        base=get("base_model_name_or_path", lambda v: v is None or (isinstance(v, str) and "\0" not in v), "a text"),
     )
     if not config.target_modules:
-        raise fields.error("target_modules", "names of layers, or a regular expression")
+        raise error("target_modules", "names of layers, or a regular expression", wanted)
     if isinstance(config.target_modules, str) and config.layers_to_transform:
-        raise fields.error("layers_to_transform", "null where target_modules is a text")
+        raise error("layers_to_transform", "null where target_modules is a text", raw["layers_to_transform"])
     return config
 
 
@@ -164,85 +205,13 @@ def _check_kind(raw: Mapping[str, Any], where: str) -> None:
         what = f"`init_lora_weights` is {quote(init)}: the base that it was trained on is not the one it names"
         raise ModelError(what, where=where, next=_CONVERT)
     for key, value in raw.items():
-        if not value or (reason := _refusal(key)) is None:
+        known = key in _WRITTEN or key in ("use_rslora", "use_dora")
+        reason = _REFUSED.get(key)
+        if not known and key.isidentifier() and key.startswith("use_"):  # as PEFT names all its variants
+            reason = "a variant of LoRA that it does not know"
+        if not value or reason is None:
             continue
         raise ModelError(f"`{key}` is {quote(value)}: {reason}, which Genesis does not do", where=where, next=MERGE)
-
-
-def _refusal(key: str) -> str | None:
-    """Why a field with a value is refused; None where it is not."""
-    if key in _REFUSED:
-        return _REFUSED[key]
-    known = key in _WRITTEN or key in ("use_rslora", "use_dora")
-    # PEFT names all its variants so.
-    unknown_variant = not known and key.isidentifier() and key.startswith("use_")
-    return "a variant of LoRA that it does not know" if unknown_variant else None
-
-
-class _Fields:
-    """Reads fields of an `adapter_config.json`, each as one kind of value."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw, self.where = raw, where
-
-    def error(self, key: str, expected: str, value: Any = None) -> ModelError:
-        found = self.raw.get(key) if value is None else value
-        what = f"`{key}` is {quote(found)}, expected {expected}"
-        return ModelError(what, where=self.where, next="repair the file, or save the adapter again")
-
-    def number(
-        self, key: str, default: float, fits: Callable[[float], bool], expected: str, value: Any = None
-    ) -> float:
-        found = self.raw.get(key, default) if value is None else value
-        if type(found) not in (int, float) or not abs(found) < math.inf or not fits(found):
-            raise self.error(key, expected, found)
-        return float(found)
-
-    def rank(self, key: str, default: int, value: Any = None) -> int:
-        found = self.raw.get(key, default) if value is None else value
-        if type(found) is not int or not 1 <= found <= MAX_RANK:
-            raise self.error(key, f"a rank from 1 to {MAX_RANK:,}", found)
-        return found
-
-    def alpha(self, key: str, default: float, value: Any = None) -> float:
-        return self.number(key, default, lambda alpha: abs(alpha) <= MAX_ALPHA, "a finite number", value)
-
-    def switch(self, key: str) -> bool:
-        found = self.raw.get(key)
-        if found not in (None, True, False) or type(found) not in (type(None), bool):
-            raise self.error(key, "true or false")
-        return bool(found)
-
-    def text(self, key: str) -> str | None:
-        found = self.raw.get(key)
-        if found is not None and (not isinstance(found, str) or "\0" in found):
-            raise self.error(key, "a text")
-        return found
-
-    def names(self, key: str) -> tuple[str, ...]:
-        found = self.raw.get(key)
-        listed = [] if found is None else [found] if isinstance(found, str) else found
-        is_list = isinstance(listed, list) and len(listed) <= MAX_PATTERNS
-        if not is_list or not all(isinstance(name, str) and name for name in listed):
-            raise self.error(key, f"a list of at most {MAX_PATTERNS:,} names")
-        return tuple(listed)
-
-    def modules(self, key: str) -> str | tuple[str, ...]:
-        found = self.raw.get(key)
-        return found if isinstance(found, str) else self.names(key)
-
-    def indices(self, key: str) -> tuple[int, ...]:
-        found = self.raw.get(key)
-        listed = [] if found is None else [found] if type(found) is int else found
-        if not isinstance(listed, list) or not all(type(index) is int for index in listed):
-            raise self.error(key, "a list of layers' indices")
-        return tuple(listed)
-
-    def patterns(self, key: str) -> list[tuple[str, Any]]:
-        found = self.raw.get(key) or {}
-        if not isinstance(found, dict) or len(found) > MAX_PATTERNS:
-            raise self.error(key, f"a mapping from names to numbers, of at most {MAX_PATTERNS:,}")
-        return list(found.items())
 
 
 def adapter_json(config: AdapterConfig) -> bytes:

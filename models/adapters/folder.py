@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,9 +119,9 @@ def _parts(
     model: nn.Module, config: AdapterConfig, folder: str | os.PathLike[str]
 ) -> tuple[dict[str, Target], list[str]]:
     """The layers that get adapters, and the modules that are saved whole."""
-    where = escape(Path(folder) / ADAPTER_CONFIG)
-    chosen = targets(model, config, ModelError, where, strict=False)
-    return chosen, saved_modules(model, config, chosen, ModelError, where)
+    fail = partial(ModelError, where=escape(Path(folder) / ADAPTER_CONFIG))
+    chosen = targets(model, config, fail, strict=False)
+    return chosen, saved_modules(model, config, chosen, fail)
 
 
 @boundary(ModelError, "reading the adapter")

@@ -12,8 +12,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from genesis import nn, no_grad
@@ -23,6 +24,8 @@ from genesis.random import Generator
 from genesis_models.adapters.config import ALL_LINEAR, MAX_PATTERNS, MERGE, AdapterConfig
 
 MAX_CHARACTERS = 4096  # of a pattern
+N = TypeVar("N", int, float)
+M = TypeVar("M", bound=nn.Module)
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 CPU_SECONDS, WALL_SECONDS = 1, 60  # the second for a machine that is busy
 # Neither repeats nor branches: takes time in proportion to the name.
@@ -40,64 +43,45 @@ json.dump(found, sys.stdout)
 """
 
 
-def match_names(
-    form: str, patterns: Sequence[str], names: Sequence[str], *, kind: type[GenesisError], where: str
-) -> list[list[str | None]]:
+Fail = Callable[..., GenesisError]  # an error of what is wrong and what to do next; where it is, is set
+
+
+def match_names(form: str, patterns: Sequence[str], names: Sequence[str], fail: Fail) -> list[list[str | None]]:
     """For each pattern what it gives for each of `names`: the group `idx` or "" where it matches, None where not.
 
     Args:
         form: what is matched, from the name's start on, with `{}` for the pattern; a bare `{}` is the whole name.
-        kind, where: of the error.
 
     Raises:
-        GenesisError: of class `kind`; a pattern that is no regular expression, too long, or does not end in time.
+        GenesisError: by `fail`; a pattern that is no regular expression, too long, or does not end in time.
     """
     if len(patterns) > MAX_PATTERNS:
-        raise kind(f"{len(patterns):,} patterns, over {MAX_PATTERNS:,}", where=where, next="name the layers by suffix")
-    whole = [form.replace("{}", pattern) for pattern in patterns]
+        raise fail(f"{len(patterns):,} patterns, over {MAX_PATTERNS:,}", next="name the layers by suffix")
+    whole, next = [form.replace("{}", each) for each in patterns], "write a regular expression of Python's, or names"
     for pattern, embedded in zip(patterns, whole, strict=True):
-        _check(pattern, embedded, kind, where)
-    if not all(_PLAIN.fullmatch(pattern) for pattern in patterns):
-        return _in_child(form == "{}", whole, patterns, names, kind, where)
-    matches = [re.compile(each).fullmatch if form == "{}" else re.compile(each).match for each in whole]
-    return [
-        [None if (m := match(name)) is None else m.groupdict().get("idx") or "" for name in names] for match in matches
-    ]
-
-
-def _check(pattern: str, embedded: str, kind: type[GenesisError], where: str) -> None:
-    next = "write a regular expression of Python's, or names"
-    if len(pattern) > MAX_CHARACTERS:
-        raise kind(f"a pattern of {len(pattern):,} characters, over {MAX_CHARACTERS:,}", where=where, next=next)
-    try:
-        re.compile(pattern)
-        re.compile(embedded)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise kind(f"{quote(pattern)} is no regular expression: {error}", where=where, next=next) from None
-
-
-def _in_child(
-    is_whole: bool,
-    expressions: Sequence[str],
-    patterns: Sequence[str],
-    names: Sequence[str],
-    kind: type[GenesisError],
-    where: str,
-) -> list[list[str | None]]:
+        if len(pattern) > MAX_CHARACTERS:
+            raise fail(f"a pattern of {len(pattern):,} characters, over {MAX_CHARACTERS:,}", next=next)
+        try:
+            re.compile(pattern)
+            re.compile(embedded)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise fail(f"{quote(pattern)} is no regular expression: {error}", next=next) from None
+    if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
+        matches = [re.compile(each).fullmatch if form == "{}" else re.compile(each).match for each in whole]
+        return [
+            [None if (m := match(name)) is None else m.groupdict().get("idx") or "" for name in names]
+            for match in matches
+        ]
     command = [sys.executable, "-I", "-S", "-c", _CHILD, str(CPU_SECONDS)]
-    given = json.dumps([is_whole, expressions, names])
+    given = json.dumps([form == "{}", whole, names])
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=WALL_SECONDS, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        shown = max(patterns, key=len)
-        what = f"matching {quote(shown)} with the names of the model's layers takes over {CPU_SECONDS} s"
-        raise kind(what, where=where, next="write it without nested repetition, or name the layers") from None
+        shown = quote(max(patterns, key=len))
+        what = f"matching {shown} with the names of the model's layers takes over {CPU_SECONDS} s"
+        raise fail(what, next="write it without nested repetition, or name the layers") from None
     found: list[list[str | None]] = json.loads(done.stdout)
     return found
-
-
-N = TypeVar("N", int, float)
-M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +93,37 @@ class Target:
     alpha: float
 
 
-def targets(
-    model: nn.Module, config: AdapterConfig, kind: type[GenesisError], where: str, *, strict: bool
-) -> dict[str, Target]:
+def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool) -> dict[str, Target]:
     """The layers that `config` means by PEFT's rules, in the model's order.
 
     Args:
-        kind, where: of the error.
         strict: each entry of `target_modules` must mean a layer.
 
     Raises:
-        GenesisError: of class `kind`.
+        GenesisError: by `fail`.
     """
     modules = {name: module for name, module in model.named_modules() if name and not is_part(name)}
     modules.setdefault(HEAD, model)  # one that is the embedding can be named, too
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear) and name != HEAD}
-    chosen = _chosen(list(modules), list(linears), config, kind, where, strict=strict)
+    names, wanted = list(modules), config.target_modules
+    lines = f"name linear layers: {', '.join(dict.fromkeys(map(_end, linears)))}"
+    if isinstance(wanted, str):
+        found = set(linears) if wanted.lower() == ALL_LINEAR else _matching(wanted, names, fail)
+    else:
+        for entry in wanted if strict else ():
+            if not _matching((entry,), names, fail):
+                meant = nearest(entry, {end: None for name in linears for end in (name, _end(name))})
+                next = f"{lines}, or {ALL_LINEAR}" if meant is None else f"did you mean {meant}?"
+                raise fail(f"target_modules has {quote(entry)}, which is no layer of the model", next=next)
+        found = {name for name in names if name in wanted}
+        found |= _in_layers(_matching(wanted, names, fail) - found, config, fail)
+    found -= _matching(config.exclude_modules, names, fail)
+    chosen = [name for name in names if name in found]
     for name in chosen:
         if name in linears:
             continue
         what = f"{quote(name)} is a module of class {type(modules[name]).__name__}; adapters are of linear layers"
-        next = f"name linear layers: {_ends(linears)}"
+        next = lines
         if name == HEAD:
             what = "the head gets no adapter: the loss multiplies its weight in pieces, without a low-rank path"
             next = "leave lm_head out of target_modules; modules_to_save can have it: the head is then trained whole"
@@ -137,124 +131,78 @@ def targets(
             is_tied = getattr(model, HEAD, None) is None
             next = "train it with modules_to_save; the head is the embedding, and PEFT's merge would change both"
             next = next if is_tied else MERGE
-        raise kind(what, where=where, next=next)
+        raise fail(what, next=next)
     if not chosen:
-        what = f"target_modules {quote(config.target_modules)} means no layer of the model"
-        raise kind(what, where=where, next=f"name linear layers: {_ends(linears)}")
-    ranks = _by_pattern(chosen, config.rank_pattern, config.r, kind, where)
-    alphas = _by_pattern(chosen, config.alpha_pattern, config.alpha, kind, where)
+        raise fail(f"target_modules {quote(config.target_modules)} means no layer of the model", next=lines)
+    ranks = _by_pattern(chosen, config.rank_pattern, config.r, fail)
+    alphas = _by_pattern(chosen, config.alpha_pattern, config.alpha, fail)
     return {name: Target(linears[name], ranks[name], alphas[name]) for name in chosen}
 
 
-def saved_modules(
-    model: nn.Module, config: AdapterConfig, chosen: Iterable[str], kind: type[GenesisError], where: str
-) -> list[str]:
+def saved_modules(model: nn.Module, config: AdapterConfig, chosen: Iterable[str], fail: Fail) -> list[str]:
     """The modules that are trained and saved whole: as in PEFT those whose names end in an entry of `modules_to_save`.
 
     Args:
         chosen: the layers that get adapters.
 
     Raises:
-        GenesisError: of class `kind`; an entry is not the end of a name, or a module has an adapter.
+        GenesisError: by `fail`; an entry is not the end of a name, or a module has an adapter.
     """
     names = dict.fromkeys([*(name for name, _ in model.named_modules() if name and not is_part(name)), HEAD])
     for entry in config.modules_to_save:
         if not any(name.endswith(entry) for name in names):
-            meant = nearest(entry, {end: None for name in names for end in (name, name.rpartition(".")[2])})
+            meant = nearest(entry, {end: None for name in names for end in (name, _end(name))})
             next = "name modules such as embed_tokens, lm_head or norm" if meant is None else f"did you mean {meant}?"
-            raise kind(f"modules_to_save has {quote(entry)}, which no module's name ends in", where=where, next=next)
+            raise fail(f"modules_to_save has {quote(entry)}, which no module's name ends in", next=next)
     found = [name for name in names if name.endswith(config.modules_to_save)]
     if config.ensure_weight_tying and model.lm_head is None:
         found = list(dict.fromkeys(EMBEDDING if name == HEAD else name for name in found))
     for name in found:
         if any(f"{layer}.".startswith(f"{name}.") for layer in chosen):
             what = f"{name} is in modules_to_save, and a layer of it gets an adapter"
-            raise kind(what, where=where, next="leave it out of modules_to_save or of target_modules")
+            raise fail(what, next="leave it out of modules_to_save or of target_modules")
     return found
 
 
-def _ends(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
+def _end(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
-def _chosen(
-    names: list[str], linears: list[str], config: AdapterConfig, kind: type[GenesisError], where: str, *, strict: bool
-) -> list[str]:
-    """The names of modules that `target_modules` means less those of `exclude_modules`."""
-    wanted = config.target_modules
-    if isinstance(wanted, str):
-        is_all = wanted.lower() == ALL_LINEAR
-        found = set(linears) if is_all else _matching(wanted, names, kind, where)
-    else:
-        if strict:
-            _check_entries(wanted, names, linears, kind, where)
-        found = {name for name in names if name in wanted}
-        found |= _in_layers({name for name in names if _ends_in(name, wanted)} - found, config, kind, where)
-    excluded = config.exclude_modules
-    if isinstance(excluded, str):
-        found -= _matching(excluded, names, kind, where)
-    else:
-        found -= {name for name in names if name in excluded or _ends_in(name, excluded)}
-    return [name for name in names if name in found]
-
-
-def _matching(pattern: str, names: list[str], kind: type[GenesisError], where: str) -> set[str]:
-    found = match_names("{}", [pattern], names, kind=kind, where=where)[0]
+def _matching(wanted: str | tuple[str, ...], names: list[str], fail: Fail) -> set[str]:
+    """The names that a regular expression matches, or those that are or end in one of `wanted`."""
+    if not isinstance(wanted, str):
+        return {name for name in names if name in wanted or name.endswith(tuple(f".{end}" for end in wanted))}
+    found = match_names("{}", [wanted], names, fail)[0]
     return {name for name, match in zip(names, found, strict=True) if match is not None}
 
 
-def _ends_in(name: str, ends: tuple[str, ...]) -> bool:
-    return any(name.endswith(f".{end}") for end in ends)
-
-
-def _check_entries(
-    entries: tuple[str, ...], names: list[str], linears: list[str], kind: type[GenesisError], where: str
-) -> None:
-    known = {end: None for name in linears for end in (name, name.rpartition(".")[2])}
-    for entry in entries:
-        if any(name == entry or name.endswith(f".{entry}") for name in names):
-            continue
-        meant = nearest(entry, known)
-        ends = _ends(linears)
-        next = f"did you mean {meant}?" if meant is not None else f"name linear layers: {ends}, or {ALL_LINEAR}"
-        raise kind(f"target_modules has {quote(entry)}, which is no layer of the model", where=where, next=next)
-
-
-def _in_layers(names: set[str], config: AdapterConfig, kind: type[GenesisError], where: str) -> set[str]:
+def _in_layers(names: set[str], config: AdapterConfig, fail: Fail) -> set[str]:
     """Those of `names` whose layer's index is one of `layers_to_transform`."""
     if not config.layers_to_transform:
         return names
-    ordered = sorted(names)
-    patterns = config.layers_pattern or (r"[^.]*",)
+    ordered, patterns = sorted(names), config.layers_pattern or (r"[^.]*",)
     form = r"(?:^|.*?\.){}\.(?P<idx>\d+)\." if config.layers_pattern else r".*?\.{}\.(?P<idx>\d+)\."
-    found = match_names(form, patterns, ordered, kind=kind, where=where)
-    indices = [next((row[i] for row in found if row[i] is not None), None) for i in range(len(ordered))]
+    columns = zip(*match_names(form, patterns, ordered, fail), strict=True)  # by name
+    indices = [next((index for index in column if index is not None), None) for column in columns]
     wanted = config.layers_to_transform
     return {name for name, index in zip(ordered, indices, strict=True) if index and int(index) in wanted}
 
 
-def _by_pattern(
-    names: list[str], patterns: Mapping[str, N], default: N, kind: type[GenesisError], where: str
-) -> dict[str, N]:
+def _by_pattern(names: list[str], patterns: Mapping[str, N], default: N, fail: Fail) -> dict[str, N]:
     """For each of `names` the value of the first pattern that its end matches, else the default."""
-    keys = list(patterns)
-    found = match_names(r"(.*\.)?({})$", keys, names, kind=kind, where=where)
-    first = [
-        next((k for k, row in zip(keys, found, strict=True) if row[i] is not None), None) for i in range(len(names))
-    ]
+    found = [*zip(patterns, match_names(r"(.*\.)?({})$", list(patterns), names, fail), strict=True)]
+    first = [next((key for key, row in found if row[i] is not None), None) for i in range(len(names))]
     return {name: default if key is None else patterns[key] for name, key in zip(names, first, strict=True)}
 
 
 def is_part(name: str) -> bool:
     """Whether it is a part of an adapter."""
-    return name.rpartition(".")[2] in ("lora_A", "lora_B", "lora_magnitude_vector")
+    return _end(name) in ("lora_A", "lora_B", "lora_magnitude_vector")
 
 
 def shortened(chosen: set[str], names: list[str]) -> list[str]:
     """The ends of names that mean just `chosen` of `names`, sorted; whole names where ends do not."""
-    by_end: dict[str, set[str]] = {}
-    for name in names:
-        by_end.setdefault(name.rpartition(".")[2], set()).add(name)
+    by_end = {end: {name for name in names if _end(name) == end} for end in dict.fromkeys(map(_end, names))}
     found = [[end] if same <= chosen else sorted(same & chosen) for end, same in by_end.items() if same & chosen]
     return sorted(name for part in found for name in part)
 
@@ -293,8 +241,8 @@ def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | No
     """
     if adapted_layers(model):
         raise UsageError("the model has adapters already", next="merge them, or load the base model again")
-    chosen = targets(model, config, ConfigError, "target_modules", strict=True)
-    saved = saved_modules(model, config, chosen, ConfigError, "modules_to_save")
+    chosen = targets(model, config, partial(ConfigError, where="target_modules"), strict=True)
+    saved = saved_modules(model, config, chosen, partial(ConfigError, where="modules_to_save"))
     adapt(model, chosen, saved, config, generator)
     return model
 
@@ -302,10 +250,21 @@ def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | No
 def adapt(
     model: Any, chosen: Mapping[str, Target], saved: Sequence[str], config: AdapterConfig, generator: Generator | None
 ) -> None:
-    """Give each layer of `chosen` a fresh adapter of its rank and alpha, and freeze all but that and `saved`."""
+    """Give each layer of `chosen` a fresh adapter of its rank and alpha, and freeze all but that and `saved`.
+
+    A head that is the embedding gets a weight of its own, with the same values, where one of the two is saved whole.
+    """
     model.requires_grad_(False)
     if {HEAD, EMBEDDING} & set(saved) and model.lm_head is None and not config.ensure_weight_tying:
-        _give_head(model)
+        weight, (rows, columns) = model.head_weight, model.head_weight.shape
+        has_values = not nn.init.is_skipped()
+        with nn.init.skip_init(), no_grad():
+            head = nn.Linear(columns, rows, bias=False, device=weight.device, dtype=weight.dtype)
+            if has_values:
+                head.weight.copy_(weight)
+        model.lm_head = head.requires_grad_(False).train(model.training)
+        if (stored := model.stored_types.get(f"{EMBEDDING}.weight")) is not None:
+            model.stored_types = {**model.stored_types, f"{HEAD}.weight": stored}
     model.modules_to_save = tuple(saved)
     for name, target in chosen.items():
         path, _, last = name.rpartition(".")
@@ -321,20 +280,6 @@ def adapt(
         setattr(model.get_submodule(path), last, layer)
     for parameter in adapter_parameters(model).values():
         parameter.requires_grad_(True)
-
-
-def _give_head(model: Any) -> None:
-    """Give a model whose head is its embedding a head of its own, which has the same values."""
-    weight = model.head_weight
-    rows, columns = weight.shape
-    has_values = not nn.init.is_skipped()
-    with nn.init.skip_init(), no_grad():
-        head = nn.Linear(columns, rows, bias=False, device=weight.device, dtype=weight.dtype)
-        if has_values:
-            head.weight.copy_(weight)
-    model.lm_head = head.requires_grad_(False).train(model.training)
-    if (stored := model.stored_types.get(f"{EMBEDDING}.weight")) is not None:
-        model.stored_types = {**model.stored_types, f"{HEAD}.weight": stored}
 
 
 def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:

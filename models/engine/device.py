@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from genesis.errors import NumericError, OutOfMemoryError, UsageError
+from genesis.errors import OutOfMemoryError, UsageError
 from genesis.ops.sample import FAILED, INACTIVE
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_prompts import CHUNK, Prompts
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, Reading, Step, keep, take
-from genesis_models.engine.engine import Request, Token, Waiting, check_prompt, finish_of, length_of, rest_of, room_for
+from genesis_models.engine.engine import Request, Running, Token, Waiting, running
 from genesis_models.engine.sampling import not_finite
 
 STEPS = 4  # that the host launches at a time
@@ -29,15 +29,10 @@ AHEAD = 2  # such batches are on the device while the host waits for the first
 
 
 @dataclass(eq=False, slots=True)
-class _Sequence:
+class _Sequence(Running):
     """A request that has a row, or had one until all its steps were launched."""
 
-    request: Request
-    number: int
-    most: int  # tokens of its continuation that there is room for
     launched: int = 0  # steps
-    tokens: list[int] = field(default_factory=list)  # that the host has seen
-    is_done: bool = False  # or cancelled: further tokens are nobody's
 
     @property
     def rest(self) -> int:
@@ -130,9 +125,10 @@ class DeviceEngine:
         for row in [row for row, each in enumerate(self._sequences) if each is None]:
             sequence = None
             while sequence is None and (taken := waiting.take()) is not None:
-                sequence = self._checked(*taken)
-                if sequence is None:
+                if (run := running(self.model, *taken, self.capacity)) is None:
                     yield Token(taken[0], None, finish="length")
+                else:
+                    sequence = _Sequence(run.request, run.number, run.most)
             if sequence is None:
                 break
             admitted.append((row, sequence))
@@ -143,18 +139,6 @@ class DeviceEngine:
         held.state.start([(row, each.request, each.most) for row, each in admitted])
         for row, each in admitted:
             self._sequences[row] = self._live[each.number] = each
-
-    def _checked(self, number: int, request: Request) -> _Sequence | None:
-        """A request that can run; None where it asks for no token."""
-        check_prompt(self.model, request.ids)
-        request.sampling.check()
-        if request.max_tokens <= 0:
-            return None
-        length = length_of(self.model, request)
-        if length > self.capacity:
-            what = f"a sequence of up to {length} tokens in an engine for {self.capacity}"
-            raise UsageError(what, next="make the engine with that capacity")
-        return _Sequence(request, number, room_for(self.model, request))
 
     def _launch(self, held: DeviceRows, is_more: bool) -> None:
         """Launch some steps of all rows, and give rows free that need no further ones.
@@ -183,22 +167,20 @@ class DeviceEngine:
         for step, drawn in enumerate(tokens.tolist()):
             for row, each in batch.sequences:
                 if drawn[row] == FAILED and not each.is_done:
-                    raise self._not_finite(row, each)
+                    assert self._last is not None and self._last.logits is not None
+                    logits = self._last.logits  # steps since then had the same input in this row
+                    found = logits[row].float().cpu().numpy() if row < len(logits) else np.zeros(1, np.float32)
+                    raise not_finite(found, len(each.request.ids) + len(each.tokens))
             for row, each in batch.sequences:
                 token = drawn[row]
                 if each.is_done or token == INACTIVE:
                     continue
-                each.tokens.append(token)
-                finish = finish_of(each.request, token, len(each.tokens), each.most)
-                if finish is not None:
+                told, rest = each.take(self.model, token, float(chances[step, row]) if self.log_probs else None)
+                if told.finish is not None or rest is not None:
                     self._end(each)
-                if (rest := rest_of(self.model, each.request, each.tokens, finish)) is not None:
+                if rest is not None:
                     self._waiting.again(each.number, rest)
-                    finish = None
-                if finish == "stop":
-                    yield Token(each.number, None, None, finish)
-                else:
-                    yield Token(each.number, token, float(chances[step, row]) if self.log_probs else None, finish)
+                yield told
 
     def _end(self, sequence: _Sequence) -> None:
         """Nothing more of it is of interest, and its row is free."""
@@ -208,9 +190,3 @@ class DeviceEngine:
             if each is sequence and self._held is not None:
                 self._sequences[row] = None
                 self._held.state.end(row)
-
-    def _not_finite(self, row: int, sequence: _Sequence) -> NumericError:
-        assert self._last is not None and self._last.logits is not None
-        logits = self._last.logits  # steps since then had the same input in this row
-        found = logits[row].float().cpu().numpy() if row < len(logits) else np.zeros(1, np.float32)
-        return not_finite(found, len(sequence.request.ids) + len(sequence.tokens))

@@ -52,6 +52,7 @@ class DeviceCache:
         data: `[L, 2, B, K, S, D]`, keys and values.
         lengths: tokens of each row, int64 `[B]`.
         left: how many tokens each row may still draw; those with none take no part in a step.
+        tables: of each rotary embedding cos and sin `[S, D/2]` of each position as a sequence's last.
     """
 
     def __init__(
@@ -67,39 +68,22 @@ class DeviceCache:
         self.data = genesis.empty(shape, dtype=dtype, device=device)
         self.lengths, self.left = (genesis.zeros(rows, dtype="int64", device=device) for _ in range(2))
         self.rows, self.capacity, self._rotaries = rows, capacity, rotaries
-        self._tables = [[genesis.tensor(each, device=device) for each in rotary.last(capacity)] for rotary in rotaries]
-
-    def prompt(self, row: int, begin: int, total: int) -> PromptCache:
-        """The cache of a forward pass of a part of a prompt.
-
-        Args:
-            begin: where in the prompt it begins.
-            total: the prompt's length, which rotary angles may depend on.
-        """
-        return PromptCache(self, row, begin, total)
-
-    def packed(self, length: int, data: Tensor, starts: Tensor, positions: Tensor) -> PackedCache:
-        """The cache of a forward pass of whole prompts behind one another.
-
-        Args:
-            length: of the pass, T.
-            data: where keys and values are left for `take_over`: memory for `packed_size(T)` elements.
-            starts: where each token's prompt begins `[T]`.
-            positions: of each token in its prompt `[T]`.
-        """
-        return PackedCache(self, self._packed_view(length, data), starts, positions)
+        self.tables: list[tuple[Tensor, Tensor]] = []
+        for cos, sin in (rotary.last(capacity) for rotary in rotaries):
+            self.tables.append((genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)))
 
     def packed_size(self, length: int) -> int:
         """Keys and values of so many tokens in all layers."""
         return self.data.numel() // (self.rows * self.capacity) * length
 
-    def _packed_view(self, length: int, data: Tensor) -> Tensor:
+    def packed_view(self, length: int, data: Tensor) -> Tensor:
+        """Memory for `packed_size(T)` elements as `[L, 2, K, T, D]`."""
         layers, _, _, key_heads, _, size = self.data.shape
         return data.narrow(0, 0, self.packed_size(length)).view(layers, 2, key_heads, length, size)
 
     def take_over(self, documents: Sequence[Document], length: int, data: Tensor) -> None:
         """Copy each prompt's keys and values from where a pass of `length` tokens left them into its row."""
-        left = self._packed_view(length, data)  # [L, 2, K, T, D]
+        left = self.packed_view(length, data)  # [L, 2, K, T, D]
         for row, ids, begin in documents:
             if count := min(aligned(len(ids)), self.capacity):  # what is behind a row's length is never read
                 self.data[:, :, row, :, :count].copy_(left.narrow(3, begin, count))
@@ -108,33 +92,30 @@ class DeviceCache:
         """Whether rotary angles of a sequence of `total` tokens are its own."""
         return any(rotary.is_stretched(total) for rotary in self._rotaries)
 
-    def step(self, rows: int, keys: int) -> StepCache:
-        """The cache of a forward pass of one token of each of the first `rows` rows, of at most `keys` tokens each."""
-        return StepCache(self, rows, keys)
-
     def span(self, which: int, begin: int, end: int, total: int) -> tuple[Tensor, Tensor]:
         """cos and sin `[T, D/2]` of positions `begin` … `end` - 1 of a sequence of `total`, of a rotary embedding."""
-        rotary, (cos, sin) = self._rotaries[which], self._tables[which]
+        rotary, (cos, sin) = self._rotaries[which], self.tables[which]
         if not rotary.is_stretched(total):
             return cos.narrow(0, begin, end - begin), sin.narrow(0, begin, end - begin)
         positions = np.minimum(np.arange(begin, end), total - 1)  # what is behind the end is padding
         cos, sin = (each[0].to(device=self.data.device) for each in rotary.rows(positions[None], [total]))
         return cos, sin
 
-    def by_position(self, which: int) -> tuple[Tensor, Tensor]:
-        """cos and sin `[S, D/2]` of each position as a sequence's last, of a rotary embedding."""
-        cos, sin = self._tables[which]
-        return cos, sin
 
-    def at_lengths(self, which: int, rows: int) -> tuple[Tensor, Tensor]:
-        """cos and sin `[B, 1, D/2]` of the next token of each of the first `rows` rows, of a rotary embedding."""
-        positions = self.lengths.narrow(0, 0, rows).unsqueeze(1)  # [B, 1]
-        cos, sin = self._tables[which]
-        return F.embedding(positions, cos), F.embedding(positions, sin)
+class _PassCache(LayerCache):
+    """The cache of one forward pass, which does not count tokens."""
+
+    def advance(self, t: int) -> None:
+        """Nothing: lengths are set when prompts are there, and by the op `next_tokens`, for rows that go on."""
 
 
-class PromptCache(LayerCache):
-    """A row of a `DeviceCache`, to which a forward pass appends a part of a prompt."""
+class PromptCache(_PassCache):
+    """A row of a `DeviceCache`, to which a forward pass appends a part of a prompt.
+
+    Args:
+        begin: where in the prompt the part begins.
+        total: the prompt's length, which rotary angles may depend on.
+    """
 
     def __init__(self, cache: DeviceCache, row: int, begin: int, total: int) -> None:
         self._cache, self._at, self._begin, self._total = cache, row, begin, total
@@ -170,20 +151,23 @@ class PromptCache(LayerCache):
             k, v = seen[0:1], seen[1:2]
         return F.attention(q, k, v, scale=scale, causal=True, window=window)
 
-    def advance(self, t: int) -> None:
-        """Nothing: lengths are set when the whole prompt is there."""
 
+class PackedCache(_PassCache):
+    """Keys and values of whole prompts behind one another in one forward pass, which their rows take over after it.
 
-class PackedCache(LayerCache):
-    """Keys and values `[L, 2, K, T, D]` of several prompts in one forward pass, which their rows take over after it."""
+    Args:
+        data: where they are left, `[L, 2, K, T, D]`.
+        starts: where each token's prompt begins `[T]`.
+        positions: of each token in its prompt `[T]`.
+    """
 
     def __init__(self, cache: DeviceCache, data: Tensor, starts: Tensor, positions: Tensor) -> None:
         self._cache, self._data, self._starts, self._positions = cache, data, starts.unsqueeze(0), positions
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
         """cos and sin `[T, D/2]` of the tokens' positions."""
-        found = [self._cache.by_position(which) for which in range(len(rotaries))]
-        return [(F.embedding(self._positions, cos), F.embedding(self._positions, sin)) for cos, sin in found]
+        at = self._positions
+        return [(F.embedding(at, cos), F.embedding(at, sin)) for cos, sin in self._cache.tables]
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
@@ -200,12 +184,11 @@ class PackedCache(LayerCache):
         how: dict[str, Any] = {"scale": form.scale, "causal": True, "window": form.window}
         return F.attention_packed(qkv, form.heads, form.key_heads, starts=self._starts, **how)
 
-    def advance(self, t: int) -> None:
-        """Nothing: lengths are set when the prompts are there."""
 
-
-class StepCache(LayerCache):
-    """The first rows of a `DeviceCache`, to each of which a forward pass appends a token at the row's length."""
+class StepCache(_PassCache):
+    """The first rows of a `DeviceCache`, of at most `keys` tokens each: a forward pass appends a token at the row's
+    length.
+    """
 
     def __init__(self, cache: DeviceCache, rows: int, keys: int) -> None:
         self._cache, self._rows, self._keys = cache, rows, keys
@@ -229,13 +212,10 @@ class StepCache(LayerCache):
         rows, cache = self._rows, self._cache
         both = cache.data[form.layer].narrow(1, 0, rows).narrow(3, 0, self._keys)  # [2, B, K, S, D]
         lengths, active = (each.narrow(0, 0, rows) for each in (cache.lengths, cache.left))
-        tables = None if form.rope is None else cache.by_position(form.rope)
+        tables = None if form.rope is None else cache.tables[form.rope]
         # A graph is one step, whose end counts lengths: all but qkv was there before it began.
         how: dict[str, Any] = {"scale": form.scale, "window": form.window, "early": True}
         return fused.attention_step(qkv[:, 0], both, lengths, tables, form.norms, active, **how).unsqueeze(1)
-
-    def advance(self, t: int) -> None:
-        """Nothing: the op `next_tokens` counts, for rows that are not complete."""
 
 
 class _Tables(Sequence[tuple[Tensor, Tensor]]):
@@ -248,7 +228,9 @@ class _Tables(Sequence[tuple[Tensor, Tensor]]):
         return self._count
 
     def __getitem__(self, which: Any) -> Any:
-        return self._cache.at_lengths(which, self._rows)
+        positions = self._cache.lengths.narrow(0, 0, self._rows).unsqueeze(1)  # [B, 1]
+        cos, sin = self._cache.tables[which]
+        return F.embedding(positions, cos), F.embedding(positions, sin)  # [B, 1, D/2]
 
 
 def _store(kept: Tensor, new: Tensor) -> None:

@@ -18,7 +18,7 @@ import genesis
 from genesis import Tensor
 from genesis.errors import OutOfMemoryError
 from genesis_models.blocks import CausalLM, EngineCache
-from genesis_models.engine.device_cache import Document, aligned
+from genesis_models.engine.device_cache import Document, PackedCache, PromptCache, aligned
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, captured
 
 CHUNK = 2048  # tokens in one forward pass
@@ -89,7 +89,11 @@ class Prompts:
             starts[part.start : min(aligned(part.stop), length)] = each.begin  # what fills it up is seen by nobody
         self._held.make_room(length, filled(self._chunk))
         cache, packed = self._cache, self._held.packed
-        self._forward(values, lambda given: cache.packed(length, packed, given[1], given[2]), (0, length))
+
+        def pass_cache(given: Tensor) -> EngineCache:
+            return PackedCache(cache, cache.packed_view(length, packed), given[1], given[2])
+
+        self._forward(values, pass_cache, (0, length))
         cache.take_over(documents, length, packed)
 
     def _chunks(self, row: int, ids: np.ndarray) -> None:
@@ -110,7 +114,7 @@ class Prompts:
         """A part `[1, T]` of a prompt, behind those that are in the row."""
         cache = self._cache
         self._held.make_room(values.shape[1], filled(self._chunk))
-        self._forward(values, lambda given: cache.prompt(row, begin, total), key)
+        self._forward(values, lambda given: PromptCache(cache, row, begin, total), key)
 
     def _forward(self, values: np.ndarray, cache: Callable[[Tensor], EngineCache], key: tuple[int, int] | None) -> None:
         """Pass ids, the first of `values` `[N, T]`, through the model.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from genesis.ops import fp8
 from genesis.ops.sample import next_tokens, sample
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
-from genesis_models.engine.device_cache import DeviceCache
+from genesis_models.engine.device_cache import DeviceCache, StepCache
 from genesis_models.engine.engine import Request
 
 STOPS = 16  # ids that end a row on the device; the host looks for further ones
@@ -73,18 +73,17 @@ class DeviceState:
             self.is_penalized = True
             if self._seen is None:
                 self._seen = genesis.zeros(len(self.tokens), self._vocabulary, dtype="bool", device=self.tokens.device)
-        for first, found in _runs(sequences):
-            for target, values in zip(self._targets(), zip(*map(_values, found), strict=True), strict=True):
-                _write(target, first, np.array(values))
+        arrays = self._lengths, self.tokens, self._stops, self._keys, self._settings, self._top_k, self._left
+        for _, run in itertools.groupby(enumerate(sequences), lambda at: at[1][0] - at[0]):  # neighbours in one go
+            found = [each for _, each in run]
+            first = found[0][0]
+            for array, values in zip(arrays, zip(*map(_values, found), strict=True), strict=True):
+                _write(array, first, np.array(values))
             if self.is_penalized and self._seen is not None:
                 seen = np.zeros((len(found), self._vocabulary), bool)
                 for row, (_, request, _) in zip(seen, found, strict=True):
                     row[np.asarray(request.ids)] = True
                 _write(self._seen, first, seen)
-
-    def _targets(self) -> tuple[Tensor, ...]:
-        """In the order of `_values`."""
-        return self._lengths, self.tokens, self._stops, self._keys, self._settings, self._top_k, self._left
 
     def end(self, row: int) -> None:
         """The sequence in `row` draws no more."""
@@ -119,22 +118,13 @@ class DeviceState:
 
 
 def _values(sequence: tuple[int, Request, int]) -> tuple[object, ...]:
-    """What a sequence begins with: a value of each array."""
+    """What a sequence begins with: a value of each of the arrays in `DeviceState.start`."""
     _, request, left = sequence
     sampling, count = request.sampling, len(request.ids)
     seed = np.array([sampling.seed], np.uint64).view(np.int64)[0]
     stops = [*sorted(request.stop)[:STOPS], *[-1] * STOPS][:STOPS]
     keys = (seed, request.sequence, count)
     return count - 1, request.ids[-1], stops, keys, sampling.numbers, sampling.top_k or 0, left
-
-
-def _runs(
-    sequences: Sequence[tuple[int, Request, int]],
-) -> Iterator[tuple[int, list[tuple[int, Request, int]]]]:
-    """Those in neighbouring rows, which are written together, with the first row."""
-    for _, run in itertools.groupby(enumerate(sequences), lambda at: at[1][0] - at[0]):
-        found = [each for _, each in run]
-        yield found[0][0], found
 
 
 def _write(target: Tensor, first: int, values: np.ndarray) -> None:
@@ -199,7 +189,7 @@ class Step:
             assert model is not None
             with genesis.no_grad(), fixed_weights(has_fixed_weights(model)):
                 tokens = state.tokens.narrow(0, 0, rows).view(rows, 1)
-                hidden = model.next_hidden_states(tokens, cache.step(rows, keys))[:, -1]  # [B, H]
+                hidden = model.next_hidden_states(tokens, StepCache(cache, rows, keys))[:, -1]  # [B, H]
                 logits = model.logits(hidden)  # [B, V]
                 state.draw(logits)
             kept[:] = [logits]

@@ -20,7 +20,7 @@ import genesis
 from genesis import Tensor
 from genesis.errors import ModelError, UsageError
 from genesis.nn import functional as F
-from genesis_models.blocks import CausalLM, KeyValueCache, LayerCache, Tables
+from genesis_models.blocks import CausalLM, EngineCache, KeyValueCache, Tables
 from genesis_models.config import ModelConfig
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
 from genesis_models.rope import Rotary
@@ -44,17 +44,13 @@ class RowCache:
         self.lengths = np.zeros(rows, np.int64)
         self.capacity = capacity
 
-    def at(self, rows: np.ndarray, totals: Sequence[int] | None = None) -> CacheRows:
-        """The cache of one forward pass of the sequences in `rows`.
 
-        Args:
-            totals: the lengths that rotary angles are for, where they depend on it: a prompt's in each of its chunks.
-        """
-        return CacheRows(self, rows, totals)
+class CacheRows(EngineCache):
+    """Some rows of a `RowCache`, to which a forward pass appends T tokens each.
 
-
-class CacheRows(LayerCache):
-    """Some rows of a `RowCache`, to which a forward pass appends T tokens each."""
+    Args:
+        totals: the lengths that rotary angles are for, where they depend on it: a prompt's in each of its chunks.
+    """
 
     def __init__(self, cache: RowCache, rows: np.ndarray, totals: Sequence[int] | None) -> None:
         self._cache, self._rows, self._totals = cache, rows, totals
@@ -166,17 +162,6 @@ class Waiting:
         return self._taken - 1, request
 
 
-@dataclass(slots=True)
-class _Row:
-    """What a row of the cache is used for."""
-
-    request: Request
-    number: int
-    most: int  # tokens of its continuation that there is room for
-    tokens: list[int] = field(default_factory=list)  # of its continuation; the last one is not in the cache yet
-    is_cancelled: bool = False
-
-
 class FullContext(UsageError):
     """A prompt leaves the context no room for an answer."""
 
@@ -201,31 +186,56 @@ def length_of(model: CausalLM, request: Request) -> int:
     return min(len(request.ids) + max(request.max_tokens, 0), model.config.context_length)
 
 
-def room_for(model: CausalLM, request: Request) -> int:
-    """The most tokens of a continuation before it ends, or its keys must be computed anew (`rest_of`)."""
-    length, ids, trained = length_of(model, request), len(request.ids), model.config.packed_length
-    if ids <= trained < length and model.config.regime(length) == 1:
-        return trained + 1 - ids
-    return length - ids
+@dataclass(eq=False, slots=True)
+class Running:
+    """A request that has a row.
 
-
-def rest_of(model: CausalLM, request: Request, tokens: Sequence[int], finish: Finish | None) -> Request | None:
-    """What is left of a request that reached the length from which on all its keys have other rotary angles, as in
-    transformers; None where its continuation ended or goes on in its row.
+    Attributes:
+        most: tokens of its continuation before it ends, or its keys must be computed anew.
+        tokens: of its continuation; the last one is not in the cache yet.
+        is_done: it ended or was cancelled, and further tokens are nobody's.
     """
-    ids = [*request.ids, *tokens]
-    if finish != "context" or len(ids) >= model.config.context_length:
-        return None
-    return replace(request, ids=ids, max_tokens=request.max_tokens - len(tokens))
+
+    request: Request
+    number: int
+    most: int
+    tokens: list[int] = field(default_factory=list)
+    is_done: bool = False
+
+    def take(self, model: CausalLM, token: int, log_prob: float | None) -> tuple[Token, Request | None]:
+        """What is told of its next token; and what is left of a request that reached the length from which on all its
+        keys have other rotary angles, as in transformers, and that is to run anew.
+        """
+        self.tokens.append(token)
+        count, request, rest = len(self.tokens), self.request, None
+        finish: Finish | None = None
+        if token in request.stop:
+            self.is_done = True
+            return Token(self.number, None, None, "stop"), None
+        if count >= self.most:
+            self.is_done, finish = True, "length" if count >= request.max_tokens else "context"
+            ids = [*request.ids, *self.tokens]
+            if finish == "context" and len(ids) < model.config.context_length:
+                rest, finish = replace(request, ids=ids, max_tokens=request.max_tokens - count), None
+        return Token(self.number, token, log_prob, finish), rest
 
 
-def finish_of(request: Request, token: int, count: int, most: int) -> Finish | None:
-    """Why a continuation ends with its token number `count`, of `most` that there is room for; None if it does not."""
-    if token in request.stop:
-        return "stop"
-    if count < most:
+def running(model: CausalLM, number: int, request: Request, capacity: int) -> Running | None:
+    """A request that may run; None where it asks for no token.
+
+    Raises:
+        UsageError, ModelError: as in `Engine.run`; or it may come to more tokens than `capacity`.
+    """
+    check_prompt(model, request.ids)
+    request.sampling.check()
+    if request.max_tokens <= 0:
         return None
-    return "length" if count >= request.max_tokens else "context"
+    length, count, trained = length_of(model, request), len(request.ids), model.config.packed_length
+    if length > capacity:
+        what = f"a sequence of up to {length} tokens in an engine for {capacity}"
+        raise UsageError(what, next="make the engine with that capacity")
+    is_stretched_later = count <= trained < length and model.config.regime(length) == 1
+    return Running(request, number, (trained + 1 if is_stretched_later else length) - count)
 
 
 class Engine:
@@ -245,7 +255,7 @@ class Engine:
         self.model, self._log_probs, self._chunk = model, log_probs, chunk
         self.cache = RowCache(model.config, rows, capacity, model.model.embed_tokens.weight.dtype)
         self._sampling = SamplingRows(rows, model.config.vocab_size)
-        self._rows: list[_Row | None] = [None] * rows
+        self._rows: list[Running | None] = [None] * rows
         self._waiting = Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
@@ -267,7 +277,8 @@ class Engine:
                         yield from self._admit(row, *taken)
                 active = [row for row, used in enumerate(self._rows) if used is not None]
                 if active:
-                    yield from self._step(active)
+                    last = np.array([[used.tokens[-1]] for used in self._rows if used is not None], np.int64)
+                    yield from self._drawn(np.array(active), self._forward(np.array(active), last, None))
                 elif not waiting.is_more:
                     return
         finally:
@@ -279,20 +290,15 @@ class Engine:
         self._waiting.cancel(request)
         for row, used in enumerate(self._rows):
             if used is not None and used.number == request:
-                used.is_cancelled, self._rows[row] = True, None
+                used.is_done, self._rows[row] = True, None
 
     def _admit(self, row: int, number: int, request: Request) -> Iterator[Token]:
         """Pass a prompt through the model in chunks, and draw the first token."""
-        check_prompt(self.model, request.ids)
-        request.sampling.check()
-        if request.max_tokens <= 0:
+        self._rows[row] = running(self.model, number, request, self.cache.capacity)
+        if self._rows[row] is None:
             yield Token(number, None, finish="length")
             return
-        ids, length = np.asarray(request.ids, np.int64), length_of(self.model, request)
-        if length > self.cache.capacity:
-            what = f"a sequence of up to {length} tokens in an engine for {self.cache.capacity}"
-            raise UsageError(what, next="make the engine with that capacity")
-        self._rows[row] = _Row(request, number, room_for(self.model, request))
+        ids = np.asarray(request.ids, np.int64)
         self.cache.lengths[row] = 0
         self._sampling.start(row, request.sampling, request.sequence, ids)
         rows, cut = np.array([row]), (len(ids) - 1) // self._chunk * self._chunk
@@ -300,16 +306,10 @@ class Engine:
             self._forward(rows, ids[None, begin : begin + self._chunk], [len(ids)])
         yield from self._drawn(rows, self._forward(rows, ids[None, cut:], [len(ids)]))
 
-    def _step(self, active: list[int]) -> Iterator[Token]:
-        """One more token of each active row."""
-        rows = np.array(active)
-        last = np.array([[used.tokens[-1]] for used in self._rows if used is not None], np.int64)
-        yield from self._drawn(rows, self._forward(rows, last, None))
-
     def _forward(self, rows: np.ndarray, ids: np.ndarray, totals: Sequence[int] | None) -> genesis.Tensor:
         """The last hidden state `[B, H]` of each row after `ids` `[B, T]`."""
         with genesis.no_grad():
-            return self.model.next_hidden_states(genesis.from_numpy(ids), self.cache.at(rows, totals))[:, -1]
+            return self.model.next_hidden_states(genesis.from_numpy(ids), CacheRows(self.cache, rows, totals))[:, -1]
 
     def _drawn(self, rows: np.ndarray, hidden: genesis.Tensor) -> Iterator[Token]:
         with genesis.no_grad():
@@ -321,20 +321,14 @@ class Engine:
                 raise not_finite(logits[i].float().numpy(), int(self.cache.lengths[rows[i]]))
         for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
             each = used[i]
-            if each is None or each.is_cancelled:
+            if each is None or each.is_done:
                 continue
-            each.tokens.append(token)
-            finish = finish_of(each.request, token, len(each.tokens), each.most)
-            chance = float(chances[i]) if self._log_probs else None
-            if finish is not None:
+            told, rest = each.take(self.model, token, float(chances[i]) if self._log_probs else None)
+            if told.finish is not None or rest is not None:
                 self._rows[row] = None
-            if (rest := rest_of(self.model, each.request, each.tokens, finish)) is not None:
+            if rest is not None:
                 self._waiting.again(each.number, rest)
-                finish = None
-            if finish == "stop":
-                yield Token(each.number, None, None, finish)
-            else:
-                yield Token(each.number, token, chance, finish)
+            yield told
 
 
 class EagerEngine:
@@ -351,8 +345,6 @@ class EagerEngine:
         self.model.eval()
         try:
             for number, request in enumerate(requests):
-                check_prompt(self.model, request.ids)
-                request.sampling.check()
                 yield from self._continue(number, request)
         finally:
             self.model.train(was_training)
@@ -363,31 +355,24 @@ class EagerEngine:
 
     def _continue(self, number: int, request: Request) -> Iterator[Token]:
         length, weight = length_of(self.model, request), self.model.model.embed_tokens.weight
-        most, tokens, row = room_for(self.model, request), list(request.ids), np.zeros(1, np.int64)
-        continuation: list[int] = []
-        if most <= 0:
+        run, tokens, row = running(self.model, number, request, length), list(request.ids), np.zeros(1, np.int64)
+        if run is None:
             yield Token(number, None, finish="length")
             return
         cache = KeyValueCache(self.model.config, 1, length, weight.dtype, str(weight.device))
         self._sampling.start(0, request.sampling, request.sequence, np.asarray(tokens))
-        for count in range(1, most + 1):
+        while not run.is_done:
             with genesis.no_grad():
                 ids = genesis.tensor([tokens], dtype="int64", device=weight.device)
                 hidden = self.model.hidden_states(ids, cache=cache)[:, -1]  # [1, H]
                 logits = self.model.logits(hidden)  # [1, V]
             drawn, chances = self._sampling.draw(logits, row, self._log_probs)
-            token = int(drawn[0])
-            if token < 0:
+            tokens = [int(drawn[0])]
+            if tokens[0] < 0:
                 raise not_finite(logits[0].float().cpu().numpy(), cache.length)
-            finish = finish_of(request, token, count, most)
-            continuation.append(token)
-            rest = rest_of(self.model, request, continuation, finish)
-            if finish == "stop":
-                yield Token(number, None, finish=finish)
-                return
-            yield Token(number, token, float(chances[0]) if self._log_probs else None, finish if rest is None else None)
+            told, rest = run.take(self.model, tokens[0], float(chances[0]) if self._log_probs else None)
+            yield told
             if self._cancelled == number:
                 return
-            tokens = [token]
             if rest is not None:
                 yield from self._continue(number, rest)
