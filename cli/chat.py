@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -127,14 +127,34 @@ def _converse(talk: Talk) -> None:
 
 def _one(talk: Talk, line: str, out: Output, console: Output) -> None:
     """A message, or a command."""
-    if line.startswith("/") and not line.startswith("//"):
-        name, _, argument = line.strip().partition(" ")
-        act = _ACTIONS.get(name)
-        if act is None:
-            raise UsageError(f"{escape(name)} is no command", next="/help lists them; // begins a message with a /")
-        act(talk, argument.strip(), out, console)
-    elif line.strip():
-        _answer(talk, talk.say(line.removeprefix("/") if line.startswith("//") else line), out, console)
+    if not line.startswith("/") or line.startswith("//"):
+        if line.strip():
+            _answer(talk, talk.say(line.removeprefix("/")), out, console)
+        return
+    name, _, argument = (part.strip() for part in line.strip().partition(" "))
+    if name == "/help":
+        width = max(map(len, COMMANDS))
+        for command, what in COMMANDS.items():
+            out.line(f"{command:<{width}}  {what}")
+        out.line(KEYS)
+    elif name == "/reset":
+        talk.reset()
+    elif name == "/system" and argument:
+        talk.set_system(argument)
+    elif name == "/system":
+        out.line("no system message" if talk.system is None else talk.system)
+    elif name == "/regenerate":
+        _answer(talk, talk.regenerate(), out, console)
+    elif name == "/tokens":
+        out.line("{:,} of {:,} tokens".format(*talk.size()))
+    elif name == "/save":
+        talk.save(_file(argument))
+        console.line(f"saved {len(talk.messages)} messages")
+    elif name == "/load":
+        talk.load(_file(argument))
+        console.line(f"loaded {len(talk.messages)} messages")
+    else:
+        raise UsageError(f"{escape(name)} is no command", next="/help lists them; // begins a message with a /")
 
 
 def _answer(talk: Talk, pieces: Iterator[str], out: Output, console: Output) -> None:
@@ -148,59 +168,11 @@ def _answer(talk: Talk, pieces: Iterator[str], out: Output, console: Output) -> 
         console.line("the answer ends where the model's context does; /reset begins again")
 
 
-def _help(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    width = max(map(len, COMMANDS))
-    for name, what in COMMANDS.items():
-        out.line(f"{name:<{width}}  {what}")
-    out.line(KEYS)
-
-
-def _reset(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    talk.reset()
-
-
-def _system(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    if argument:
-        talk.set_system(argument)
-    else:
-        out.line("no system message" if talk.system is None else talk.system)
-
-
-def _regenerate(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    _answer(talk, talk.regenerate(), out, console)
-
-
-def _tokens(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    used, context = talk.size()
-    out.line(f"{used:,} of {context:,} tokens")
-
-
-def _save(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    talk.save(_file(argument))
-    console.line(f"saved {len(talk.messages)} messages")
-
-
-def _load(talk: Talk, argument: str, out: Output, console: Output) -> None:
-    talk.load(_file(argument))
-    console.line(f"loaded {len(talk.messages)} messages")
-
-
 def _file(argument: str) -> str:
     """Raises: UsageError where no file is named."""
     if not argument:
         raise UsageError("a file is missing", next="name it behind the command")
     return os.path.expanduser(argument)
-
-
-_ACTIONS: dict[str, Callable[[Any, str, Any, Any], None]] = {
-    "/help": _help,
-    "/reset": _reset,
-    "/system": _system,
-    "/regenerate": _regenerate,
-    "/tokens": _tokens,
-    "/save": _save,
-    "/load": _load,
-}
 
 
 def _is_typed() -> bool:
@@ -233,19 +205,11 @@ def _typed() -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
-    """Messages from a pipe or a file, a line each.
-
-    Raises:
-        UsageError: a line is not UTF-8. DataError: it cannot be read.
-    """
+    """Messages from a pipe or a file, a line each. Raises: UsageError: a line is not UTF-8. DataError: no reading."""
     with boundary(DataError, "reading stdin", "stdin"):
-        yield from _lines()
-
-
-def _lines() -> Iterator[str]:
-    for number, data in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            what = f"line {number} is not UTF-8: its byte {error.start:,} is invalid"
-            raise UsageError(what, where="stdin", next="give it text") from error
+        for number, data in enumerate(sys.stdin.buffer, 1):
+            try:
+                yield data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            except UnicodeDecodeError as error:
+                what = f"line {number} is not UTF-8: its byte {error.start:,} is invalid"
+                raise UsageError(what, where="stdin", next="give it text") from error

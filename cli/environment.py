@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 PROBE_SECONDS = 20
-MIN_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8,)  # as `_numbers` has it
 MIN_CUDA = "12.0"
 # Extras for people who change Genesis itself.
 _HIDDEN_EXTRAS = frozenset(("dev",))
+_COMPILERS = ("cc", "gcc", "clang")  # Triton builds its launchers with one
 _CUDA_PACKAGES = ("cuda-core", "cuda-python", "triton")
 # CUdevice_attribute numbers of the driver's public API.
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -45,14 +46,16 @@ def facts() -> dict[str, Any]:
         "numpy_blas": _blas(),
         "packages": installed,
         "cuda": cuda,
-        "missing_for_cuda": missing_for_cuda(cuda, installed, compiler=_compiler() is not None),
+        "missing_for_cuda": missing_for_cuda(cuda, installed, compiler=any(map(shutil.which, _COMPILERS))),
     }
 
 
 def packages() -> list[dict[str, Any]]:
     """Each package that Genesis needs or can use: name, extra, version found or None, and the command that adds it."""
-    rows = []
-    for text in _requirements():
+    rows, required = [], list[str]()
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree that is not installed
+        required = metadata.requires("genesis-lm") or []
+    for text in required:
         requirement, _, marker = text.partition(";")
         name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
@@ -60,34 +63,15 @@ def packages() -> list[dict[str, Any]]:
         elsewhere = linux_only and not sys.platform.startswith("linux")
         if name is None or elsewhere or (extra and extra[1] in _HIDDEN_EXTRAS) or name[0] == "genesis-lm":
             continue
-        group = extra[1] if extra else ""
-        wanted = requirement.strip()[len(name[0]) :].strip()
-        version = _version(name[0])
-        fits = version is not None and _new_enough(version, wanted)
+        wanted, version = requirement.strip()[len(name[0]) :].strip(), None
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name[0])
+        least = re.search(r">=\s*([0-9.]+)", wanted)  # other conditions are pip's to judge
+        fits = version is not None and (least is None or _numbers(version) >= _numbers(least[1]))
         add = "" if fits else f"pip install --upgrade '{name[0]}{wanted}'"
+        group = extra[1] if extra else ""
         rows.append({"name": name[0], "extra": group, "wanted": wanted, "version": version, "fits": fits, "add": add})
     return rows
-
-
-def _requirements() -> list[str]:
-    """What the installed package requires; nothing where a source tree runs that is not installed."""
-    try:
-        return metadata.requires("genesis-lm") or []
-    except metadata.PackageNotFoundError:
-        return []
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _new_enough(version: str, wanted: str) -> bool:
-    """Whether `version` meets the `>=` in `wanted`; other conditions are pip's to judge."""
-    least = re.search(r">=\s*([0-9.]+)", wanted)
-    return least is None or _numbers(version) >= _numbers(least[1])
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -105,20 +89,16 @@ def _cpu() -> dict[str, Any]:
     name = platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), name)
-    return {"name": name, "cores": os.cpu_count(), "usable_cores": usable_cores(), "quota_cores": _cgroup_cores()}
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    limit = int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    return {"name": name, "cores": os.cpu_count(), "usable_cores": usable_cores(), "quota_cores": limit}
 
 
 def _cgroup(name: str) -> str:
     """The first line of a control-group file; empty where there is none."""
-    try:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         return Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _cgroup_cores() -> float | None:
-    quota, _, period = _cgroup("cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    return ""
 
 
 def _memory() -> dict[str, int | None]:
@@ -128,11 +108,8 @@ def _memory() -> dict[str, int | None]:
             key, _, rest = line.partition(":")
             sizes[key] = int(rest.split()[0]) * 1024
     limit = _cgroup("memory.max")
-    return {
-        "total_bytes": sizes.get("MemTotal"),
-        "available_bytes": sizes.get("MemAvailable"),
-        "limit_bytes": int(limit) if limit.isdigit() else None,
-    }
+    found = {"total_bytes": sizes.get("MemTotal"), "available_bytes": sizes.get("MemAvailable")}
+    return {**found, "limit_bytes": int(limit) if limit.isdigit() else None}
 
 
 def _blas() -> str:
@@ -145,11 +122,6 @@ def _blas() -> str:
         return f"{blas.get('name', '?')} {blas.get('version', '')}".strip()
     except (ImportError, KeyError, TypeError):
         return "unknown"
-
-
-def _compiler() -> str | None:
-    """The C compiler that Triton builds its launchers with."""
-    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def _probe_cuda() -> dict[str, Any]:
@@ -177,8 +149,7 @@ def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, c
     version = _numbers(cuda.get("cuda", ""))
     if version and version < _numbers(MIN_CUDA):
         missing.append(f"a newer NVIDIA driver: this one speaks CUDA {cuda['cuda']}, {MIN_CUDA} is the least")
-    capable = [device for device in cuda["devices"] if _capability(device) >= MIN_CAPABILITY]
-    if cuda["devices"] and not capable:
+    if cuda["devices"] and all(_numbers(device["capability"]) < MIN_CAPABILITY for device in cuda["devices"]):
         seen = ", ".join(f"{device['name']} has {device['capability']}" for device in cuda["devices"])
         missing.append(f"a GPU of compute capability 8.0 or above: {seen}")
     missing += [
@@ -187,10 +158,6 @@ def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, c
     if not compiler:
         missing.append("a C compiler (cc, gcc or clang), which Triton calls")
     return missing
-
-
-def _capability(device: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(int(part) for part in device["capability"].split("."))
 
 
 def probe() -> dict[str, Any]:
@@ -207,7 +174,10 @@ def probe() -> dict[str, Any]:
         found["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
     status = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
     if status:
-        return {**found, "problem": f"the CUDA driver does not start: {_error_name(cuda, status)}"}
+        text, name = ctypes.c_char_p(), str(status)
+        if cuda.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value:
+            name = f"{text.value.decode('ascii', 'replace')} ({status})"
+        return {**found, "problem": f"the CUDA driver does not start: {name}"}
     found["devices"] = [_device(cuda, index) for index in range(count.value)]
     return found
 
@@ -222,13 +192,6 @@ def _device(cuda: Any, index: int) -> dict[str, Any]:
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
     shown = name.value.decode("utf-8", "replace")
     return {"name": shown, "memory_bytes": memory.value, "capability": f"{major.value}.{minor.value}"}
-
-
-def _error_name(cuda: Any, status: int) -> str:
-    text = ctypes.c_char_p()
-    if cuda.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value:
-        return f"{text.value.decode('ascii', 'replace')} ({status})"
-    return str(status)
 
 
 if __name__ == "__main__":

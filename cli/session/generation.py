@@ -11,13 +11,13 @@ from typing import Any, Literal
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import GenesisError, escape
+from genesis.errors import GenesisError, UsageError, escape
 from genesis.train.config import EvalConfig
 from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
-from genesis_cli.session.prompts import Prompt, as_lines, read_prompts, typed_prompt
+from genesis_cli.session.prompts import Prompt, as_lines, read_prompts
 from genesis_cli.session.speaker import template_folder
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
@@ -71,7 +71,9 @@ def generate(
         drawing: how tokens are drawn, as of `chosen_sampling`.
     """
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
-        asked = [typed_prompt(prompt or "")] if prompts is None else read_prompts(prompts)
+        if prompts is None and not prompt:
+            raise UsageError("the prompt is empty", where="--prompt", next="give at least one character")
+        asked = [Prompt(prompt or "", "--prompt", {})] if prompts is None else read_prompts(prompts)
         if chat:
             asked = [each.as_chat() for each in asked]
         if system is not None:
@@ -82,7 +84,11 @@ def generate(
         ids, ends = _encoded(asked, source, tokenizer, special)
         requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
         for each, request in zip(asked, requests, strict=True):
-            _check(model, request, each.where)
+            try:
+                check_prompt(model, request.ids)
+            except GenesisError as error:
+                error.where = error.where or each.where
+                raise
         engine = engine_for(model, requests, cache=kv_cache)
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
         is_chat = not any(isinstance(each.record, str) for each in asked)
@@ -123,15 +129,6 @@ def _encoded(
             else:
                 ids.append(tokenizer.prompt(each.record, parse_special=special))
     return ids, ends
-
-
-def _check(model: CausalLM, request: Request, where: str) -> None:
-    """`check_prompt`, whose error says which of many prompts it is."""
-    try:
-        check_prompt(model, request.ids)
-    except GenesisError as error:
-        error.where = error.where or where
-        raise
 
 
 def _phrased(pieces: Iterator[str]) -> Iterator[str]:

@@ -53,13 +53,6 @@ class Prompt:
         return replace(self, record=replace(self.record, messages=({"role": "system", "content": text}, *messages)))
 
 
-def typed_prompt(text: str) -> Prompt:
-    """The prompt of the command line. Raises: UsageError where it is empty."""
-    if not text:
-        raise UsageError("the prompt is empty", where="--prompt", next="give at least one character")
-    return Prompt(text, "--prompt", {})
-
-
 def read_prompts(path: str) -> list[Prompt]:
     """The "prompt" or the "messages" of each line of a JSONL file; other keys are left alone, and so are empty lines.
 

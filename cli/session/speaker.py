@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
+from genesis.data.tokenizer import Tokenizer
 from genesis.files.hf import read_chat_templates
 from genesis_cli.session.inference import opened
 from genesis_cli.session.preparation import resolve_device
@@ -23,7 +23,7 @@ from genesis_models.source import ModelSource
 SMALLEST = 1024  # tokens of a cache that grows with a conversation
 
 
-class Speaker:
+class Speaker(ExitStack):
     """A model that answers one request after the other; a context manager.
 
     Args:
@@ -47,25 +47,12 @@ class Speaker:
         kv_cache: Literal["auto", "fp8"] = "auto",
         template: str | None = None,
     ) -> None:
+        super().__init__()
         self.source, self._cache = source, kv_cache
         self.model, self.tokenizer = opened(source, resolve_device(device), dtype)
-        self.ends, self.template = stop_ids(source.folders, self.tokenizer), None
-        self._stack = ExitStack()
-        folder = template_folder(source)
-        if template is not None or read_chat_templates(folder):
-            chosen = ChatTemplate.named(template or str(folder), self.tokenizer)
-            self.template = self._stack.enter_context(ChatPrompts(self.tokenizer, chosen))
-            self.ends |= {*self.template.end_of_turn_ids}
+        self.template, self.ends = chat_prompts(source, self.tokenizer, self, template)
         self._engine: Runner | None = None
         self._capacity = 0
-
-    def __enter__(self) -> Speaker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def encode(self, asked: str | Conversation, where: str = "") -> list[int]:
         """The ids of a text, or those before the answer to a conversation; `where` it is, for an error.
@@ -96,6 +83,21 @@ class Speaker:
         except BaseException:
             self._capacity = 0  # an engine that was stopped in the middle is not used again
             raise
+
+
+def chat_prompts(
+    source: ModelSource, tokenizer: Tokenizer, stack: ExitStack, template: str | None = None
+) -> tuple[ChatPrompts | None, frozenset[int]]:
+    """What renders chats, until the stack ends, None for a model without a template; and the ids that end an answer.
+
+    Args:
+        template: as of `Speaker`.
+    """
+    folder, ends = template_folder(source), stop_ids(source.folders, tokenizer)
+    if template is None and not read_chat_templates(folder):
+        return None, ends
+    chats = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.named(template or str(folder), tokenizer)))
+    return chats, ends | {*chats.end_of_turn_ids}
 
 
 def template_folder(source: ModelSource) -> Path:

@@ -8,11 +8,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 import genesis_cli.chat as chat_module
 from genesis.data.tokenizer import Tokenizer
+from genesis.errors import UsageError
 from genesis_cli.session.speaker import Speaker
 from genesis_models.engine import Piece, Request
 from tests.cli.command import printed
@@ -174,4 +176,9 @@ def test_a_stopped_engine_is_not_used_again(chat_model: Path) -> None:
 
 
 def test_every_command_that_is_listed_does_something() -> None:
-    assert {name.split()[0] for name in chat_module.COMMANDS} == {*chat_module._ACTIONS, "/quit"}
+    for name in {name.split()[0] for name in chat_module.COMMANDS} - {"/quit"}:
+        talk = MagicMock()
+        talk.size.return_value = 1, 2
+        chat_module._one(talk, f"{name} word", MagicMock(), MagicMock())
+    with pytest.raises(UsageError, match="is no command"):
+        chat_module._one(MagicMock(), "/other", MagicMock(), MagicMock())

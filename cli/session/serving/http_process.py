@@ -12,23 +12,20 @@ import socket
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from genesis.data.chat import ChatPrompts, ChatTemplate
+from genesis.data.chat import ChatPrompts
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DeviceError, GenesisError, ModelError
 from genesis.files.boundary import boundary, system_error
-from genesis.files.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import ENDS, GRACE_S, Link, Message, failure, receive, send
-from genesis_cli.session.speaker import template_folder
-from genesis_models.chat_files import stop_ids
+from genesis_cli.session.speaker import chat_prompts
 from genesis_models.source import find_source
 
 HEAD_S = 30.0  # in which the head of a connection's first request must come
@@ -147,15 +144,6 @@ class _Server(uvicorn.Server):
         self._link.close(ENDS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """What turns requests into ids and ids into text."""
-
-    tokenizer: Tokenizer
-    template: ChatPrompts | None
-    ends: list[int]
-
-
 def main(listening: int, link: int) -> None:
     """Serve until the engine's process ends.
 
@@ -168,26 +156,23 @@ def main(listening: int, link: int) -> None:
     with ExitStack() as stack, suppress(EOFError, BrokenPipeError):  # the engine's process ended before this one began
         start = receive(connection)
         try:
-            texts = _read(start, stack)
+            texts = _texts(start, stack)
         except GenesisError as error:
             send(connection, failure(error))
             return
         asyncio.run(_serve(connection, socket.socket(fileno=listening), start, texts))
 
 
-def _read(start: Message, stack: ExitStack) -> _Texts:
-    """Raises: GenesisError."""
+def _texts(start: Message, stack: ExitStack) -> tuple[Tokenizer, ChatPrompts | None, list[int]]:
+    """What turns requests into ids and ids into text, and the ids that end an answer. Raises: GenesisError."""
     with boundary(ModelError, "reading the tokenizer and the chat template", start["folder"]):
         source = find_source(start["folder"], start["base"])
-        tokenizer, template = Tokenizer.load(source.holding("tokenizer.json")), None
-        ends = {*stop_ids(source.folders, tokenizer)}
-        if read_chat_templates(folder := template_folder(source)):
-            template = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.read(str(folder))))
-            ends |= {*template.end_of_turn_ids}
-        return _Texts(tokenizer, template, sorted(ends))
+        tokenizer = Tokenizer.load(source.holding("tokenizer.json"))
+        template, ends = chat_prompts(source, tokenizer, stack)
+        return tokenizer, template, sorted(ends)
 
 
-async def _serve(connection: Connection, listening: socket.socket, start: Message, texts: _Texts) -> None:
+async def _serve(connection: Connection, listening: socket.socket, start: Message, texts: tuple[Any, ...]) -> None:
     server: uvicorn.Server | None = None
     asyncio.get_running_loop().set_exception_handler(_refused)
     logging.getLogger().addHandler(_Lines())
@@ -198,9 +183,8 @@ async def _serve(connection: Connection, listening: socket.socket, start: Messag
 
     settings = Settings(**{**start["settings"], "hosts": frozenset(start["settings"]["hosts"])})
     link = Link(connection, start["most"], ended)
-    api = Api(settings, link, texts.tokenizer, texts.template, texts.ends)
     config = uvicorn.Config(
-        api.app,
+        Api(settings, link, *texts).app,
         http=_Protocol,
         ws="none",
         lifespan="off",
