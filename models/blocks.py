@@ -108,18 +108,14 @@ class KeyValueCache(LayerCache):
         self.values = [genesis.empty(shape, dtype=dtype, device=device) for _ in layers]
         self.length, self.capacity = 0, capacity
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store `[B, T, K, D]` behind what is there; returns all keys and values so far."""
-        end = self.length + k.shape[1]
-        self.keys[layer][:, self.length : end] = k
-        self.values[layer][:, self.length : end] = v
-        return self.keys[layer][:, :end], self.values[layer][:, :end]
-
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor:
         """Store k, v and let q see all keys so far; shapes as in `Context.attention`."""
-        k, v = self.append(layer, k, v)
+        end = self.length + k.shape[1]
+        self.keys[layer][:, self.length : end] = k
+        self.values[layer][:, self.length : end] = v
+        k, v = self.keys[layer][:, :end], self.values[layer][:, :end]
         return F.attention(q, k, v, starts, scale=scale, causal=True, window=window)
 
 

@@ -6,6 +6,7 @@ not implement are refused. Every dimension has a bound, so that nothing is made 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,9 +147,8 @@ class ModelConfig:
     def rope_json(self) -> dict[str, Any]:
         """The keys that older and newer readers look for."""
         found = {"rope_theta": self.rope.theta, "rope_parameters": self.rope.json()}
-        if (
-            self.rope.kind != "default"
-        ):  # older programs refuse keys that they do not know: what was read stays as it is
+        # Older programs refuse keys that they do not know: what was read stays as it is.
+        if self.rope.kind != "default":
             own = {**self.rope.parameters, "rope_type": self.rope.kind}
             found["rope_scaling"] = self.raw.get("rope_scaling") or own
         return found
@@ -205,12 +205,7 @@ C = TypeVar("C", bound=ModelConfig)
 
 
 class Family(NamedTuple):
-    """A `model_type`.
-
-    Attributes:
-        models: the published models that are of it.
-        config: reads its configs.
-    """
+    """A `model_type`: the published models that are of it, and the class that reads its configs."""
 
     models: str
     config: type[ModelConfig]
@@ -326,9 +321,7 @@ class Reader:
             raise self.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
         shared: dict[str, Any] = {
             "model_type": self.raw["model_type"],
-            "vocab_size": self.count("vocab_size"),
-            "hidden_size": self.count("hidden_size"),
-            "intermediate_size": self.count("intermediate_size"),
+            **{key: self.count(key) for key in ("vocab_size", "hidden_size", "intermediate_size")},
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
@@ -476,11 +469,10 @@ class Reader:
 def _shown(value: Any) -> str:
     """A value of a config as JSON would have it, short."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and abs(value) >= 10**18:
-        return f"a number of about {int(math.log10(abs(value))) + 1:,} digits"
+        return json.dumps(value)
     if isinstance(value, int):
-        return f"{value:,}"
+        digits = int(math.log10(abs(value))) + 1 if abs(value) >= 10**18 else 0
+        return f"a number of about {digits:,} digits" if digits else f"{value:,}"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, Mapping):

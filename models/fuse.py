@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import genesis
 from genesis import Tensor, nn
@@ -224,23 +224,17 @@ def _pre_norm_layer(self: Any, x: Any, context: Any) -> Any:
     return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Rule(NamedTuple):
-    """A block in plain form, given itself and forward's arguments, and the class that fuses it."""
-
-    plain: Callable[..., Any]
-    fused: type[Fused]
-
-
-RULES = (
-    Rule(_attention, FusedAttention),
-    Rule(_packed_attention, FusedPackedAttention),
-    Rule(_nope_attention, FusedNoPEAttention),
-    Rule(_head_norm_attention, FusedHeadNormAttention),
-    Rule(_rope_head_norm_attention, FusedRopeHeadNormAttention),
-    Rule(_swiglu, FusedMLP),
-    Rule(_geglu, FusedGEGLU),
-    Rule(_packed_swiglu, FusedPackedMLP),
-    Rule(_pre_norm_layer, FusedPreNormLayer),
+# A block in plain form, given itself and forward's arguments, and the class that fuses it.
+RULES: tuple[tuple[Callable[..., Any], type[Fused]], ...] = (
+    (_attention, FusedAttention),
+    (_packed_attention, FusedPackedAttention),
+    (_nope_attention, FusedNoPEAttention),
+    (_head_norm_attention, FusedHeadNormAttention),
+    (_rope_head_norm_attention, FusedRopeHeadNormAttention),
+    (_swiglu, FusedMLP),
+    (_geglu, FusedGEGLU),
+    (_packed_swiglu, FusedPackedMLP),
+    (_pre_norm_layer, FusedPreNormLayer),
 )
 
 
@@ -259,10 +253,10 @@ def _fuse(block: nn.Module) -> None:
     if isinstance(block, Fused):
         return
     written = _written(type(block).forward, block)
-    for rule in RULES if written is not None else ():
-        if written == _written(rule.plain, block):
-            if not issubclass(rule.fused, FusedPreNormLayer) or _has_fused_parts(block):
-                block.__class__ = _class_of(rule.fused, type(block))  # type: ignore[arg-type]
+    for plain, fused_class in RULES if written is not None else ():
+        if written == _written(plain, block):
+            if fused_class is not FusedPreNormLayer or _has_fused_parts(block):
+                block.__class__ = _class_of(fused_class, type(block))  # type: ignore[arg-type]
             return
 
 

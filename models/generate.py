@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -234,22 +234,6 @@ def _ids(model: CausalLM, prompt: str | list[int], special: bool, where: str) ->
         error.where = where
         raise
     return prompt
-
-
-def continue_ids(
-    model: CausalLM, prompt: Sequence[int], sampling: Sampling, max_tokens: int, stop: frozenset[int] = frozenset()
-) -> Iterator[int]:
-    """Token ids that continue `prompt`, as they are drawn; ends after a token of `stop` (not yielded) or `max_tokens`.
-
-    Beyond the model's context length nothing is generated: it has not learned such positions.
-
-    Raises:
-        UsageError: for an empty prompt, or one that fills the context already. ModelError: an id beyond the vocabulary.
-    """
-    request = Request(prompt, sampling, max_tokens, stop)
-    for token in engine_for(model, [request]).run([request]):
-        if token.id is not None:
-            yield token.id
 
 
 def engine_for(

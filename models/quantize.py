@@ -39,7 +39,9 @@ def quantize(model: M, kind: Kind) -> M:
     if adapted_layers(model):
         raise UsageError("a model with adapters cannot be quantized", next="merge them first")
     if model.lm_head is None:  # the embedding stays as it is
-        model.lm_head = _head_of(model, kind)
+        layer = nn.Linear(1, 1, bias=False)
+        layer.weight = model.model.embed_tokens.weight
+        (model.lm_head,) = quantize_layers([layer], kind)
     for block in list(model.modules()):
         layers = {name: part for name, part in block.named_children() if type(part) is nn.Linear}
         for width in dict.fromkeys(layer.in_features for layer in layers.values()):
@@ -47,11 +49,3 @@ def quantize(model: M, kind: Kind) -> M:
             for name, made in zip(names, quantize_layers([layers[n] for n in names], kind), strict=True):
                 setattr(block, name, made)
     return model.train(model.training)  # the new layers, too
-
-
-def _head_of(model: CausalLM, kind: Kind) -> QuantizedLinear:
-    """The embedding as a head."""
-    layer = nn.Linear(1, 1, bias=False)
-    layer.weight = model.model.embed_tokens.weight
-    (head,) = quantize_layers([layer], kind)
-    return head

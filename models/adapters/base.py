@@ -125,9 +125,8 @@ def check_same_base(found: Base, expected: Base, where: str, *, setting: str = "
         what = f"the base model in {escape(found.path)} has changed"
         next = f"put the former files back, or name the folder that holds them: {setting}=FOLDER"
     else:
-        what = (
-            f"the model in {escape(found.path)} is not the base of this adapter, which was in {escape(expected.path)}"
-        )
+        own = escape(expected.path)
+        what = f"the model in {escape(found.path)} is not the base of this adapter, which was in {own}"
         next = f"name the folder of that base, wherever it is now: {setting}=FOLDER"
     prints = f"its sha256 begins {found.sha256[:12]}, that of the base {expected.sha256[:12]}"
     raise ModelError(f"{what}: {prints}", where=where, next=next)

@@ -84,7 +84,8 @@ def load_adapter(
     values = adapter_values(model, folder)
     with no_grad():
         for name, parameter in adapter_parameters(model).items():
-            _fill(parameter, values[name])
+            cast = np.ascontiguousarray(values[name].astype(parameter.dtype.numpy, copy=False))
+            backend_for(parameter.device).from_numpy(cast, parameter.array)
     return model
 
 
@@ -147,12 +148,6 @@ def _open_weights(folder: str | os.PathLike[str]) -> SafeTensors:
     return SafeTensors(safe_join(folder, ADAPTER_WEIGHTS, where=escape(folder)))
 
 
-def _shapes(target: Target, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
-    rows, columns = target.linear.out_features, target.linear.in_features
-    shapes: dict[str, tuple[int, ...]] = {"lora_A.weight": (target.r, columns), "lora_B.weight": (rows, target.r)}
-    return shapes | ({"lora_magnitude_vector.weight": (rows,)} if config.use_dora else {})
-
-
 def _saved_name(name: str) -> str:
     """What PEFT calls a parameter of an adapter in its file."""
     return _PREFIX + name.replace(f"{_MAGNITUDE}.weight", _MAGNITUDE)
@@ -166,8 +161,12 @@ def _check_tensors(
     Raises:
         ModelError: with everything that is wrong with names, shapes and types.
     """
-    expected = {f"{name}.{part}": s for name, t in chosen.items() for part, s in _shapes(t, config).items()}
-    is_tied = model.lm_head is None
+    expected, is_tied = dict[str, tuple[int, ...]](), model.lm_head is None
+    for name, target in chosen.items():
+        rows, columns = target.linear.out_features, target.linear.in_features
+        expected |= {f"{name}.lora_A.weight": (target.r, columns), f"{name}.lora_B.weight": (rows, target.r)}
+        if config.use_dora:
+            expected[f"{name}.{_MAGNITUDE}.weight"] = (rows,)
     for owner in saved:
         whole = model.get_submodule(EMBEDDING if owner == HEAD and is_tied else owner)
         expected |= {f"{owner}.{part}": tuple(p.shape) for part, p in whole.named_parameters()}
@@ -190,13 +189,11 @@ def _check_tensors(
     for key, held in found.items():
         entry = file.entries[held]
         if tuple(entry.shape) != expected[key]:
-            problems.append(
-                f"{escape(held)} has shape {tuple(entry.shape)}, the layer and its rank say {expected[key]}"
-            )
+            shape = tuple(entry.shape)
+            problems.append(f"{escape(held)} has shape {shape}, the layer and its rank say {expected[key]}")
         elif entry.dtype not in _FLOATS:
-            problems.append(
-                f"{escape(held)} has type {entry.dtype}, adapters are float64, float32, float16 or bfloat16"
-            )
+            kinds = "float64, float32, float16 or bfloat16"
+            problems.append(f"{escape(held)} has type {entry.dtype}, adapters are {kinds}")
         if len(problems) == 10:
             break
     if problems:
@@ -218,12 +215,6 @@ def _check_same(
                 for each in (reads.get(name), has.get(name))
             )
             raise ModelError(f"{name}: the folder has {one}, the model {other}", where=where)
-
-
-def _fill(parameter: Tensor, values: np.ndarray) -> None:
-    """Values into a parameter, cast to its type."""
-    cast = np.ascontiguousarray(values.astype(parameter.dtype.numpy, copy=False))
-    backend_for(parameter.device).from_numpy(cast, parameter.array)
 
 
 def write_adapter(

@@ -120,7 +120,6 @@ class DeviceEngine:
             self._end(sequence)
 
     def _admit(self, held: DeviceRows, waiting: Waiting) -> Iterator[Token]:
-        """Give free rows to requests."""
         admitted: list[tuple[int, _Sequence]] = []
         for row in [row for row, each in enumerate(self._sequences) if each is None]:
             sequence = None
@@ -162,7 +161,6 @@ class DeviceEngine:
                 self._sequences[row] = None
 
     def _read(self, batch: _Batch) -> Iterator[Token]:
-        """The tokens of some steps, as soon as they are there."""
         tokens, chances = batch.reading.results()
         for step, drawn in enumerate(tokens.tolist()):
             for row, each in batch.sequences:

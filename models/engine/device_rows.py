@@ -142,7 +142,12 @@ class Reading:
 
     def __init__(self, places: np.ndarray, *rings: Tensor) -> None:
         self._places, self._event = places, cuda.Event()
-        self._host = [_host_copy(each) for each in rings]
+        self._host = list[Array]()
+        for ring in rings:
+            host = pinned_empty(ring.shape, ring.dtype, ring.device) if ring.is_cuda else ring.clone().array
+            if ring.is_cuda:
+                overwrite(host, ring.array, non_blocking=True)
+            self._host.append(host)
         if rings[0].is_cuda:
             self._event.record(cuda.current_stream(rings[0].device))
 
@@ -151,15 +156,6 @@ class Reading:
         self._event.synchronize()
         tokens, chances = (each.view_np()[self._places] for each in self._host)
         return tokens, chances
-
-
-def _host_copy(ring: Tensor) -> Array:
-    """The ring on the host, when its device comes to it."""
-    if not ring.is_cuda:
-        return ring.clone().array
-    host = pinned_empty(ring.shape, ring.dtype, ring.device)
-    overwrite(host, ring.array, non_blocking=True)
-    return host
 
 
 GRAIN = 256  # capacities are multiples

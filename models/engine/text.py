@@ -116,13 +116,7 @@ def continue_texts(
 ) -> Iterator[Piece]:
     """The texts that continue prompts, a piece for each token; each request has one last piece, which says why it ends.
 
-    Args:
-        tokenizer: without one there are ids, and no text.
-        stops: strings that end a text.
-        special: special tokens are shown.
-
-    Raises:
-        As `Engine.run`.
+    Arguments are those of `RequestText`, errors those of `Engine.run`.
     """
     texts: dict[int, RequestText] = {}
     for token in engine.run(requests):

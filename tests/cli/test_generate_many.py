@@ -24,7 +24,6 @@ from genesis_cli.session import generate, generation
 from genesis_models import Sampling
 from genesis_models.engine import Engine, Piece, Request, Token, continue_texts
 from genesis_models.engine.text import StopText
-from genesis_models.generate import continue_ids
 from tests.cli.command import printed
 from tests.models.golden import golden
 
@@ -58,7 +57,7 @@ def test_results_are_in_the_files_order_and_each_prompts_own(
     assert [each["prompt"] for each in found] == texts
     model, tokenizer = genesis_models.load(folder), Tokenizer.load(folder)
     assert found[0]["completion"] == run(folder, "words")
-    ids = list(continue_ids(model, tokenizer.prompt("words"), Sampling(1.0), 12, frozenset({tokenizer.eos_id})))
+    ids = model.generate(tokenizer.prompt("words"), temperature=1.0, max_tokens=12).ids
     assert (found[0]["tokens"], found[0]["finish"]) == (len(ids), "length")
     assert found[0]["completion"] == tokenizer.decode(ids)
     count = sum(each["tokens"] for each in found)

@@ -23,7 +23,6 @@ from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for
 from genesis_models import Sampling
 from genesis_models.engine import choose
-from genesis_models.generate import continue_ids
 from tests.cli.command import printed
 from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES
@@ -150,7 +149,7 @@ def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_pa
 def test_ids_beyond_the_vocabulary(made: Path, wrong: int) -> None:
     model = genesis_models.load(made)
     with pytest.raises(ModelError, match=rf"the token id {wrong}, and the model's vocabulary 320"):
-        next(continue_ids(model, [5, wrong], Sampling(0.0), 1))
+        model.generate([5, wrong], max_tokens=1)
 
 
 def test_the_folder_is_looked_at_before_its_tokenizer(tmp_path: Path) -> None:
