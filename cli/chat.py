@@ -11,24 +11,7 @@ import typer
 
 from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
 from genesis.files.boundary import boundary, fitting
-from genesis_cli.options import (
-    Base,
-    Device,
-    Dtype,
-    Folder,
-    KvCache,
-    MinP,
-    Penalty,
-    Seed,
-    System,
-    Temperature,
-    TopK,
-    TopP,
-    given_drawing,
-    kv_cache_type,
-    settings,
-    weight_dtype,
-)
+from genesis_cli import options
 
 if TYPE_CHECKING:
     from genesis.train.output import Output
@@ -48,19 +31,19 @@ KEYS = "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer. A mess
 
 
 def chat(
-    folder: Folder,
-    system: System = None,
+    folder: options.Folder,
+    system: options.System = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Longest answer, in tokens.")] = 1024,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
-    seed: Seed = None,
-    base: Base = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    kv_cache: KvCache = "auto",
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.Penalty = None,
+    seed: options.Seed = None,
+    base: options.Base = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    kv_cache: options.KvCache = "auto",
 ) -> None:
     """Talk with the model in FOLDER.
 
@@ -68,12 +51,12 @@ def chat(
     """
     from genesis.train.config import TrainConfig
 
-    drawing = given_drawing(
+    drawing = options.given_drawing(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    length = given_drawing(max_tokens=max_tokens)["max_tokens"]
-    run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
-    kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
+    length = options.given_drawing(max_tokens=max_tokens)["max_tokens"]
+    run = options.settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
+    kind, cache = options.weight_dtype(dtype, quantized=True), options.kv_cache_type(kv_cache)
     from genesis_cli import session
 
     with (

@@ -62,7 +62,7 @@ def preview(
 
 def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
     """The configuration that is named, or one for the sources that are named. Raises: UsageError, ConfigError."""
-    from genesis.train.strict_yaml import emit_value
+    from genesis.train.strict_yaml import emit, emit_value
     from genesis_cli import recipes
 
     names = [word for word in words if not _OVERRIDE.match(word)]
@@ -77,21 +77,16 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
     if model is None:
         next = "add --model FOLDER, whose tokenizer and template are to be used"
         raise UsageError("sources alone say no tokenizer", where="command line", next=next)
-    return _of_sources(names, model, overrides)
-
-
-def _of_sources(sources: list[str], model: str, overrides: list[str]) -> Config:
     from genesis.files.hub import local_path
     from genesis.train.config import DataConfig
     from genesis.train.config_file import parse_config
-    from genesis.train.strict_yaml import emit
     from genesis_models.folder import read_config
 
     folder = local_path(model)
     length = min(DataConfig.model_fields["seq_len"].default, read_config(folder).packed_length)
     raw = {
         "model": {"path": folder},
-        "data": {"train": sources, "seq_len": length, "eval_fraction": 0.0},
+        "data": {"train": names, "seq_len": length, "eval_fraction": 0.0},
         "train": {"output_dir": "none", "steps": 1},  # there is no run
     }
     return parse_config(emit(raw), "command line", overrides)

@@ -13,24 +13,7 @@ import typer
 
 from genesis.errors import ModelError, UsageError, escape
 from genesis.files.boundary import fitting
-from genesis_cli.options import (
-    Base,
-    Device,
-    Dtype,
-    Folder,
-    KvCache,
-    MinP,
-    Penalty,
-    Seed,
-    System,
-    Temperature,
-    TopK,
-    TopP,
-    given_drawing,
-    kv_cache_type,
-    settings,
-    weight_dtype,
-)
+from genesis_cli import options
 
 LONGEST_PROMPT = 16 << 20  # bytes of stdin
 
@@ -60,24 +43,24 @@ NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text when
 
 
 def generate(
-    folder: Folder,
+    folder: options.Folder,
     prompt: Prompt = None,
     prompts: Prompts = None,
     out: Out = None,
     chat: Chat = False,
-    system: System = None,
+    system: options.System = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.Penalty = None,
     stop: Stop = None,
-    seed: Seed = None,
-    base: Base = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    kv_cache: KvCache = "auto",
+    seed: options.Seed = None,
+    base: options.Base = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    kv_cache: options.KvCache = "auto",
     special: Special = False,
     no_stream: NoStream = False,
 ) -> None:
@@ -90,18 +73,20 @@ def generate(
     from genesis.train.output import Output
 
     lines: list[str] = []  # about the whole
-    length = settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))["sample_tokens"]
-    drawing = given_drawing(
+    length = options.settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))["sample_tokens"]
+    drawing = options.given_drawing(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
-    kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
+    run = options.settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
+    kind, cache = options.weight_dtype(dtype, quantized=True), options.kv_cache_type(kv_cache)
     from genesis_cli import session
 
     if (prompt is None) == (prompts is None):
         raise UsageError("give either --prompt or --prompts", where="command line", next="--prompt - reads stdin")
-    if out is not None:
-        _check_out(out, prompts)
+    if out is not None and prompts is None:
+        raise UsageError("--out is for the results of --prompts", where="--out", next="redirect stdout instead")
+    if out is not None and os.path.exists(out) and not os.path.isfile(out):
+        raise UsageError(f"{escape(out)} is not a file", where="--out", next="name a file")
     with fitting(ModelError, "running the model", folder):
         pieces = session.generate(
             folder,
@@ -128,11 +113,7 @@ def generate(
 
 
 def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:
-    """Text, or lines of JSON, to stdout.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Text, or lines of JSON, to stdout. Raises: DiskError: it cannot be written."""
     from genesis.train.output import Output
 
     output = Output(sys.stdout)
@@ -147,20 +128,8 @@ def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:
     output.check()
 
 
-def _check_out(out: str, prompts: str | None) -> None:
-    """Raises: UsageError."""
-    if prompts is None:
-        raise UsageError("--out is for the results of --prompts", where="--out", next="redirect stdout instead")
-    if os.path.exists(out) and not os.path.isfile(out):
-        raise UsageError(f"{escape(out)} is not a file", where="--out", next="name a file")
-
-
 def _write(lines: Iterator[str], out: str) -> None:
-    """Each line into the file as it comes, which so holds what an interrupted command had.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Each line into the file as it comes, which so holds what an interrupted command had. Raises: DiskError."""
     from genesis.files.filesystem import DEFAULT, Writer
 
     with Writer(DEFAULT, Path(out), os.O_CREAT | os.O_TRUNC) as writer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,7 +71,6 @@ def _size(tokens: TokenSet) -> str:
 
 
 def _histogram(lengths: Ints, seq_len: int) -> Iterator[str]:
-    """How many samples are how long, a line for each range of lengths."""
     middle, most = np.quantile(lengths, [0.5, 0.95], method="higher").tolist()
     yield (
         f"lengths: {lengths.min():,} to {lengths.max():,} tokens; half of the samples have at most {middle:,}, 95 % at"
@@ -85,13 +85,16 @@ def _histogram(lengths: Ints, seq_len: int) -> Iterator[str]:
         yield f"  {begin:>{digits},} to {begin + width - 1:>{digits},}  {bar:<{BAR}} {count:,}"
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Neighbouring tokens of one kind as text."""
 
     text: str
     is_target: bool
     is_special: bool
+
+    @property
+    def style(self) -> str:
+        return " ".join(["green"] * self.is_target + ["bold"] * self.is_special)
 
 
 class _Page:
@@ -119,7 +122,7 @@ class _Page:
         """Say how the samples are to be read."""
         shown = "targets are [[in brackets]], special tokens stand as they are"
         if self._in_colour:
-            self._print([("special tokens", _style(_Span("", False, True))), (", ", ""), ("targets", "green")])
+            self._print([("special tokens", "bold"), (", ", ""), ("targets", "green")])
             shown = "special tokens and targets have the colours above"
         self._output.line(f"{shown}; a \\ is before text that only spells a special token")
 
@@ -129,11 +132,14 @@ class _Page:
         name = escape(tokens.index.name(int(tokens.documents[sample])))
         targets = int(tokens.target_counts[sample])
         self._output.line(f"\nsample {sample + 1:,}, of {name}: {length:,} tokens, {targets:,} targets")
-        spans = list(self._spans(tokens, begin, min(length, SHOWN)))
+        spans, parts = list(self._spans(tokens, begin, min(length, SHOWN))), list[tuple[str, str]]()
         if self._in_colour:
-            self._print([(span.text, _style(span)) for span in spans])
+            self._print([(span.text, span.style) for span in spans])
         else:
-            self._print([(f"[[{span.text}]]" if span.is_target else span.text, "") for span in _merged(spans)])
+            for is_target, group in groupby(spans, lambda span: span.is_target):
+                text = "".join(span.text for span in group)
+                parts.append((f"[[{text}]]" if is_target else text, ""))
+            self._print(parts)
         if length > SHOWN:
             self._output.line(f"… and {length - SHOWN:,} more tokens")
 
@@ -161,18 +167,3 @@ class _Page:
         if text:
             plain = text if is_special else self._lookalike.sub(lambda found: "\\" + found[0], text)
             yield _Span("\n".join(escape(line) for line in plain.split("\n")), is_target, is_special)
-
-
-def _style(span: _Span) -> str:
-    return " ".join(["green"] * span.is_target + ["bold"] * span.is_special)
-
-
-def _merged(spans: list[_Span]) -> Iterator[_Span]:
-    """Neighbours of which both are targets, or neither, as one."""
-    text, is_target = "", False
-    for span in spans:
-        if text and span.is_target != is_target:
-            yield _Span(text, is_target, False)
-            text = ""
-        text, is_target = text + span.text, span.is_target
-    yield _Span(text, is_target, False)

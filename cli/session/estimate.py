@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ from genesis_models.config import ModelConfig
 from genesis_models.registry import PRESETS, parameter_count, preset
 
 MAX_BYTES = 64 << 20
-# What decides how long a step takes, beside the model.
+# What decides how long a step takes, beside adapters.
 DECIDES = {
+    "model": ("path", "preset", "config"),
     "data": ("seq_len",),
     "train": ("batch_size", "accumulation_steps", "activation_checkpointing", "precision", "tf32"),
     "optim": ("name", "low_precision", "grad_dtype", "state_dtype"),
@@ -74,7 +76,7 @@ def _of_run(config: Config) -> StepTime | None:
     if record is None or metrics is None:
         return None
     other = load_config(record)
-    if other.lora != config.lora or _model(other) != _model(config) or _settings(other) != _settings(config):
+    if _deciding(other) != _deciding(config):
         return None
     lines = read_limited(metrics, MAX_BYTES).splitlines()
     times = [parse_object(line, where=FILE_NAME).get("perf/step_ms") for line in lines]
@@ -85,12 +87,9 @@ def _of_run(config: Config) -> StepTime | None:
     return StepTime(milliseconds=statistics.median(known), source=source)
 
 
-def _model(config: Config) -> tuple[Any, ...]:
-    return config.model.path, config.model.preset, config.model.config
-
-
-def _settings(config: Config) -> list[Any]:
-    return [getattr(getattr(config, section), key) for section, keys in DECIDES.items() for key in keys]
+def _deciding(config: Config) -> list[Any]:
+    settings = [getattr(getattr(config, section), key) for section, keys in DECIDES.items() for key in keys]
+    return [config.lora, *settings]
 
 
 def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
@@ -98,24 +97,18 @@ def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
     if config.train.accumulation_steps > 1 or config.train.precision is not None or config.optim.name != "adamw":
         return
     folder = default_folder()
-    for name in sorted((each for each in _names(folder) if each.endswith(".json")), reverse=True):
+    names = list[str]()
+    with suppress(OSError):
+        names = list_folder(folder)
+    for name in sorted((each for each in names if each.endswith(".json")), reverse=True):
         try:
             report = read_json(folder / name, MAX_BYTES)
             for found in _rows(report, shape):
                 if _is_step(found, config):
-                    gpu = escape(found["gpu"])
-                    yield StepTime(
-                        milliseconds=float(found["ms"]), source=f"measured on an {gpu}: {escape(folder / name)}"
-                    )
+                    source = f"measured on an {escape(found['gpu'])}: {escape(folder / name)}"
+                    yield StepTime(milliseconds=float(found["ms"]), source=source)
         except (GenesisError, KeyError, TypeError, ValueError, AttributeError):  # a report of something else
             continue
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return list_folder(folder)
-    except OSError:
-        return []
 
 
 def _rows(report: dict[str, Any], shape: ModelConfig) -> Iterator[dict[str, Any]]:
@@ -145,7 +138,6 @@ def _same_shape(raw: dict[str, Any], shape: ModelConfig) -> bool:
 
 
 def _is_step(row: dict[str, Any], config: Config) -> bool:
-    """Whether a measured step is that of `config`."""
     lora, shape = config.lora, f"{config.train.batch_size}x{config.data.seq_len}"
     if (row["shape"], row["checkpointing"]) != (shape, config.train.activation_checkpointing):
         return False
@@ -299,24 +291,15 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
 
 
 def largest_batch(
-    config: Config,
-    shape: ModelConfig,
-    place: Place,
-    plan: MemoryPlan | None = None,
-    ranks: PlannedRanks = ONE_RANK,
+    config: Config, shape: ModelConfig, place: Place, plan: MemoryPlan | None = None, ranks: PlannedRanks = ONE_RANK
 ) -> int:
-    """The largest train.batch_size with which a run fits; 0 where none does.
-
-    Args:
-        plan: that of `config`, where it is known.
-    """
+    """The largest train.batch_size with which a run fits; 0 where none does. `plan` is that of `config`, if known."""
     assert place.room is not None
-    known = {} if plan is None else {config.train.batch_size: plan.reserved}
 
     def needed(rows: int) -> int:
-        if rows not in known:
-            known[rows] = run_plan(with_batch(config, rows), shape, place.device, ranks=ranks).reserved
-        return known[rows]
+        if rows == config.train.batch_size and plan is not None:
+            return plan.reserved
+        return run_plan(with_batch(config, rows), shape, place.device, ranks=ranks).reserved
 
     return _largest(needed, place.room, config.train.batch_size)
 

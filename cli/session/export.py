@@ -81,7 +81,9 @@ def export(
             console.line(line)
         check_finite(model, where=escape(saved))
         write_export(model, source, target, merge=merge, dtype=dtype)
-        console.line(_written(target))
+        files = read_manifest(target).files
+        size = sum(record.size for record in files.values())
+        console.line(f"wrote {escape(target)}: {size / 1e6:,.1f} MB in {len(files)} files")
         if check:
             for line in _checked(model, source, target):
                 console.line(line)
@@ -105,18 +107,8 @@ def _beside(folder: Path, merge: bool) -> Path:
     return run.parent / f"{run.name}{middle}-{'merged' if merge else 'export'}"
 
 
-def _written(target: Path) -> str:
-    files = read_manifest(target).files
-    size = sum(record.size for record in files.values())
-    return f"wrote {escape(target)}: {size / 1e6:,.1f} MB in {len(files)} files"
-
-
 def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str]:
-    """Compares the folder with the model in memory; what was found, line by line.
-
-    Raises:
-        ModelError: it is another model.
-    """
+    """Compares the folder with the model in memory; what was found, in lines. Raises: ModelError: it is another one."""
     count, kind = check_weights_of(model, target)
     yield f"check: {count:,} tensors are those that were trained, as near as {kind} allows"
     texts = _texts(source, model)

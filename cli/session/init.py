@@ -163,12 +163,23 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         values["train.epochs"] = 3  # the recipe's are for its small example
     if asked.template is not None:
         values["data.template"] = asked.template
-    values["data.seq_len"] = _length(asked, text, on_cpu=on_cpu)
+    length = asked.seq_len
+    if length is None:
+        usual = int(parse(text, "a recipe").data["data"]["seq_len"])
+        length = min(usual, CPU_LENGTH) if on_cpu else usual
+        if asked.goal != "scratch" and asked.model is not None:
+            length = min(length, read_config(local_path(asked.model)).packed_length)
+    values["data.seq_len"] = length
     text = with_values(text, values, {"data.template": "Makes text of a chat; the model has no template of its own."})
     with phrased_for(OPTIONS, memory=""):
         config = _parsed(text)
         model_config(with_checkpointing(config, HOWS[0]))  # whose positions limit a row
-    sized = _on_cpu(config) if on_cpu else _on_gpu(config, asked, place)
+    if not on_cpu:
+        sized = _on_gpu(config, asked, place)
+    elif config.model.path is None:
+        sized = Sized(config.train.batch_size, config.train.accumulation_steps, "none", None)
+    else:
+        sized = Sized(CPU_ROWS, 2, "none", None)
     values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
     text = with_values(text, values)
     if (steps := _about_how_many_steps(_parsed(text))) is not None:
@@ -219,14 +230,12 @@ def with_values(text: str, values: Mapping[str, Any], comments: Mapping[str, str
 
 
 def _shown(value: object) -> str:
-    """A value as it stands behind its key, on one line."""
     if isinstance(value, list):
         return json.dumps(value[0] if len(value) == 1 else value, ensure_ascii=False)
     return emit_value(value)
 
 
 def _with_preset(text: str, name: str) -> str:
-    """The recipe with a published shape instead of its own."""
     lines = text.split("\n")
     first = next(i for i, line in enumerate(lines) if line.startswith("model:"))
     end = next(i for i, line in enumerate(lines) if i > first and not line.strip())
@@ -234,19 +243,6 @@ def _with_preset(text: str, name: str) -> str:
     text = "\n".join([*lines[:first], *shape, *lines[end:]])
     # The shape's own vocabulary would be mostly unused by a tokenizer of a small text.
     return with_values(text, {"data.vocab_size": min(32_768, preset(name)["vocab_size"]), "optim.lr": 6e-4})
-
-
-def _length(asked: Asked, text: str, *, on_cpu: bool) -> int:
-    """Tokens of a row."""
-    if asked.seq_len is not None:
-        return asked.seq_len
-    usual = int(parse(text, "a recipe").data["data"]["seq_len"])
-    if on_cpu:
-        usual = min(usual, CPU_LENGTH)
-    if asked.goal == "scratch":
-        return usual
-    assert asked.model is not None
-    return min(usual, read_config(local_path(asked.model)).packed_length)
 
 
 def _parsed(text: str) -> Config:
@@ -272,12 +268,6 @@ def _about_how_many_steps(config: Config) -> int | None:
         return None
     rows = size * (1 - (data.eval_fraction or 0)) / (TOKEN_BYTES * data.seq_len)
     return int(train.epochs * rows / (train.batch_size * train.accumulation_steps)) if size else None
-
-
-def _on_cpu(config: Config) -> Sized:
-    if config.model.path is None:
-        return Sized(config.train.batch_size, config.train.accumulation_steps, "none", None)
-    return Sized(CPU_ROWS, 2, "none", None)
 
 
 def _on_gpu(config: Config, asked: Asked, place: Place) -> Sized:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 import genesis
-from genesis import Tensor
 from genesis.nn import functional as F
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.engine import check_prompt
@@ -18,12 +17,7 @@ SCORED = 256  # positions whose logits are there at a time
 
 
 class Score(NamedTuple):
-    """Of one id after those before it.
-
-    Attributes:
-        log_prob: its log-probability.
-        top: the likeliest ids with theirs.
-    """
+    """The log-probability of an id after those before it, and the likeliest ids with theirs."""
 
     log_prob: float
     top: list[tuple[int, float]]
@@ -85,14 +79,12 @@ def _scored(model: CausalLM, batch: list[tuple[Sequence[int], int]], top: int) -
         for begin in range(0, len(rows), SCORED):
             part = genesis.tensor(rows[begin : begin + SCORED], device=device)
             chances = F.log_softmax(model.logits(hidden[part]).float(), 1)
-            found += _rows(chances, genesis.tensor(wanted[begin : begin + SCORED], device=device), top)
+            ids = genesis.tensor(wanted[begin : begin + SCORED], device=device)
+            chosen = chances.gather(1, ids[:, None])[:, 0].cpu().numpy().tolist()
+            tops: list[list[tuple[int, float]]] = [[] for _ in chosen]
+            if top:
+                values, likeliest = (each.cpu().numpy().tolist() for each in genesis.topk(chances, top))
+                tops = [[*zip(i, v, strict=True)] for i, v in zip(likeliest, values, strict=True)]
+            found += map(Score, chosen, tops)
     for end, count in zip(np.cumsum(counts), counts, strict=True):
         yield found[end - count : end]
-
-
-def _rows(chances: Tensor, wanted: Tensor, top: int) -> list[Score]:
-    chosen = chances.gather(1, wanted[:, None])[:, 0].cpu().numpy().tolist()
-    if not top:
-        return [Score(each, []) for each in chosen]
-    values, ids = (each.cpu().numpy().tolist() for each in genesis.topk(chances, top))
-    return [Score(each, [*zip(i, v, strict=True)]) for each, i, v in zip(chosen, ids, values, strict=True)]

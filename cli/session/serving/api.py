@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -387,25 +387,19 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until all choices have ended, or the client goes; then the places are free."""
-        with self._places:
-            await self._answered(scope, receive, send)
-
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        request = Request(scope, receive)
-        work = asyncio.ensure_future(_together(self._draw(i, each) for i, each in enumerate(self._choices)))
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            last = event(None)
+        with self._places, suppress(ClientDisconnect):
+            work = asyncio.ensure_future(_together(self._draw(i, each) for i, each in enumerate(self._choices)))
             try:
-                await _unless_gone(request, self._send_all(send, work))
-            except BadRequest as error:
-                last = event(error.body()) + last
-            await send({"type": "http.response.body", "body": last})
-        except ClientDisconnect:
-            pass
-        finally:
-            await _ended(work)
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                last = event(None)
+                try:
+                    await _unless_gone(Request(scope, receive), self._send_all(send, work))
+                except BadRequest as error:
+                    last = event(error.body()) + last
+                await send({"type": "http.response.body", "body": last})
+            finally:
+                await _ended(work)
 
     async def _draw(self, number: int, choice: Choice) -> None:
         async with aclosing(self._api.texts(number, choice, self._body, self._tokens)) as texts:
@@ -472,11 +466,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Wait for `work`, which is cancelled where the client goes.
-
-    Raises:
-        ClientDisconnect, and what `work` raises.
-    """
+    """Wait for `work`, which is cancelled where the client goes. Raises: ClientDisconnect, and what `work` raises."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -488,7 +478,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> Non
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel what still runs, and wait until it has ended."""
     for each in tasks:
         each.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

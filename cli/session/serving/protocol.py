@@ -24,7 +24,7 @@ from pydantic import (
     StrictStr,
     ValidationError,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from genesis.data.record_formats import describe
 from genesis.data.tokenizer import StreamDecoder, Tokenizer, token_bytes, token_text
@@ -89,22 +89,15 @@ def _prompts(value: Any) -> list[str | list[int]]:
     """Each prompt of a value that may be one or several."""
     several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
     for place, each in enumerate(several):
-        if (wrong := _no_prompt(each)) is not None:
-            what = f"a text, a list of token ids, or a list of either is expected, and prompt {place} is {wrong}"
-            raise PydanticCustomError("prompt", what)
+        if isinstance(each, str) or (isinstance(each, list) and each and {*map(type, each)} == {int}):
+            continue
+        wrong = "an empty list" if each == [] else describe(each)
+        if isinstance(each, list) and each:
+            at = next(at for at, token in enumerate(each) if type(token) is not int)
+            wrong = f"a list with {describe(each[at])} at position {at}"
+        what = f"a text, a list of token ids, or a list of either is expected, and prompt {place} is {wrong}"
+        raise PydanticCustomError("prompt", what)
     return several
-
-
-def _no_prompt(value: Any) -> str | None:
-    """What a value is that is no prompt; None for one."""
-    if isinstance(value, str):
-        return None
-    if not isinstance(value, list):
-        return describe(value)
-    if not {*map(type, value)} <= {int}:
-        wrong = next(at for at, each in enumerate(value) if type(each) is not int)
-        return f"a list with {describe(value[wrong])} at position {wrong}"
-    return None if value else "an empty list"
 
 
 class BadRequest(Exception):
@@ -245,8 +238,11 @@ def parsed(kind: type[T], value: Any) -> T:
         body = kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = [str(part) for part in first["loc"]]
-        raise BadRequest(f"{'.'.join(where) or 'body'}: {_words(first)}", param=where[0] if where else None) from None
+        where, limits = [str(part) for part in first["loc"]], first.get("ctx", {}).items()
+        context = {key: f"{value:.9g}" if isinstance(value, float) else value for key, value in limits}
+        words = WORDS.get(first["type"], first["msg"].replace("{", "{{").replace("}", "}}"))
+        what = f"{'.'.join(where) or 'body'}: {words.format(**context, found=describe(first['input']))}"
+        raise BadRequest(what, param=where[0] if where else None) from None
     body.check()
     return body
 
@@ -264,14 +260,6 @@ def _check_fields(kind: type[Body], value: dict[str, Any]) -> None:
         meant = nearest(name[:100], known)
         hint = "" if meant is None else f", or write {meant}"
         raise BadRequest(f"{escape(name[:100])}: not served here; leave it out{hint}", param=name[:100])
-
-
-def _words(error: ErrorDetails) -> str:
-    if error["type"] not in WORDS:
-        return error["msg"]
-    limits = error.get("ctx", {}).items()
-    context = {key: f"{value:.9g}" if isinstance(value, float) else value for key, value in limits}
-    return WORDS[error["type"]].format(**context, found=describe(error["input"]))
 
 
 @dataclass(slots=True)
@@ -299,6 +287,7 @@ class Answer:
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._is_chat, self._model, self._created = is_chat, model, int(time.time())
+        self._chunk_kind = "chat.completion.chunk" if is_chat else "text_completion"
         self._id = ("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12)
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
@@ -320,10 +309,6 @@ class Answer:
     def end(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The last chunk of a stream that says what it took."""
         return {**self._frame(self._chunk_kind, []), "usage": usage(choices)}
-
-    @property
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self._is_chat else "text_completion"
 
     def _chunk(self, index: int, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
         choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
@@ -367,7 +352,6 @@ def logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], is_chat:
 
 
 def _completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], *, echo: bool) -> dict[str, Any]:
-    """Those of /v1/completions."""
     first = 0 if echo else len(choice.prompt)
     begins = _begins(tokenizer, choice)
     texts = [
@@ -409,7 +393,6 @@ def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], begins: boo
 
 
 def _chat_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any]) -> dict[str, Any]:
-    """Those of /v1/chat/completions."""
     first = len(choice.prompt)
     drawn = zip(choice.ids, _begins(tokenizer, choice)[first:], rows[first - 1 :], strict=True)
     return {
