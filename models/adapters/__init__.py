@@ -1,19 +1,24 @@
 """Low-rank adapters of a model, in PEFT's words and files.
 
 `config` says what an adapter is; `layers` which layers it means, and gives them adapters; `folder` reads and writes
-them; `base` remembers which model they were trained on.
+them, and remembers which model they were trained on.
 """
 
-from genesis_models.adapters.base import BASE_NAME, Base, base_name, base_of, check_same_base, read_base
+from genesis.files.hub_cache import ADAPTER_CONFIG
 from genesis_models.adapters.config import AdapterConfig
 from genesis_models.adapters.folder import (
-    ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    BASE_NAME,
+    Base,
     adapter_values,
     apply_adapters_of,
+    base_name,
+    base_of,
+    check_same_base,
     is_adapter,
     load_adapter,
     read_adapter,
+    read_base,
     write_adapter,
 )
 from genesis_models.adapters.layers import adapted_layers, adapter_of, adapter_parameters, apply_adapters

@@ -10,7 +10,7 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import train_bpe
 from genesis.files.cache import Cache
-from genesis_models.adapters import base as base_model
+from genesis_models.adapters import folder as base_model
 from tests.models.golden import FIXTURES
 
 

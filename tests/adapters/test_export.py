@@ -23,7 +23,7 @@ from genesis.train.output import Output
 from genesis_cli.main import main
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapted_layers
-from genesis_models.adapters import base as base_model
+from genesis_models.adapters import folder as base_model
 from genesis_models.export import EXPORT, Difference, check_answers, check_weights_of, difference
 from tests.adapters.golden import FIXTURES, base_of, loaded, logits, reference
 from tests.files.st_files import save_file

@@ -28,10 +28,10 @@ from genesis_models.adapters import (
     load_adapter,
     write_adapter,
 )
-from genesis_models.adapters import base as base_model
+from genesis_models.adapters import folder as base_model
 from genesis_models.folder import read_config
-from genesis_models.quantize import quantize
 from genesis_models.source import find_source, newest_checkpoint
+from genesis_models.weights import quantize
 from tests.adapters.golden import FIXTURES, logits, reference
 from tests.files.st_files import save_file
 from tests.models.golden import FIXTURES as MODELS

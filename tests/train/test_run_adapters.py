@@ -248,7 +248,7 @@ class TestBase:
 
     def test_its_files_are_hashed_once_and_again_where_they_may_have_changed(self, own: Path) -> None:
         hashed: list[str] = []
-        from genesis_models.adapters import base
+        from genesis_models.adapters import folder as base
 
         def watched(path: Path) -> str:
             hashed.append(Path(path).name)
