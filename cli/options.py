@@ -127,8 +127,7 @@ def weight_dtype(name: str | None, *, trains: bool = False, quantized: bool = Fa
     from genesis.dtypes import as_dtype
     from genesis.errors import DTypeError
     from genesis.train.config_help import show
-    from genesis_models.quantize import QUANTIZED
-    from genesis_models.weights import AUTO, WEIGHT_TYPES
+    from genesis_models.weights import AUTO, QUANTIZED, WEIGHT_TYPES
 
     more = QUANTIZED if quantized else ()
     if name == AUTO or name in more:

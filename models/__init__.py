@@ -12,8 +12,8 @@ from genesis_models.config import ModelConfig
 from genesis_models.engine import Sampling
 from genesis_models.folder import load, save
 from genesis_models.generate import Generated, generate
-from genesis_models.quantize import quantize
 from genesis_models.registry import ARCHITECTURES, PRESETS, build, preset
+from genesis_models.weights import quantize
 
 __all__ = [
     "ARCHITECTURES",

@@ -121,11 +121,8 @@ def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str, *, only_new
         only_new: added tokens may have such ids.
     """
     if tokenizer.vocab_size - config.vocab_size > (len(new_tokens(tokenizer, config)) if only_new else 0):
-        raise ModelError(
-            f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
-            where=where,
-            next="use the tokenizer and the config.json of the same model",
-        )
+        what = f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows"
+        raise ModelError(what, where=where, next="use the tokenizer and the config.json of the same model")
 
 
 def generation_config(

@@ -467,7 +467,6 @@ class Reader:
 
 
 def _shown(value: Any) -> str:
-    """A value of a config as JSON would have it, short."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int):

@@ -12,9 +12,8 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,15 +132,9 @@ def _is_export(folder: Path, names: set[str]) -> bool:
     return is_same_card and EXPORT in manifest.metadata and names == written
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far one model's answers are from another's.
-
-    Attributes:
-        tokens: how many were answered.
-        logit: the largest absolute difference of a logit.
-        kl: the mean of KL(first ‖ second) of a token's distribution, in nats.
-        relative: ‖difference‖ / ‖logits‖ over all.
+class Difference(NamedTuple):
+    """How far one model's answers are from another's: how many tokens were answered; the largest absolute difference of
+    a logit; the mean of KL(first ‖ second) of a token's distribution, in nats; ‖difference‖ / ‖logits‖ over all.
     """
 
     tokens: int
@@ -335,7 +328,6 @@ def public(text: str) -> str:
 
 
 def _without_places(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Settings with `public` paths."""
     if isinstance(value, Mapping) and path not in TEXTS:
         return {key: _without_places(each, (*path, key)) for key, each in value.items()}
     if isinstance(value, list) and path not in TEXTS:

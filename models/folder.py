@@ -38,10 +38,9 @@ from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import generation_config
 from genesis_models.config import ModelConfig
-from genesis_models.quantize import is_quantized
 from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, check_model_folder, find_source
-from genesis_models.weights import check_fits, weight_type
+from genesis_models.weights import check_fits, is_quantized, weight_type
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREFIX = "model."
@@ -375,9 +374,8 @@ def save(
             is_there = is_folder(each)
         if not is_there:
             what = f"there is no folder {escape(each)}, whose tokenizer is to be kept"
-            raise ModelError(
-                what, where="save", next="give source=, a folder with the model's tokenizer, or an empty one"
-            )
+            next = "give source=, a folder with the model's tokenizer, or an empty one"
+            raise ModelError(what, where="save", next=next)
     files = dict[str, bytes]() if len(folders) < 2 else dict(side_bytes(folders[0]))  # an adapter's, before its base's
     if tokenizer is None and source is None:
         tokenizer = _set_tokenizer(model)

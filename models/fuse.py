@@ -47,22 +47,18 @@ class FusedAttention(Fused):
 
     def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
         """Attention of `[B, T, Q + 2·K, D]`, and over the cache."""
+        form: PackedHeads = self.form()
         if context.cache is not None:
-            return context.cache.attention_packed(qkv, self.form(), context.starts, context.tables)
-        return self.packed(qkv, context)
+            return context.cache.attention_packed(qkv, form, context.starts, context.tables)
+        tables = None if form.rope is None else context.tables[form.rope]  # which rotate queries and keys on their way
+        if form.norms is not None:
+            qkv, tables = form.prepared(qkv, context.tables), None
+        how: dict[str, Any] = {"starts": context.starts, "scale": self.scale, "causal": True, "window": self.window}
+        return F.attention_packed(qkv, self.heads, self.key_heads, tables=tables, **how)
 
     def form(self: Any) -> PackedHeads:
         """What is done with queries, keys and values."""
         return PackedHeads(self.layer, self.heads, self.key_heads, self.window, self.scale)
-
-    def packed(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        """Without a cache, queries and keys are rotated on their way."""
-        return self.over(qkv, context, context.tables[0])
-
-    def over(self: Any, qkv: Tensor, context: Context, tables: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Attention over the keys that are given; with `tables` queries and keys are rotated first."""
-        how: dict[str, Any] = {"starts": context.starts, "scale": self.scale, "causal": True, "window": self.window}
-        return F.attention_packed(qkv, self.heads, self.key_heads, tables=tables, **how)
 
 
 class FusedPackedAttention(FusedAttention):
@@ -85,18 +81,12 @@ class FusedNoPEAttention(FusedAttention):
     def form(self: Any) -> PackedHeads:
         return super().form()._replace(rope=None)
 
-    def packed(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        return self.over(qkv, context, None)
-
 
 class FusedHeadNormAttention(FusedAttention):
     """Attention whose query and key heads are normalised, in one op with the rotation."""
 
     def form(self: Any) -> PackedHeads:
         return super().form()._replace(norms=(self.q_norm, self.k_norm))
-
-    def packed(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        return self.over(self.form().prepared(qkv, context.tables), context, None)
 
 
 class FusedRopeHeadNormAttention(FusedHeadNormAttention):
@@ -249,7 +239,6 @@ def unfuse(block: M) -> M:
 
 
 def _fuse(block: nn.Module) -> None:
-    """One block, those in it being fused already."""
     if isinstance(block, Fused):
         return
     written = _written(type(block).forward, block)
@@ -273,7 +262,6 @@ def _unfuse(block: nn.Module) -> None:
 
 @functools.cache
 def _class_of(fused: Any, plain: Any) -> Any:
-    """`plain` with the forward of `fused`."""
     return type(f"Fused{plain.__name__}", (fused, plain), {"__doc__": fused.__doc__})
 
 

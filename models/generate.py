@@ -207,7 +207,6 @@ def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
 
 
 def _plain(prompt: Any) -> Any:
-    """A list, where it is a tensor, an array or a tuple."""
     if hasattr(prompt, "tolist"):
         return prompt.tolist()
     return list(prompt) if isinstance(prompt, Sequence | Set) and not isinstance(prompt, str | bytes) else prompt

@@ -175,11 +175,8 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
     if not is_there:
         if (advice := hub_advice(os.fspath(path))) is None:
             raise ModelError(f"there is no folder {escape(path)}", next=f"name a model folder: {NEEDED}")
-        raise ModelError(
-            f"there is no folder {escape(path)}; it looks like a model of the Hugging Face hub that is not on this"
-            " machine, and Genesis downloads nothing unasked",
-            next=advice,
-        )
+        what = f"there is no folder {escape(path)}; it looks like a model of the Hugging Face hub that is not on this"
+        raise ModelError(f"{what} machine, and Genesis downloads nothing unasked", next=advice)
     if not is_a_folder:
         raise _a_file(folder)
     try:
@@ -219,17 +216,13 @@ def _a_file(path: Path) -> ModelError:
 
 
 def _gguf(where: str) -> ModelError:
-    return ModelError(
-        f"{where} holds GGUF, the format of llama.cpp, which Genesis does not read",
-        next=f"take the model's original folder: {NEEDED}",
-    )
+    what = f"{where} holds GGUF, the format of llama.cpp, which Genesis does not read"
+    return ModelError(what, next=f"take the model's original folder: {NEEDED}")
 
 
 def _pickle(where: str) -> ModelError:
-    return ModelError(
-        f"{where} holds pickled weights, which can run code when they are read; Genesis reads safetensors",
-        next=f"take a version with safetensors, or convert it with transformers, {_CONVERT}",
-    )
+    what = f"{where} holds pickled weights, which can run code when they are read; Genesis reads safetensors"
+    return ModelError(what, next=f"take a version with safetensors, or convert it with transformers, {_CONVERT}")
 
 
 def _other_contents(folder: Path, names: list[str]) -> Iterator[ModelError]:

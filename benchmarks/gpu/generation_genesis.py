@@ -20,7 +20,7 @@ from genesis.backend import as_device
 from genesis.bench.limits import copy_rate
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.device import DeviceEngine
-from genesis_models.quantize import quantize
+from genesis_models.weights import quantize
 
 DRAWS = {"greedy": Sampling(0.0), "sampled": Sampling(0.8, top_k=50, top_p=0.95)}
 WARM_UPS = 3  # a pass of prompts is captured in its third

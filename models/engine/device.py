@@ -41,8 +41,6 @@ class _Sequence(Running):
 
 
 class _Batch(NamedTuple):
-    """Steps that were launched together."""
-
     sequences: list[tuple[int, _Sequence]]  # by row
     reading: Reading
 

@@ -92,15 +92,6 @@ class DeviceCache:
         """Whether rotary angles of a sequence of `total` tokens are its own."""
         return any(rotary.is_stretched(total) for rotary in self._rotaries)
 
-    def span(self, which: int, begin: int, end: int, total: int) -> tuple[Tensor, Tensor]:
-        """cos and sin `[T, D/2]` of positions `begin` … `end` - 1 of a sequence of `total`, of a rotary embedding."""
-        rotary, (cos, sin) = self._rotaries[which], self.tables[which]
-        if not rotary.is_stretched(total):
-            return cos.narrow(0, begin, end - begin), sin.narrow(0, begin, end - begin)
-        positions = np.minimum(np.arange(begin, end), total - 1)  # what is behind the end is padding
-        cos, sin = (each[0].to(device=self.data.device) for each in rotary.rows(positions[None], [total]))
-        return cos, sin
-
 
 class _PassCache(LayerCache):
     """The cache of one forward pass, which does not count tokens."""
@@ -122,8 +113,18 @@ class PromptCache(_PassCache):
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
         """cos and sin `[T, D/2]` of the part."""
-        begin = self._begin
-        return [self._cache.span(which, begin, begin + t, self._total) for which in range(len(rotaries))]
+        end, found = self._begin + t, list[tuple[Tensor, Tensor]]()
+        for rotary, (cos, sin) in zip(rotaries, self._cache.tables, strict=True):
+            if rotary.is_stretched(self._total):
+                positions = np.minimum(
+                    np.arange(self._begin, end), self._total - 1
+                )  # what is behind the end is padding
+                device, of_total = cos.device, rotary.rows(positions[None], [self._total])
+                cos, sin = (each[0].to(device=device) for each in of_total)
+            else:
+                cos, sin = cos.narrow(0, self._begin, t), sin.narrow(0, self._begin, t)
+            found.append((cos, sin))
+        return found
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float

@@ -111,7 +111,6 @@ class Prompts:
             begin = end
 
     def _part(self, values: np.ndarray, row: int, begin: int, total: int, key: tuple[int, int] | None) -> None:
-        """A part `[1, T]` of a prompt, behind those that are in the row."""
         cache = self._cache
         self._held.make_room(values.shape[1], filled(self._chunk))
         self._forward(values, lambda given: PromptCache(cache, row, begin, total), key)

@@ -25,8 +25,8 @@ from genesis_models.engine import (
     device_rows,
 )
 from genesis_models.engine.device import DeviceEngine
-from genesis_models.quantize import quantize
 from genesis_models.rope import Rotary
+from genesis_models.weights import quantize
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
 from tests.models.test_engine import GREEDY, by_request, prompts
 

@@ -13,8 +13,8 @@ import genesis_models
 from genesis.errors import NumericError, UsageError
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Sampling, choose
-from genesis_models.generate import continue_ids
 from genesis_models.rope import Rotary
+from tests.models.continued import continue_ids
 from tests.models.golden import golden
 
 
@@ -65,7 +65,7 @@ def test_greedy_generation_equals_calling_the_model_each_time() -> None:
     model = genesis_models.load(reference.folder)
     model.train()
     prompt = [int(i) for i in reference.arrays["input_ids"][0, :5]]
-    found = list(continue_ids(model, prompt, Sampling(0.0), 12))
+    found = continue_ids(model, prompt, Sampling(0.0), 12)
     tokens = list(prompt)
     for _ in range(12):
         with genesis.no_grad():
@@ -76,19 +76,19 @@ def test_greedy_generation_equals_calling_the_model_each_time() -> None:
 
 def test_generation_ends_at_a_stop_token_and_at_the_context() -> None:
     model = genesis_models.load(golden("qwen3-tied").folder)
-    free = list(continue_ids(model, [1, 2, 3], Sampling(0.0), 10))
-    assert list(continue_ids(model, [1, 2, 3], Sampling(0.0), 10, frozenset({free[0]}))) == []
-    assert len(list(continue_ids(model, [1, 2, 3], Sampling(1.0), 10_000))) == 128 - 3
+    free = continue_ids(model, [1, 2, 3], Sampling(0.0), 10)
+    assert continue_ids(model, [1, 2, 3], Sampling(0.0), 10, frozenset({free[0]})) == []
+    assert len(continue_ids(model, [1, 2, 3], Sampling(1.0), 10_000)) == 128 - 3
     with pytest.raises(UsageError, match="128"):
-        list(continue_ids(model, [1] * 128, Sampling(0.0), 1))
+        continue_ids(model, [1] * 128, Sampling(0.0), 1)
     with pytest.raises(UsageError, match="no tokens"):
-        list(continue_ids(model, [], Sampling(0.0), 1))
+        continue_ids(model, [], Sampling(0.0), 1)
 
 
 def test_generation_leaves_the_random_generator_alone() -> None:
     model = genesis_models.load(golden("qwen3-tied").folder)
     before = genesis.random.get_state()
-    list(continue_ids(model, [1], Sampling(1.0), 3))
+    continue_ids(model, [1], Sampling(1.0), 3)
     assert genesis.random.get_state() == before
 
 
@@ -102,8 +102,8 @@ def test_dynamic_rope_generates_beyond_the_trained_length() -> None:
     prompt = [272, 203, 163, 86, 98, 13, 24, 5, 56, 260, 207, 292, 161, 194, 310, 233, 202, 173, 179, 299, 88, 261, 214]
     expected = [67, 73, 150, 305, 302, 13, 266, 278, 121, 255, 129, 142, 169, 130, 13, 165, 155, 159, 0, 264, 277, 110]
     expected += [225, 145, 64, 244, 70, 110, 45, 206, 29, 260, 76, 90, 193, 32, 187, 165, 27, 55]
-    assert list(continue_ids(model, [*prompt, 0], Sampling(0.0), 40)) == expected
-    assert len(list(continue_ids(model, [*prompt, 0], Sampling(0.0), 1000))) == 4 * 32 - 24
+    assert continue_ids(model, [*prompt, 0], Sampling(0.0), 40) == expected
+    assert len(continue_ids(model, [*prompt, 0], Sampling(0.0), 1000)) == 4 * 32 - 24
 
 
 def test_tables_of_stretched_angles_go_when_another_length_comes() -> None:

@@ -17,7 +17,8 @@ from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ModelError, UsageError
 from genesis.train.config import EvalConfig
 from genesis_models import CausalLM, Generated, Sampling
-from genesis_models.generate import MAX_TOKENS, continue_ids
+from genesis_models.generate import MAX_TOKENS
+from tests.models.continued import continue_ids
 from tests.models.golden import golden
 
 DRAWING: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "seed": 3}
@@ -42,7 +43,7 @@ def test_a_text_and_its_ids_give_the_same(model: CausalLM, folder: Path) -> None
     ids = tokenizer.prompt("words")
     found = model.generate("words", **DRAWING)
     ends = frozenset({tokenizer.eos_id})
-    assert found.ids == list(continue_ids(model, ids, Sampling(1.0, seed=3), 12, ends))
+    assert found.ids == continue_ids(model, ids, Sampling(1.0, seed=3), 12, ends)
     assert found.text == str(found) == tokenizer.decode(found.ids)
     assert (found.finish, found.log_probs) == ("length", None)
     forms: list[Any] = [ids, tuple(ids), np.array(ids), genesis.tensor(ids), [np.int64(token) for token in ids]]

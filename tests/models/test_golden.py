@@ -14,7 +14,8 @@ from genesis.errors import ConfigError
 from genesis.nn.utils import clip_grad_norm_
 from genesis.optim import AdamW, decay_groups
 from genesis_models.engine import Request, Sampling
-from genesis_models.generate import continue_ids, engine_for
+from genesis_models.generate import engine_for
+from tests.models.continued import continue_ids
 from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, QWEN, extra, golden, relative_error
 
 LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test
@@ -84,7 +85,7 @@ def test_greedy_text(name: str, device: str) -> None:
     reference = golden(name)
     model = genesis_models.load(reference.folder, device=device)
     expected = reference.arrays["greedy"].tolist()
-    assert list(continue_ids(model, expected[:9], Sampling(0.0), len(expected) - 9)) == expected[9:]
+    assert continue_ids(model, expected[:9], Sampling(0.0), len(expected) - 9) == expected[9:]
 
 
 @pytest.mark.parametrize("device", DEVICES)

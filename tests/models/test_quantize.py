@@ -17,7 +17,7 @@ from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.engine import EagerEngine, Engine, Request
 from genesis_models.engine.sampling import Sampling
-from genesis_models.quantize import is_quantized, quantize
+from genesis_models.weights import is_quantized, quantize
 from tests.models.golden import FIXTURES, NAMES
 
 IDS = genesis.tensor([[5, 17, 2, 40, 8, 8, 3]])

@@ -23,8 +23,8 @@ from genesis_models.config import ModelConfig
 from genesis_models.engine import Request, Runner, Sampling
 from genesis_models.engine.device_rows import release
 from genesis_models.generate import engine_for
-from genesis_models.quantize import QUANTIZED, quantize
 from genesis_models.registry import build
+from genesis_models.weights import QUANTIZED, quantize
 
 NEW = 64  # tokens drawn for each sequence
 TOP_K = 50  # where tokens are drawn by chance, as the schema has it
