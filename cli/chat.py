@@ -109,7 +109,6 @@ def _converse(talk: Talk) -> None:
 
 
 def _one(talk: Talk, line: str, out: Output, console: Output) -> None:
-    """A message, or a command."""
     if not line.startswith("/") or line.startswith("//"):
         if line.strip():
             _answer(talk, talk.say(line.removeprefix("/")), out, console)
@@ -164,7 +163,6 @@ def _is_typed() -> bool:
 
 
 def _typed() -> Iterator[str]:
-    """Messages from a terminal, with history and several lines."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.key_binding import KeyBindings

@@ -138,7 +138,6 @@ def _write(lines: Iterator[str], out: str) -> None:
 
 
 def _from_stdin() -> str:
-    """All of stdin, without the line end behind it."""
     data = sys.stdin.buffer.read(LONGEST_PROMPT + 1)
     if len(data) > LONGEST_PROMPT:
         raise UsageError(f"stdin has more than {LONGEST_PROMPT:,} bytes", next="shorten it")

@@ -123,5 +123,4 @@ def _answer(question: str, default: str, check: Callable[[str], object]) -> str:
 
 
 def _say(error: GenesisError) -> None:
-    """Why a question is asked again."""
     print("\n".join(filter(None, (f"  {error.what}", error.next and f"  next: {error.next}"))))

@@ -90,24 +90,18 @@ def _source(name: str) -> tuple[str | bytes, str]:
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
     if name in names() and (user := stranger(name)) is not None:
-        raise ConfigError(
-            f"the file {name} in this folder belongs to user {user}, and a recipe has the same name",
-            where=escape(Path(name).absolute()),
-            next=f"write ./{name} for the file, or call the recipe from another folder",
-        )
+        what = f"the file {name} in this folder belongs to user {user}, and a recipe has the same name"
+        next = f"write ./{name} for the file, or call the recipe from another folder"
+        raise ConfigError(what, where=escape(Path(name).absolute()), next=next)
     return read_source(name), escape(name)
 
 
 def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Config:
+    """The configuration with the folders that names on the hub stand for on this machine."""
+    from genesis.files.hub import local_path
     from genesis.train.config_file import parse_config
 
-    return _on_this_machine(parse_config(text, name, overrides))
-
-
-def _on_this_machine(config: Config) -> Config:
-    """`config` with the folders that names on the hub stand for."""
-    from genesis.files.hub import local_path
-
+    config = parse_config(text, name, overrides)
     for section, key in MODELS:
         found = getattr(config, section)
         named = None if found is None else getattr(found, key)

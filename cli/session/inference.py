@@ -1,18 +1,28 @@
-"""A trained model and its tokenizer, and `genesis eval`: its loss on data."""
+"""A trained model that is opened: its loss on data (`genesis eval`), its answers, log-probabilities of given ids."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, NamedTuple
 
+import numpy as np
+
+import genesis
 from genesis.backend import Device
+from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.pipeline import prepare_held_out
+from genesis.data.records import Conversation
 from genesis.data.sources import STDLIB
 from genesis.data.tokenizer import Tokenizer
 from genesis.data.worker_thread import start_in_thread
 from genesis.errors import GenesisError, NumericError, UsageError, escape
 from genesis.files.atomic import temporary_folder
+from genesis.files.hf import read_chat_templates
+from genesis.nn import functional as F
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.objective import NextTokens
@@ -21,11 +31,14 @@ from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import check_rows, resolve_device, special_text_warning, stages
 from genesis_models.blocks import CausalLM
-from genesis_models.chat_files import check_ids
+from genesis_models.chat_files import check_ids, stop_ids
+from genesis_models.engine import Piece, Request, continue_texts
+from genesis_models.engine.engine import check_prompt, length_of
+from genesis_models.engine.text import Runner
 from genesis_models.folder import load_source, read_config
-from genesis_models.quantize import QUANTIZED, quantize
+from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource, find_source
-from genesis_models.weights import AUTO, check_finite
+from genesis_models.weights import AUTO, QUANTIZED, check_finite, quantize
 
 # What a user types where a training run has a setting.
 COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
@@ -39,6 +52,9 @@ EVAL = COMMON | {
 }
 EVAL_MEMORY = "lower --batch-size or --seq-len, choose --dtype bf16, or take a smaller model"
 LONGEST_EVAL = 1024  # tokens of a sequence where the model takes more and the user names no length
+SMALLEST = 1024  # tokens of a cache that grows with a conversation
+PACKED = 4096  # tokens of a forward pass, unless one sequence has more
+SCORED = 256  # positions whose logits are there at a time
 
 
 def found_source(folder: str, base: str | None) -> ModelSource:
@@ -131,9 +147,162 @@ def evaluate(
         )
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):
-        raise NumericError(
-            "the loss is not finite",
-            where=escape(source.adapter or source.folder),
-            next="measure in float32: --dtype fp32",
-        )
+        where_ = escape(source.adapter or source.folder)
+        raise NumericError("the loss is not finite", where=where_, next="measure in float32: --dtype fp32")
     return found.metrics()
+
+
+class Speaker(ExitStack):
+    """A model that answers one request after the other; a context manager.
+
+    Args:
+        kv_cache: the type of keys and values, as of `engine_for`.
+        template: `chatml`, or a file or folder with the chat template, instead of the model's own.
+
+    Attributes:
+        template: renders conversations; None for a model without a chat template, which continues texts.
+        ends: the ids that end an answer.
+
+    Raises:
+        ModelError: a folder, a tokenizer or a template that cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        device: str,
+        dtype: str,
+        kv_cache: Literal["auto", "fp8"] = "auto",
+        template: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.source, self._cache = source, kv_cache
+        self.model, self.tokenizer = opened(source, resolve_device(device), dtype)
+        self.template, self.ends = chat_prompts(source, self.tokenizer, self, template)
+        self._engine: Runner | None = None
+        self._capacity = 0
+
+    def encode(self, asked: str | Conversation, where: str = "") -> list[int]:
+        """The ids of a text, or those before the answer to a conversation; `where` it is, for an error.
+
+        Raises:
+            DataError: the template cannot render the conversation.
+        """
+        if isinstance(asked, str):
+            return self.tokenizer.prompt(asked)
+        assert self.template is not None
+        return self.template.encode(asked, where=where)
+
+    def answer(self, request: Request) -> Iterator[Piece]:
+        """What continues a prompt, a piece for each token.
+
+        Raises:
+            UsageError: an empty prompt, or one that fills the context. NumericError: logits that are not finite.
+        """
+        check_prompt(self.model, request.ids)
+        longest = length_of(self.model, request)
+        if longest > self._capacity:  # doubled, so that a cache and its graphs last for several turns
+            self._capacity = min(max(SMALLEST, 1 << (longest - 1).bit_length()), self.model.config.context_length)
+            whole = Request(request.ids, request.sampling, self._capacity - len(request.ids))
+            self._engine = engine_for(self.model, [whole], cache=self._cache)
+        assert self._engine is not None
+        try:
+            yield from continue_texts(self._engine, [request], self.tokenizer)
+        except BaseException:
+            self._capacity = 0  # an engine that was stopped in the middle is not used again
+            raise
+
+
+def chat_prompts(
+    source: ModelSource, tokenizer: Tokenizer, stack: ExitStack, template: str | None = None
+) -> tuple[ChatPrompts | None, frozenset[int]]:
+    """What renders chats, until the stack ends, None for a model without a template; and the ids that end an answer.
+
+    Args:
+        template: as of `Speaker`.
+    """
+    folder, ends = template_folder(source), stop_ids(source.folders, tokenizer)
+    if template is None and not read_chat_templates(folder):
+        return None, ends
+    chats = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.named(template or str(folder), tokenizer)))
+    return chats, ends | {*chats.end_of_turn_ids}
+
+
+def template_folder(source: ModelSource) -> Path:
+    """The first folder with a chat template; the model's where none has one."""
+    return next((folder for folder in source.folders if read_chat_templates(folder)), source.folder)
+
+
+class Score(NamedTuple):
+    """The log-probability of an id after those before it, and the likeliest ids with theirs."""
+
+    log_prob: float
+    top: list[tuple[int, float]]
+
+
+def scores(model: CausalLM, sequences: Sequence[tuple[Sequence[int], int]], top: int = 0) -> Iterator[list[Score]]:
+    """For each sequence the scores of its ids from a position on.
+
+    Args:
+        sequences: ids, and the first position that is scored; before the first id there is nothing, so at least 1.
+        top: how many of the likeliest ids are told.
+
+    Raises:
+        UsageError: more ids than the context holds. ModelError: an id beyond the vocabulary.
+    """
+    for ids, _ in sequences:
+        for part in (ids[:-1], ids[-1:]) if len(ids) > 1 else ():
+            check_prompt(model, part, room=0)
+    was_training = model.training
+    model.eval()
+    try:
+        # Where rotary angles depend on a sequence's length, one that is longer than trained passes alone.
+        for batch in _packed(sequences, min(PACKED, model.config.packed_length)):
+            yield from _scored(model, batch, top)
+    finally:
+        model.train(was_training)
+
+
+def _packed(sequences: Sequence[tuple[Sequence[int], int]], most: int) -> Iterator[list[tuple[Sequence[int], int]]]:
+    """The sequences in order, as many together as a forward pass of `most` tokens takes."""
+    batch: list[tuple[Sequence[int], int]] = []
+    for each in sequences:
+        if batch and sum(len(ids) for ids, _ in batch) + len(each[0]) > most:
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+def _scored(model: CausalLM, batch: list[tuple[Sequence[int], int]], top: int) -> Iterator[list[Score]]:
+    counts = [max(0, len(ids) - max(first, 1)) for ids, first in batch]
+    if not any(counts):
+        yield from ([] for _ in batch)
+        return
+    inputs = [np.asarray(ids[:-1], np.int64) for ids, _ in batch]
+    begins = np.cumsum([0, *map(len, inputs)])
+    rows = np.concatenate([np.arange(e - n, e) for e, n in zip(begins[1:], counts, strict=True)])
+    wanted = np.concatenate(
+        [np.asarray(ids[len(ids) - n :], np.int64) for (ids, _), n in zip(batch, counts, strict=True)]
+    )
+    device = model.model.embed_tokens.weight.device
+    positions = np.concatenate([np.arange(len(each)) for each in inputs])
+    with genesis.no_grad():
+        ids = genesis.tensor(np.concatenate(inputs)[None], device=device)
+        places = genesis.tensor(positions[None], device=device) if len(batch) > 1 else None
+        hidden = model.hidden_states(ids, places)[0]  # [T, H]
+        found: list[Score] = []
+        for begin in range(0, len(rows), SCORED):
+            part = genesis.tensor(rows[begin : begin + SCORED], device=device)
+            chances = F.log_softmax(model.logits(hidden[part]).float(), 1)
+            ids = genesis.tensor(wanted[begin : begin + SCORED], device=device)
+            chosen = chances.gather(1, ids[:, None])[:, 0].cpu().numpy().tolist()
+            tops: list[list[tuple[int, float]]] = [[] for _ in chosen]
+            if top:
+                values, likeliest = (each.cpu().numpy().tolist() for each in genesis.topk(chances, top))
+                tops = [[*zip(i, v, strict=True)] for i, v in zip(likeliest, values, strict=True)]
+            found += map(Score, chosen, tops)
+    for end, count in zip(np.cumsum(counts), counts, strict=True):
+        yield found[end - count : end]

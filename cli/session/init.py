@@ -308,7 +308,6 @@ def _choices(rows: int, shape: ModelConfig) -> Iterator[tuple[str, int]]:
 
 
 def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
-    """Comments at the top: the commands, and what was chosen."""
     file = escape(asked.file)
     yield f"# Written by genesis init: {GOALS[asked.goal][0]}."
     yield "#"

@@ -18,8 +18,8 @@ from genesis.files.paths import exists
 from genesis.files.strict_json import parse_object, read_limited
 from genesis.train.output import Output
 from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY, chosen_sampling
+from genesis_cli.session.inference import Speaker
 from genesis_cli.session.phrases import phrased_for
-from genesis_cli.session.speaker import Speaker
 from genesis_models.engine import Finish, Request, Sampling
 from genesis_models.source import find_source
 

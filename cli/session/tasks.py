@@ -15,11 +15,9 @@ from genesis.data.records import Conversation, Position
 from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
-from genesis_cli.session.inference import found_source
+from genesis_cli.session.generation import read_lines
+from genesis_cli.session.inference import Speaker, found_source, scores
 from genesis_cli.session.phrases import phrased_for
-from genesis_cli.session.prompts import read_lines
-from genesis_cli.session.scoring import scores
-from genesis_cli.session.speaker import Speaker
 from genesis_models.engine import Request, Sampling, continue_texts
 from genesis_models.engine.engine import check_prompt
 from genesis_models.generate import engine_for
@@ -62,7 +60,6 @@ def read_items(path: str, match: Match) -> list[Item]:
 
 
 def _item(value: Mapping[str, Any], position: Position, where: str, match: Match) -> Item:
-    """Raises: DataError."""
     if ("prompt" in value) == ("messages" in value):
         raise DataError('the line needs either "prompt" or "messages"', where=where, next=EXAMPLES)
     asked: str | Conversation
@@ -98,7 +95,6 @@ def _is_pattern(text: str) -> bool:
 
 
 def _number(text: str) -> float | None:
-    """The last number in a text."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 

@@ -4,7 +4,7 @@
 them, and remembers which model they were trained on.
 """
 
-from genesis.files.hub_cache import ADAPTER_CONFIG
+from genesis.files.hub import ADAPTER_CONFIG
 from genesis_models.adapters.config import AdapterConfig
 from genesis_models.adapters.folder import (
     ADAPTER_WEIGHTS,

@@ -15,7 +15,7 @@ import pytest
 import genesis_cli.chat as chat_module
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import UsageError
-from genesis_cli.session.speaker import Speaker
+from genesis_cli.session.inference import Speaker
 from genesis_models.engine import Piece, Request
 from tests.cli.command import printed
 

@@ -15,7 +15,7 @@ import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis_cli.session import tasks
-from genesis_cli.session.scoring import PACKED, scores
+from genesis_cli.session.inference import PACKED, scores
 from genesis_cli.session.tasks import matches
 from genesis_models.blocks import CausalLM
 from tests.cli.command import printed

@@ -13,7 +13,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
-from genesis_cli.session.speaker import Speaker
+from genesis_cli.session.inference import Speaker
 from genesis_cli.session.talk import Talk
 from genesis_cli.session.training import sample_texts
 from genesis_models import CausalLM, Sampling

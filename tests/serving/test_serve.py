@@ -23,7 +23,7 @@ import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import UsageError
-from genesis_cli.session.scoring import scores
+from genesis_cli.session.inference import scores
 from genesis_cli.session.serving import http_process, process
 from genesis_cli.session.serving.protocol import is_loopback
 from tests.cli.command import printed

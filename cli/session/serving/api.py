@@ -153,9 +153,8 @@ class Api:
     async def _body(self, request: Request) -> Any:
         """The JSON value of a request. Raises: BadRequest."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise BadRequest(
-                "the body's type is not application/json: send the header Content-Type: application/json", status=415
-            )
+            what = "the body's type is not application/json: send the header Content-Type: application/json"
+            raise BadRequest(what, status=415)
         most, data = self._settings.most_bytes, bytearray()
         try:
             async with asyncio.timeout(BODY_S):
@@ -279,14 +278,12 @@ class Api:
                 raise BadRequest(what, param="messages", code="context_length_exceeded")
 
     def _rendered(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Raises: BadRequest."""
         assert self._template is not None
         try:
             read = read_messages(messages, Position("messages", 0))
             if read[-1]["role"] == "assistant":
-                raise BadRequest(
-                    "the last message is the assistant's, and there is nothing to answer", param="messages"
-                )
+                what = "the last message is the assistant's, and there is nothing to answer"
+                raise BadRequest(what, param="messages")
             return self._template.encode(Conversation(read), most=self._settings.context)
         except Defect as error:
             raise BadRequest(f"{error.field}: {error.what}", param="messages") from None
@@ -341,13 +338,10 @@ class Api:
             what = f"prompt {place} has {len(ids)} tokens and its answer up to {tokens}, the context holds {context}"
             raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            for position, id in enumerate(ids):
-                if 0 <= id < vocabulary:
-                    continue
-                found = f"the token id {id:,} at position {position} of prompt {place}"
-                raise BadRequest(
-                    f"{found} is not in the vocabulary of {vocabulary:,}, ids 0 to {vocabulary - 1:,}", param=param
-                )
+            for position, id in ((at, each) for at, each in enumerate(ids) if not 0 <= each < vocabulary):
+                what = f"the token id {id:,} at position {position} of prompt {place}"
+                what += f" is not in the vocabulary of {vocabulary:,}, ids 0 to {vocabulary - 1:,}"
+                raise BadRequest(what, param=param)
 
     async def texts(
         self, number: int, choice: Choice, body: Body, tokens: int
@@ -375,8 +369,6 @@ class Api:
 
 
 class _Stream(Response):
-    """Choices as server-sent events."""
-
     def __init__(
         self, api: Api, answer: Answer, choices: list[Choice], body: Body, tokens: int, places: ExitStack
     ) -> None:

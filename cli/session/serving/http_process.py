@@ -23,9 +23,9 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DeviceError, GenesisError, ModelError
 from genesis.files.boundary import boundary, system_error
 from genesis.train.output import Output
+from genesis_cli.session.inference import chat_prompts
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import ENDS, GRACE_S, Link, Message, failure, receive, send
-from genesis_cli.session.speaker import chat_prompts
 from genesis_models.source import find_source
 
 HEAD_S = 30.0  # in which the head of a connection's first request must come

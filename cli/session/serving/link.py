@@ -65,11 +65,12 @@ class _Inbox:
 
     Attributes:
         is_eager: whether each message wakes whoever takes it, as the first and the last do.
+        is_over: whether the last message has come.
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.is_eager = True
+        self.is_eager, self.is_over = True, False
         self._event = asyncio.Event()
 
     async def take(self) -> list[Message]:
@@ -142,45 +143,37 @@ class Link:
             BadRequest: it cannot run.
         """
         message = {"ids": list(ids), "sampling": asdict(sampling), "sequence": sequence, "max_tokens": max_tokens}
-        id, inbox = self._begin({"op": "new", **message, "stop": list(stop)})
-        is_over = False
-        try:
-            while not is_over:
+        with self._asked({"op": "new", **message, "stop": list(stop)}) as (id, inbox):
+            finish = None
+            while finish is None:
                 found = await inbox.take()
                 inbox.is_eager = is_eager
-                if "token" not in found[-1]:
-                    is_over = True
-                    _check(found[-1])
-                is_over = found[-1]["finish"] is not None
+                _check(found[-1])
+                finish = found[-1]["finish"]
                 yield [Token(id, each["token"], None, each["finish"]) for each in found]
-        finally:
-            self._end(id, is_over=is_over)
 
     async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
-        """As `worker.scores`. Raises: BadRequest."""
-        id, inbox = self._begin({"op": "score", "ids": list(ids), "top": top})
-        is_over = False
-        try:
+        """As `scoring.scores` of the ids from the second on. Raises: BadRequest."""
+        with self._asked({"op": "score", "ids": list(ids), "top": top}) as (_, inbox):
             [found] = await inbox.take()
-            is_over = True
             _check(found)
             rows: list[Any] = found["rows"]
             return rows
-        finally:
-            self._end(id, is_over=is_over)
 
-    def _end(self, id: int, *, is_over: bool) -> None:
-        del self.live[id]
-        if not is_over:
-            self._out.put({"op": "cancel", "id": id})
-
-    def _begin(self, message: Message) -> tuple[int, _Inbox]:
+    @contextlib.contextmanager
+    def _asked(self, message: Message) -> Iterator[tuple[int, _Inbox]]:
+        """A request's number and what comes for it; it is cancelled where the block ends before it is over."""
         if self._gone is not None:
             raise BadRequest(self._gone, status=503)
         id, inbox = next(self._ids), _Inbox()
         self.live[id] = inbox
         self._out.put({**message, "id": id})
-        return id, inbox
+        try:
+            yield id, inbox
+        finally:
+            del self.live[id]
+            if not inbox.is_over:
+                self._out.put({"op": "cancel", "id": id})
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # the reader notices
@@ -204,7 +197,8 @@ class Link:
         for id, token, finish in message["tokens"]:
             if (inbox := self.live.get(id)) is not None:
                 inbox.messages.append({"token": token, "finish": finish})
-                if inbox.is_eager or finish is not None:
+                inbox.is_over = finish is not None
+                if inbox.is_eager or inbox.is_over:
                     inbox.wake()
         if not self._is_due:
             self._is_due = True
@@ -218,6 +212,7 @@ class Link:
     def _put(self, id: int, message: Message) -> None:
         if (inbox := self.live.get(id)) is not None:
             inbox.messages.append(message)
+            inbox.is_over = True
             inbox.wake()
 
     def close(self, why: str) -> None:
@@ -230,5 +225,5 @@ class Link:
 
 def _check(found: Message) -> None:
     """Raises: BadRequest where it says that a request has failed."""
-    if found["op"] == "failed":
+    if found.get("op") == "failed":
         raise BadRequest(found["what"], status=found.get("status", 500 if found["is_ours"] else 400))

@@ -25,13 +25,11 @@ from genesis.files.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis.train.signals import SAME_SECONDS, Interrupts
 from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
-from genesis_cli.session.inference import opened
+from genesis_cli.session.inference import opened, scores, template_folder
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
-from genesis_cli.session.scoring import scores
 from genesis_cli.session.serving.link import GRACE_S, Message, failed, receive, send
 from genesis_cli.session.serving.protocol import is_loopback
-from genesis_cli.session.speaker import template_folder
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing
 from genesis_models.engine import Request, Sampling, Token
@@ -155,13 +153,8 @@ class Worker:
 
 
 def _request(message: Message) -> Request:
-    return Request(
-        message["ids"],
-        Sampling(**message["sampling"]),
-        message["max_tokens"],
-        frozenset(message["stop"]),
-        message["sequence"],
-    )
+    ids, sampling, stop = message["ids"], Sampling(**message["sampling"]), frozenset(message["stop"])
+    return Request(ids, sampling, message["max_tokens"], stop, message["sequence"])
 
 
 CONTEXT = 4096  # tokens of a sequence where the model takes more and the user names no number
@@ -278,9 +271,8 @@ def _check_key(key: str | None) -> None:
     """Raises: UsageError for a key that no header can hold."""
     is_latin = key is None or all(ord(each) < 256 for each in key)
     if key is not None and not (is_latin and key.isprintable() and key == key.strip() and 0 < len(key) <= MOST_KEY):
-        what = (
-            "no client can send the key: it is empty, too long, or has line ends, spaces at its ends or rare characters"
-        )
+        wrong = "it is empty, too long, or has line ends, spaces at its ends or rare characters"
+        what = f"no client can send the key: {wrong}"
         raise UsageError(what, where="--api-key, or GENESIS_API_KEY", next="choose letters, digits and signs of ASCII")
 
 
@@ -289,15 +281,12 @@ def _in_url(host: str) -> str:
 
 
 def _check_extra() -> None:
-    """Raises: DeviceError."""
     for package in ("starlette", "uvicorn"):
         try:
             __import__(package)
         except ModuleNotFoundError:
-            what = f"the package {package} is not installed"
-            raise DeviceError(
-                what, next="pip install starlette uvicorn, which are the extra `serve` of Genesis"
-            ) from None
+            next = "pip install starlette uvicorn, which are the extra `serve` of Genesis"
+            raise DeviceError(f"the package {package} is not installed", next=next) from None
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
