@@ -1,4 +1,4 @@
-"""`genesis generate`: what continues a prompt, a message or a file of either; and the samples of a training run.
+"""`genesis generate`: what continues a prompt, a message or a file of either.
 
 A file's continuations are lines of JSON in its order.
 """
