@@ -372,8 +372,7 @@ def show_generation(
     from genesis_cli.session.bench.model import ops_table
     from genesis_cli.session.bench.steps import FAST
     from genesis_cli.session.preparation import resolve_device
-    from genesis_models.quantize import QUANTIZED
-    from genesis_models.weights import AUTO, weight_type
+    from genesis_models.weights import AUTO, QUANTIZED, weight_type
 
     count = generation.NEW if new is None else new
     if count < 2:
