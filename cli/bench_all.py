@@ -14,7 +14,6 @@ from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.profile.schema import Failure
     from genesis.report.schema import Section
     from genesis_models.config import ModelConfig
 
@@ -90,6 +89,7 @@ def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool
     """The section about training steps, what failed, and how many cases were measured."""
     from genesis.backend import CPU
     from genesis.measure.record import cell_text
+    from genesis.profile.schema import Failure
     from genesis.report.schema import Section
     from genesis_cli.bench_model import Request, measure_alone
     from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
