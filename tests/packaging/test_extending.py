@@ -144,3 +144,13 @@ def test_adding_an_objective(tmp_path: Path) -> None:
     assert applied("adding-an-objective.md", folder) == ["genesis/train/z_loss.py"]
     printed = run(folder, "-c", checks("adding-an-objective.md") + "\nimport genesis\nprint(genesis.__file__)")
     assert printed.startswith(str(folder))
+
+
+@pytest.mark.slow
+def test_adding_a_second_kernel(tmp_path: Path) -> None:
+    folder = copy_of_repository(tmp_path / "copy")
+    assert applied("adding-a-kernel.md", folder) == ["genesis/kernels/pointwise/activation.py"]
+    patched("adding-a-kernel.md", folder)
+    interpreted = "import os\nos.environ['TRITON_INTERPRET'] = '1'\n"
+    printed = run(folder, "-c", interpreted + checks("adding-a-kernel.md") + "\nprint(genesis.__file__)")
+    assert printed.startswith(str(folder))
