@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genesis_cli.bench_ops import Given, finish, measured_ops, setup_of
+from genesis_cli.bench_model import bench_model
+from genesis_cli.bench_ops import Given, bench_ops, finish, measured_ops, setup_of
 from genesis_cli.measured import dtype_of, raise_first
 from genesis_cli.options import JsonFile, MeasuredDevice, Reports, TorchPython, VsTorch
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.report.schema import Section
+    from genesis.measure.record import Failure, Table
     from genesis_models.config import ModelConfig
 
 QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
@@ -28,6 +29,10 @@ bench = typer.Typer(help="Reports about everything.", add_completion=False, rich
 @bench.callback()
 def _about() -> None:
     """Measure everything that this machine can run, and report it."""
+
+
+bench.command("ops")(bench_ops)
+bench.command("model")(bench_model)
 
 
 @bench.command("all")
@@ -56,13 +61,13 @@ def bench_all(
 ) -> None:
     """Measure every op and the training steps of a model, and write one report.
 
-    Writes one HTML page, Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
+    Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured.
     """
     from genesis.backend import CPU
+    from genesis.measure import suite
     from genesis.measure.cases import default_sizes
-    from genesis.report import suite
     from genesis_cli.session.preparation import resolve_device
 
     where, kind = resolve_device(device), dtype_of(dtype)
@@ -73,43 +78,33 @@ def bench_all(
     given: Given = [("--model", model), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
     given += [("--fast", fast), ("--backward", backward)]
     setup = setup_of(where, kind, sizes, backward, fast, out)
-    measured, steps, sections = measured_ops(planned, setup, vs, torch_python), 0, []
-    if not measured.interrupted:
+    results, steps = measured_ops(planned, setup, vs, torch_python), 0
+    tables: list[Table] = []
+    failures: list[Failure] = []
+    if not results.interrupted:
         try:
-            section, failures, steps = _model_section(size, config, where, fast)
-            sections += [section] if steps else []
-            measured.failures.extend(failures)
+            tables, measured = _model_tables(size, config, where, fast)
+            failures, steps, results.interrupted = measured.failures, len(measured.cases), measured.interrupted
         except KeyboardInterrupt:
-            measured = measured._replace(interrupted=True)
-    finish("bench-all", given, setup, measured, json, sections)
-    raise_first(measured.failures, len(measured.entries) + steps)
+            results.interrupted = True
+    finish("bench-all", given, setup, results, json, tables, failures)
+    raise_first([*results.failures, *failures], len(results.measured) + steps)
 
 
-def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[Section, list[Any], int]:
-    """The section about training steps, what failed, and how many cases were measured."""
+def _model_tables(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[list[Table], Any]:
+    """The tables of training steps, and what was measured for them."""
     from genesis.backend import CPU
-    from genesis.measure.record import cell_text
-    from genesis.profile.schema import Failure
-    from genesis.report.schema import Section
     from genesis_cli.bench_model import Request, measure_alone
     from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
     from genesis_models.weights import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name
-    settings = Settings(dtype, plan=FAST if is_fast else THOROUGH)
     batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    request = Request(config, cases, device, settings)
+    request = Request(config, cases, device, Settings(dtype, plan=FAST if is_fast else THOROUGH))
     measured = measure_alone(request)
-    steps = next(iter(measured.tables(request)), None)
-    columns, rows = ([], []) if steps is None else (steps.columns, steps.rows)
-    section = Section(
-        title="Training steps of a model",
-        text=[f"{name}: {config.model_type}, {dtype}, random weights."],
-        columns=[column.title for column in columns],
-        cells=[[cell_text(column, row[column.key]) for column in columns] for row in rows],
-        bars=[],
-        data={"model": name},
-    )
-    failures = [Failure(name=f.name, label=f.label, error=f.error, exit_code=f.exit_code) for f in measured.failures]
-    return section, failures, len(measured.cases)
+    tables = list(measured.tables(request)) if measured.cases else []
+    if tables:
+        tables[0].title = "Training steps of a model"
+        tables[0].notes.append(f"{name}: {config.model_type}, {dtype}, random weights")
+    return tables, measured

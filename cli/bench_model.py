@@ -200,7 +200,7 @@ def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
 
 def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared: bool) -> tuple[str, ...]:
     """The recipes to compare with; none without --vs."""
-    from genesis.profile.peers.torch_steps import RANK_RECIPES, RECIPES
+    from genesis.measure.peers.torch_steps import RANK_RECIPES, RECIPES
     from genesis_cli.session.bench.versus import check_recipes
 
     if vs is None:
@@ -213,7 +213,7 @@ def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared
 
 def _check_peer(vs: str, python: str | None, device: Device) -> None:
     """Start the peer once: a missing one ends it before anything is measured."""
-    from genesis.profile.peer import started
+    from genesis.measure.peer import started
 
     with started("steps", device, vs, python):
         pass

@@ -1,24 +1,26 @@
-"""`genesis bench-ops`: what many ops cost here, as a page, Markdown and JSON, with what changed since the last run."""
+"""`genesis bench ops`: what many ops cost here, as Markdown and JSON, with what changed since the last run."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genesis.errors import UsageError
-from genesis_cli.measured import device_name, dtype_of, limits_row, peer_of, raise_first, show, show_progress
+from genesis.errors import UsageError, escape
+from genesis_cli.measured import device_name, dtype_of, peer_of, raise_first, show, show_progress
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
 
 if TYPE_CHECKING:
     from genesis.backend import Device
     from genesis.dtypes import DType
-    from genesis.report.build import Measured, Setup
-    from genesis.report.schema import Section
-    from genesis.report.suite import Job
+    from genesis.measure.history import Past
+    from genesis.measure.op import Settings
+    from genesis.measure.record import Failure, Table
+    from genesis.measure.suite import Job, Results
 
 Given = list[tuple[str, str | bool | None]]  # options with their values
 
@@ -28,7 +30,12 @@ def bench_ops(
         list[str] | None, typer.Option("--op", metavar="NAME", help="This op alone; may be given several times.")
     ] = None,
     category: Annotated[
-        str | None, typer.Option("--category", metavar="NAME", help="element, activation, reduction, matmul or memory.")
+        str | None,
+        typer.Option(
+            "--category",
+            metavar="NAME",
+            help="element, activation, reduction, matmul, memory, optimizer or other.",
+        ),
     ] = None,
     size: Annotated[
         list[str] | None,
@@ -38,7 +45,7 @@ def bench_ops(
             help="small, medium, batch, large or xlarge; may be given several times.  [default: by device]",
         ),
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="One size, little time for each case: seconds.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")] = False,
     dtype: OpDtype = None,
     device: MeasuredDevice = "auto",
@@ -49,12 +56,12 @@ def bench_ops(
 ) -> None:
     """Measure many ops, and report how near each comes to the limits of this machine.
 
-    Writes one HTML page, Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
+    Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured.
     """
+    from genesis.measure import suite
     from genesis.measure.cases import default_sizes
-    from genesis.report import suite
     from genesis_cli.session.preparation import resolve_device
 
     names = suite.names_of(op or (), category)
@@ -65,68 +72,113 @@ def bench_ops(
     given += [("--category", category), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
     given += [("--fast", fast), ("--backward", backward)]
     setup = setup_of(where, kind, sizes, backward, fast, out)
-    measured = measured_ops(planned, setup, vs, torch_python)
-    finish("bench-ops", given, setup, measured, json)
-    raise_first(measured.failures, len(measured.entries))
-    if not measured.entries:
-        raise UsageError(measured.skipped[0].reason, where="--dtype", next="leave --dtype out, or choose another")
+    results = measured_ops(planned, setup, vs, torch_python)
+    finish("bench-ops", given, setup, results, json)
+    raise_first(results.failures, len(results.measured))
+    if not results.measured:
+        raise UsageError(results.skipped[0].reason, where="--dtype", next="leave --dtype out, or choose another")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The machine, the way of measuring, and the folder of reports with what lies there."""
+
+    device: Device
+    dtype: DType | None
+    settings: Settings
+    facts: dict[str, Any]
+    folder: Path
+    device_name: str
+    machine: dict[str, Any]
+    earlier: list[Past]
 
 
 def setup_of(
     device: Device, dtype: DType | None, sizes: Sequence[str], backward: bool, fast: bool, out: Path | None
 ) -> Setup:
-    """The machine and the way of measuring; the folder of reports is created, so that it fails before and not after."""
-    from genesis.profile.op import Settings
-    from genesis.report import suite
-    from genesis.report.build import Setup
-    from genesis.report.files import default_folder, made_folder
+    """The folder of reports is created, so that it fails before anything is measured and not after."""
+    from genesis.backend import CPU
+    from genesis.backend.cpu import threads
+    from genesis.measure import suite
+    from genesis.measure.history import default_folder, earlier_runs, made_folder
+    from genesis.measure.op import Settings
     from genesis_cli.environment import facts
 
     machine = facts()
-    return Setup(
-        device=device,
-        dtype=dtype,
-        settings=Settings(backward=backward, stages=False, plan=suite.FAST if fast else suite.THOROUGH),
-        sizes=tuple(sizes),
-        folder=made_folder(out or default_folder()),
-        device_name=device_name(device, machine),
-        machine=machine,
-    )
+    name, folder = device_name(device, machine), made_folder(out or default_folder())
+    settings = {
+        "dtype": "float32" if dtype is None else dtype.name,
+        "sizes": ",".join(sizes),
+        "backward": backward,
+        "fast": fast,
+        "threads": threads() if device == CPU else None,
+    }
+    how = Settings(backward=backward, stages=False, causes=not fast, plan=suite.FAST if fast else suite.THOROUGH)
+    return Setup(device, dtype, how, settings, folder, name, machine, earlier_runs(folder, name, settings))
 
 
-def measured_ops(planned: Sequence[Job], setup: Setup, vs: str | None, torch_python: str | None) -> Measured:
+def measured_ops(planned: Sequence[Job], setup: Setup, vs: str | None, torch_python: str | None) -> Results:
     """Every case measured; on a terminal stderr shows how far it is."""
-    from genesis.report.build import measure_all
+    from genesis.measure.history import changes_since
+    from genesis.measure.suite import measure_all
 
     try:
         with peer_of(setup.device, vs, torch_python) as peer:
             settings = dataclasses.replace(setup.settings, peer=peer)
-            return measure_all(planned, dataclasses.replace(setup, settings=settings), show_progress)
+            return measure_all(
+                planned,
+                setup.device,
+                setup.dtype,
+                settings,
+                show_progress,
+                lambda measured: any(c.verdict == "slower" for c in changes_since(setup.earlier, [measured])),
+            )
     finally:
         show_progress("")
 
 
 def finish(
-    kind: Literal["bench-ops", "bench-all"],
+    kind: str,
     given: Given,
     setup: Setup,
-    measured: Measured,
+    results: Results,
     json: str | None,
-    sections: Sequence[Section] = (),
+    tables: Sequence[Table] = (),
+    failures: Sequence[Failure] = (),
 ) -> None:
-    """Write and print the report; of a run that was interrupted, of what was measured, and then it ends."""
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis.report.build import build, dtypes_of
-    from genesis.report.files import save
-    from genesis.report.text import render_lines
+    """Write and print the report; of a run that was interrupted, of what was measured, and then it ends.
 
-    if measured.interrupted and not measured.entries:
+    Args:
+        tables, failures: about something else than ops.
+    """
+    from genesis.measure import history, suite
+    from genesis.measure.record import Report, to_text
+
+    if results.interrupted and not results.measured:
         raise KeyboardInterrupt
-    limits = [limits_row(limits_of(setup.device, as_dtype(name))) for name in dtypes_of(measured, setup)]
     words = [name if value is True else f"{name} {value}" for name, value in given if value]
-    command = " ".join(["genesis", "bench-ops" if kind == "bench-ops" else "bench all", *words])
-    report = build(kind, command, setup, measured, limits, sections)
-    show(report, render_lines(report, save(report, setup.folder)), json)
-    if measured.interrupted:
+    all_tables = suite.tables_of(results)
+    sums, cases = ([t for t in all_tables if (t.name == "ops") == is_ops] for is_ops in (False, True))
+    report = Report(
+        kind=kind,
+        command=escape(" ".join(["genesis", kind.replace("-", " "), *words])),
+        device=str(setup.device),
+        device_name=setup.device_name,
+        machine=setup.machine,
+        settings=setup.facts,
+        tables=[*sums, *history.tables_of(setup.earlier, results.measured), *cases, *tables],
+        failures=[*results.failures, *failures],
+        notes=list(suite.notes_of(results)),
+    )
+    written = [f"written  {escape(_near(path))}" for path in history.save(report, setup.folder)]
+    # All cases are in the files; a terminal shows what follows from them.
+    short = dataclasses.replace(report, tables=[each for each in report.tables if each not in cases])
+    show(report, [*to_text(short), "", *written], json)
+    if results.interrupted:
         raise KeyboardInterrupt
+
+
+def _near(file: Path) -> Path:
+    """The path as seen from the current folder, where it is below that."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
     from genesis.backend import Device
     from genesis.dtypes import DType
-    from genesis.measure.limits import Limits
-    from genesis.measure.record import Failure as Failed
-    from genesis.measure.record import Report
-    from genesis.profile.peer import Child
-    from genesis.profile.schema import Failure, LimitsRow
+    from genesis.measure.peer import Child
+    from genesis.measure.record import Failure, Report
 
 STDOUT = "-"
 
@@ -33,15 +30,7 @@ def device_name(device: Device, machine: dict[str, Any]) -> str:
     return (machine["cpu"]["name"] if device == CPU else cuda.get_device_name(device)) or "unknown"
 
 
-def limits_row(found: Limits) -> LimitsRow:
-    """The limits as a part of a report."""
-    from genesis.profile.schema import LimitsRow
-
-    figures = {key: getattr(found, key) for key in LimitsRow.model_fields if key != "dtype"}
-    return LimitsRow(dtype=found.dtype.name, **figures)
-
-
-def show(report: BaseModel | Report, lines: Iterable[str], json: str | None) -> None:
+def show(report: Report | BaseModel, lines: Iterable[str], json: str | None) -> None:
     """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead."""
     from genesis.files.atomic import write_file
     from genesis.files.boundary import boundary
@@ -52,9 +41,12 @@ def show(report: BaseModel | Report, lines: Iterable[str], json: str | None) -> 
     if json is not None:
         from genesis.measure.record import Report
 
-        text = report.to_json().decode() if isinstance(report, Report) else report.model_dump_json(indent=2) + "\n"
+        if isinstance(report, Report):
+            data = report.to_json()
+        else:
+            data = (report.model_dump_json(indent=2) + "\n").encode()
         if json == STDOUT:
-            print(text, end="")
+            print(data.decode(), end="")
         else:
             with boundary(DiskError, "writing", json):
                 is_there, is_directory = exists(json), is_folder(json)
@@ -62,9 +54,9 @@ def show(report: BaseModel | Report, lines: Iterable[str], json: str | None) -> 
             if is_directory:
                 raise UsageError(f"{escape(json)} is a folder", where="--json", next="name a file in it")
             if is_file:
-                write_file(json, text.encode())
+                write_file(json, data)
             else:
-                write_into(json, text.encode())
+                write_into(json, data)
 
 
 def write_into(path: str, data: bytes) -> None:
@@ -87,7 +79,7 @@ def show_progress(text: str) -> None:
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def raise_first(failures: Sequence[Failure | Failed], measured: int) -> None:
+def raise_first(failures: Sequence[Failure], measured: int) -> None:
     """End with the first failure's message and exit code, if there is one; `measured` cases succeeded."""
     if failures:
         first, count = failures[0], len(failures)
@@ -126,7 +118,7 @@ def dtype_of(name: str | None) -> DType | None:
 @contextmanager
 def peer_of(device: Device, name: str | None, python: str | None) -> Iterator[Child | None]:
     """What `--vs` asks to compare ops with, inside the block; None where it was not given."""
-    from genesis.profile.peer import started
+    from genesis.measure.peer import started
 
     if name is not None:
         with started("ops", device, name, python) as child:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genesis.errors import UsageError, escape
 from genesis.files.paths import quote
-from genesis_cli.measured import device_name, dtype_of, integers, limits_row, peer_of, raise_first, show
+from genesis_cli.measured import device_name, dtype_of, integers, peer_of, raise_first, show
 
 if TYPE_CHECKING:
-    from genesis.backend import Device
     from genesis.measure.factories import Axes
-    from genesis.profile.schema import Failure, OpReport, OpRow
     from genesis.shapes import Shape
 
 
@@ -56,51 +53,37 @@ class Request:
 
 def measure_op(asked: Request, json: str | None) -> None:
     """Measure, print the report, and end with the first failure's exit code, if there is one."""
-    from genesis.profile.op import Settings, profile_op
-    from genesis.profile.report import render_lines
-    from genesis.profile.schema import Failure
+    from genesis.measure.op import Settings, profile_op, tables_of
+    from genesis.measure.record import Failure, Report, to_text
+    from genesis_cli.environment import facts
     from genesis_cli.session.preparation import resolve_device
 
     for option, word in (("--kernel", asked.kernel), ("--arch", asked.arch)):
         if word is not None:
             raise UsageError(f"{option} says whose code to show", where=option, next="add --show ptx, or leave it out")
     where, kind = resolve_device(asked.device), dtype_of(asked.dtype)
-    rows, failures = [], []
     with peer_of(where, asked.vs, asked.torch_python) as peer:
         settings = Settings(backward=asked.backward, cold=asked.cold, peer=peer)
-        for found in profile_op(asked.op, where, kind, asked.shapes, asked.axes, settings):
-            if isinstance(found, Failure):
-                failures.append(found)
-            else:
-                rows.append(found)
-    report = _report(asked.command, where, rows, failures)
-    show(report, render_lines(report) if rows else (), json)
-    raise_first(failures, len(rows))
-
-
-def _report(command: str, device: Device, rows: list[OpRow], failures: list[Failure]) -> OpReport:
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis.profile.schema import OpReport
-    from genesis_cli.environment import facts
-
-    names = dict.fromkeys(row.dtype for row in rows)
+        found = list(profile_op(asked.op, where, kind, asked.shapes, asked.axes, settings))
+    failures = [each for each in found if isinstance(each, Failure)]
+    rows = [each for each in found if not isinstance(each, Failure)]
     machine = facts()
-    return OpReport(
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=command,
-        device=str(device),
-        device_name=device_name(device, machine),
+    report = Report(
+        kind="profile-op",
+        command=asked.command,
+        device=str(where),
+        device_name=device_name(where, machine),
         machine=machine,
-        limits=[limits_row(limits_of(device, as_dtype(name))) for name in names],
-        rows=rows,
+        tables=tables_of(rows),
         failures=failures,
     )
+    show(report, to_text(report) if rows else (), json)
+    raise_first(failures, len(rows))
 
 
 def show_code(asked: Request, json: str | None) -> None:
     """Print the code of the op's kernels, and measure nothing."""
-    from genesis.profile.code import code_of, render_lines, target_named
+    from genesis.measure.code import code_of, render_lines, target_named
     from genesis_cli.session.preparation import resolve_device
 
     assert asked.stage is not None

@@ -28,7 +28,7 @@ def pull(
     from genesis.data.sources import is_data_file
     from genesis.files.hub import hub_name
     from genesis.files.hub import pull as fetch
-    from genesis.profile.format import format_bytes
+    from genesis.measure.record import format_bytes
     from genesis.train.output import Output
     from genesis.train.progress import draws, tokenizing
     from genesis_models.config import ModelConfig

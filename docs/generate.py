@@ -12,11 +12,10 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from genesis.report.markdown import markdown_table
 from genesis.train.config import Config, fine_tuning_defaults, json_schema
 
 __all__ = ["PAGES", "api_page", "configuration_page", "is_current"]
@@ -65,6 +64,14 @@ def configuration_page() -> str:
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence[str]) -> Iterator[str]:
+    """The lines of a table; columns of `words` are aligned left, numbers right."""
+    yield "| " + " | ".join(names) + " |"
+    yield "|" + "|".join(" --- " if name in words else " ---: " for name in names) + "|"
+    for row in rows:
+        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
 
 
 def _fine_tuning() -> list[str]:

@@ -166,7 +166,7 @@ class Op:
             sums; "widest": the widest type of the inputs; empty: they stay as they are.
         autocast_inputs: how many leading inputs that means; None for all.
         torch: what torch calls the op, on the same operands (and dimensions): "torch.add". Empty where torch has
-            nothing like it, or where a call of another form is in `genesis.profile.peers.torch_ops`.
+            nothing like it, or where a call of another form is in `genesis.measure.peers.torch_ops`.
     """
 
     name: str

@@ -25,8 +25,8 @@ from genesis.files.hf import read_json
 from genesis.files.paths import list_folder
 from genesis.files.strict_json import parse_object, read_limited
 from genesis.files.trust import run_file
-from genesis.profile.format import aligned, format_bytes
-from genesis.report.files import default_folder
+from genesis.measure.history import default_folder
+from genesis.measure.record import Cell, Column, Table, Unit, aligned, format_bytes
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, load_config
 from genesis.train.metrics import FILE_NAME
@@ -337,8 +337,11 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
     yield f"device: {found.device}"
     sizes = {**found.memory, "peak": found.peak}
     sizes |= {"reserved": found.reserved} if found.reserved > found.peak else {}
-    rows = [{"memory": name, "size": format_bytes(size), "of": WHAT.get(name, "")} for name, size in sizes.items()]
-    yield from aligned(rows, left=("memory", "of"))
+    units: tuple[tuple[str, Unit], ...] = (("memory", "text"), ("size", "bytes"), ("of", "text"))
+    rows: list[dict[str, Cell]] = [
+        {"memory": name, "size": size, "of": WHAT.get(name, "")} for name, size in sizes.items()
+    ]
+    yield from aligned(Table("memory", "", [Column(name, name, unit, name) for name, unit in units], rows))
     yield f"host: a save in the background takes {format_bytes(found.snapshot)} of its memory"
     if found.room is not None:
         answer = "fits" if found.fits else "does not fit"

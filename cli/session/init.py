@@ -21,7 +21,7 @@ from genesis.files.boundary import boundary
 from genesis.files.hf import read_chat_templates
 from genesis.files.hub import local_path
 from genesis.files.paths import exists, is_folder
-from genesis.profile.format import format_bytes
+from genesis.measure.record import format_bytes
 from genesis.train.config import CheckpointConfig, Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import emit_value, parse

@@ -1,12 +1,13 @@
 """What this machine does at best, measured here and once a process: a copy, a matrix product, the smallest call.
 
-Nothing is taken from a data sheet. A copy reads and writes memory far larger than the caches, so that figures above its
-rate mean data that came out of a cache.
+Beside them stand the peaks of data sheets, for MFU as papers give it. A copy reads and writes memory far larger than
+the caches, so that figures above its rate mean data that came out of a cache.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -17,7 +18,9 @@ from genesis.array import Array, empty
 from genesis.autograd import no_grad
 from genesis.autograd.record import TensorBase, apply
 from genesis.backend import CPU, Device, backend_for
+from genesis.cuda import get_device_name
 from genesis.dtypes import DType, bfloat16, float16, float32, uint8
+from genesis.measure.record import Column
 from genesis.measure.timing import Plan, Timing, graph_calls, measure, of_graph, of_wall
 from genesis.op import registry
 
@@ -27,6 +30,28 @@ if TYPE_CHECKING:
 QUICK = Plan(seconds=0.5)
 COPIED = {"cpu": (128 << 20,), "cuda": (256 << 20, 1 << 30), "interpreter": (1 << 12,)}  # bytes
 WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192), "interpreter": (16,)}  # of the square matrices
+
+
+# Dense peaks in FLOP/s from NVIDIA's data sheets (SXM parts), without sparsity: (bf16 and fp16, TF32 or fp32 in tensor
+# cores). The longest name among the words of the GPU's name counts.
+DATA_SHEETS = {
+    "A100": (312e12, 156e12),  # A100 data sheet, 2021
+    "A10": (125e12, 62.5e12),  # A10 data sheet, 2021
+    "L4": (121e12, 60e12),  # L4 data sheet, 2023; half of what it states with sparsity
+    "L40S": (362e12, 183e12),  # L40S data sheet, 2023
+    "H100 PCIe": (756e12, 378e12),  # H100 data sheet, 2023; half of what it states with sparsity
+    "H100": (989e12, 494e12),
+    "H200": (989e12, 494e12),  # H200 data sheet, 2024
+    "B200": (2250e12, 1100e12),  # Blackwell architecture brief, 2024
+}
+
+
+def data_sheet_peak(name: str, dtype: DType) -> float | None:
+    """FLOPs a second that the data sheet of the GPU called `name` states for products of a dtype; None if unknown."""
+    known = max((each for each in DATA_SHEETS if re.search(rf"\b{each}\b", name)), key=len, default=None)
+    if known is None or not dtype.is_floating_point or dtype.itemsize > 4:
+        return None
+    return DATA_SHEETS[known][0 if dtype.itemsize == 2 else 1]
 
 
 @dataclass(frozen=True)
@@ -39,6 +64,7 @@ class Limits:
             float32 stands for narrower floats, because they are multiplied in it.
         call_seconds: wall time of the smallest call, which does nearly nothing.
         kernel_seconds: time on the GPU of the smallest kernel; None on the CPU.
+        data_sheet: FLOPs a second by the GPU's data sheet; None on the CPU, and where it is not known.
     """
 
     device: Device
@@ -47,6 +73,17 @@ class Limits:
     flops_per_second: float | None
     call_seconds: float
     kernel_seconds: float | None
+    data_sheet: float | None = None
+
+
+COLUMNS = (
+    Column("dtype", "dtype", "text", "Of the products.", lambda limits: limits.dtype.name),
+    Column("bytes_per_second", "copy", "byte/s", "Read and written by a copy.", lambda limits: limits.bytes_per_second),
+    Column("flops_per_second", "matmul", "FLOP/s", "Of a large product.", lambda limits: limits.flops_per_second),
+    Column("data_sheet", "data sheet", "FLOP/s", "The GPU's dense peak as sold.", lambda limits: limits.data_sheet),
+    Column("call_seconds", "smallest call", "s", "On one element, by the wall.", lambda limits: limits.call_seconds),
+    Column("kernel_seconds", "smallest kernel", "s", "On the GPU alone.", lambda limits: limits.kernel_seconds),
+)
 
 
 def has_gpu_time(device: Device) -> bool:
@@ -85,7 +122,8 @@ def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: P
 def limits_of(device: Device, dtype: DType) -> Limits:
     """The limits for one dtype, measured at the first call."""
     copied, (smallest, kernel) = _copy_rate(device), _smallest_call(device)
-    return Limits(device, dtype, copied, _product_rate(device, dtype), smallest, kernel)
+    peak = data_sheet_peak(get_device_name(device), dtype) if has_gpu_time(device) else None
+    return Limits(device, dtype, copied, _product_rate(device, dtype), smallest, kernel, peak)
 
 
 def copy_rate(device: Device) -> float:

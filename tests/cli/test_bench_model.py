@@ -11,14 +11,14 @@ from unittest import mock
 import pytest
 
 from genesis.errors import OutOfMemoryError
+from genesis.measure import peer
 from genesis.measure.timing import Plan
-from genesis.profile import peer
 from genesis_cli import environment
 from genesis_cli.session.bench import generation, model, steps, versus
 from genesis_cli.session.bench.versus import PeerStep
 from tests.cli.command import printed
+from tests.measure import fake_torch
 from tests.measure.quick import small_limits
-from tests.profile import fake_torch
 
 RAW = {
     "model_type": "qwen3",

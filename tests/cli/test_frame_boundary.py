@@ -390,7 +390,7 @@ class TestInstallation:
     [(0.0045, "0.0045"), (0.000123, "0.00012"), (0.05, "0.050"), (0.1, "0.10"), (1.25, "1.25"), (0.0, "0.00")],
 )
 def test_ratios_keep_two_digits(ratio: float, text: str) -> None:
-    from genesis.profile.format import format_ratio
+    from genesis.measure.record import format_ratio
 
     assert format_ratio(ratio) == text
 

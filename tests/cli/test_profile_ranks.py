@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from genesis.profile.collective_table import CollectiveRow
 from genesis_models.registry import build
 from tests.cli.command import printed
 from tests.cli.test_bench_ranks import check_collectives
@@ -56,7 +55,7 @@ def test_the_collectives_of_a_step(report: dict[str, Any], recipe: Path) -> None
     settings, rows = report["settings"], tables_of(report)["collectives"]
     assert (settings["ranks"], settings["micro-batches"], settings["threads"]) == (2, 4, 1)
     raw: Any = load(recipe, "unused").model.config
-    check_collectives([CollectiveRow(**row) for row in rows], build(raw, seed=0).parameters(), 2)
+    check_collectives(rows, build(raw, seed=0).parameters(), 2)
 
 
 def test_they_are_a_phase_and_an_op_of_the_step(report: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from genesis.custom import UserOp, cdiv
-from genesis.profile import op as measuring
+from genesis.measure import op as measuring
 from genesis_cli import environment
 from genesis_cli.main import main
 from tests.kernels.compiler import runs_cuda

@@ -21,9 +21,9 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, GenesisError, ModelError, OutOfMemoryError, UsageError
 from genesis.measure.limits import Limits
+from genesis.measure.peer import PeerError, PeerLacks
 from genesis.measure.record import Failure
 from genesis.measure.timing import Plan, summarize
-from genesis.profile.peer import PeerError, PeerLacks
 from genesis_cli.session.bench import generation, model, versus
 from genesis_cli.session.bench.generation import Settings as Drawing
 from genesis_cli.session.bench.generation import cache_bytes, generated, weight_bytes

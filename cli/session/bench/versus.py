@@ -13,11 +13,10 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.errors import DeviceError, GenesisError, UsageError
 from genesis.measure.limits import Limits, wait_for
+from genesis.measure.peer import Child, PeerLacks, Ratio, compared, ratio_of, started
+from genesis.measure.peers.torch_steps import RECIPES
 from genesis.measure.record import Column, Table, table
 from genesis.measure.timing import Plan, Timing, measure, of_wall, summarize
-from genesis.profile.peer import Child, PeerLacks, compared, ratio_of, started
-from genesis.profile.peers.torch_steps import RECIPES
-from genesis.profile.schema import Ratio
 from genesis.train.ranks import PREPARING_S, Ranks
 from genesis_cli.session.bench.model import trained_model
 from genesis_cli.session.bench.ranks import SharedCase

@@ -87,12 +87,12 @@ def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
     """
     import jinja2
 
-    own, shared = resources.files("genesis.train.report"), resources.files("genesis.report")
+    own = resources.files("genesis.train.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
     template = environment.from_string(own.joinpath("run.html").read_text("utf-8"))
     names = _names(runs)
     return template.render(
-        css=shared.joinpath("page.css").read_text("utf-8") + own.joinpath("run.css").read_text("utf-8"),
+        css=own.joinpath("page.css").read_text("utf-8") + own.joinpath("run.css").read_text("utf-8"),
         refresh=refresh,
         now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S"),
         title=f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs",

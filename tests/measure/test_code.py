@@ -13,8 +13,8 @@ import pytest
 
 from genesis.backend import CPU
 from genesis.errors import DeviceError, UsageError
-from genesis.profile import code
-from genesis.profile.code import Code, code_of, disassembled, render_lines, target_named
+from genesis.measure import code
+from genesis.measure.code import Code, code_of, disassembled, render_lines, target_named
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -29,9 +30,8 @@ from genesis.errors import DeviceError, UsageError, escape
 from genesis.files.paths import quote
 from genesis.measure.cases import Case
 from genesis.measure.limits import has_gpu_time, wait_for
+from genesis.measure.peers.torch_ops import CALLS
 from genesis.measure.timing import Plan, Sampler, Timing, graph_calls, measure, of_graph, of_wall, summarize
-from genesis.profile.peers.torch_ops import CALLS
-from genesis.profile.schema import Peer, Ratio
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -39,8 +39,57 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).parent / "peers" / "child.py"
 START, ANSWER = 180.0, 900.0  # seconds that the peer may take: torch's import; a compilation
 ROUNDS = 3
+NOISY = 0.2  # rounds whose ratios lie further apart
 FLOATS, INTEGERS = 1 << 16, 1 << 22  # so many values of an input are sent; they are repeated from there on
 PEERS = ("torch",)
+RATIO_BANDS = ((1.05, "faster"), (0.95, "level"), (0.8, "near"), (0.5, "slower"), (0.0, "far"))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The same work here and there, measured interleaved.
+
+    Attributes:
+        seconds, peer_seconds: the median of the rounds' medians.
+        ratio: the peer's time over ours, the median of the rounds: above 1 we are faster.
+        spread: the largest ratio of a round over the smallest, less 1.
+    """
+
+    seconds: float
+    peer_seconds: float
+    ratio: float
+    spread: float
+    rounds: int
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the rounds disagree so much that the ratio says little."""
+        return self.spread > NOISY
+
+    @property
+    def band(self) -> str:
+        """How far we are ahead or behind, or that the difference is noise."""
+        if self.is_noisy or abs(self.ratio - 1) <= self.spread:
+            return "noise" if self.is_noisy else "level"
+        return next(name for least, name in RATIO_BANDS if self.ratio >= least)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An op against the same of another library, which ran in a process of its own.
+
+    Attributes:
+        version: of the library.
+        clock: "GPU" for replays of a CUDA graph, "wall" for eager calls.
+        threads: that both may use on the CPU; None on a GPU.
+        backward: None unless gradients were asked for.
+    """
+
+    version: str
+    clock: str
+    threads: int | None
+    forward: Ratio
+    backward: Ratio | None
 
 
 class PeerError(DeviceError):
@@ -225,14 +274,7 @@ def versus(
     except DeviceError as error:
         notes.append(f"not compared with torch: {error.what}")
         return None
-    return Peer(
-        name="torch",
-        version=child.version,
-        clock="GPU" if clock == "GPU" else "wall",
-        threads=threads() if case.device == CPU else None,
-        forward=forward,
-        backward=backward,
-    )
+    return Peer(child.version, clock, threads() if case.device == CPU else None, forward, backward)
 
 
 def _rounds(call: Callable[[], object], what: str, child: Child, device: Device, plan: Plan) -> Ratio:

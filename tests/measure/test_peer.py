@@ -13,13 +13,12 @@ from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.errors import DeviceError, UsageError
 from genesis.measure.cases import make_case, op_named, supported
+from genesis.measure.op import Measured, Settings, profile_case
+from genesis.measure.peer import Child, PeerError, ratio_of, started
+from genesis.measure.peers.torch_ops import CALLS
 from genesis.op import registry
-from genesis.profile.op import Settings, profile_case
-from genesis.profile.peer import Child, PeerError, ratio_of, started
-from genesis.profile.peers.torch_ops import CALLS
-from genesis.profile.schema import OpRow
+from tests.measure import fake_torch
 from tests.measure.quick import PLAN, made_limits
-from tests.profile import fake_torch
 
 
 @pytest.fixture
@@ -36,23 +35,23 @@ def child(seen: Path) -> Iterator[Child]:
         yield child
 
 
-def compared(child: Child, name: str, shape: tuple[int, ...], backward: bool = False) -> OpRow:
+def compared(child: Child, name: str, shape: tuple[int, ...], backward: bool = False) -> Measured:
     case = make_case(name, shape, None, None, CPU)
-    return profile_case(case, made_limits(), Settings(plan=PLAN, backward=backward, peer=child))
+    return profile_case(case, made_limits(), Settings(plan=PLAN, causes=False, backward=backward, peer=child))
 
 
 def test_the_peer_gets_the_same_values_and_is_timed_by_turns(child: Child, seen: Path) -> None:
     row = compared(child, "add", (5, 7), backward=True)
-    assert row.notes == []
+    assert row.notes == ()
     assert row.peer is not None and row.peer.backward is not None
-    assert (row.peer.name, row.peer.version, row.peer.clock) == ("torch", "9.9", "wall")
+    assert (row.peer.version, row.peer.clock) == ("9.9", "wall")
     assert row.peer.threads == threads()
     assert row.peer.forward.rounds == 3 and row.peer.forward.peer_seconds > 0 and row.peer.backward.ratio > 0
     np.testing.assert_array_equal(np.load(seen), make_case("add", (5, 7), None, None, CPU).arrays[0].numpy())
 
 
 def test_strides_and_long_inputs_are_made_again(child: Child, seen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genesis.profile import peer
+    from genesis.measure import peer
 
     assert compared(child, "transpose", (5, 7)).peer is not None
     monkeypatch.setattr(peer, "FLOATS", 16)
@@ -77,7 +76,7 @@ def test_what_libraries_print_is_no_answer(child: Child) -> None:
 )
 def test_what_the_peer_cannot_do_is_noted(child: Child, name: str, note: str) -> None:
     row = compared(child, name, (4,))
-    assert (row.peer, row.notes) == (None, [note])
+    assert (row.peer, row.notes) == (None, (note,))
     assert (compared(child, "add", (4,)).peer is None) == (name == "div")  # others are compared as before
 
 
@@ -97,7 +96,7 @@ def test_a_peer_that_breaks_at_its_import(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_peer_that_does_not_answer(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genesis.profile import peer
+    from genesis.measure import peer
 
     monkeypatch.setattr(peer, "ANSWER", 0.01)
     child._process.send_signal(signal.SIGSTOP)
@@ -122,6 +121,21 @@ def test_peers_that_make_no_sense(tmp_path: Path) -> None:
 def test_ratios_are_of_rounds() -> None:
     found = ratio_of([(1.0, 2.0), (2.0, 3.0), (1.0, 1.0)])
     assert (found.seconds, found.peer_seconds, found.ratio, found.spread, found.rounds) == (1.0, 2.0, 1.5, 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "band"),
+    [
+        ([(1.0, 2.0), (1.0, 2.1)], "faster"),
+        ([(1.0, 1.02), (1.0, 1.0)], "level"),
+        ([(1.0, 0.9), (1.0, 0.88)], "near"),
+        ([(1.0, 0.6), (1.0, 0.58)], "slower"),
+        ([(1.0, 0.3), (1.0, 0.31)], "far"),
+        ([(1.0, 2.0), (1.0, 3.0)], "noise"),
+    ],
+)
+def test_a_ratio_has_a_band_unless_it_is_noise(rounds: list[tuple[float, float]], band: str) -> None:
+    assert ratio_of(rounds).band == band
 
 
 def test_the_table_names_ops_of_the_registry() -> None:

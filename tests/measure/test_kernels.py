@@ -9,8 +9,7 @@ import pytest
 
 from genesis.backend.cuda.driver import KernelFacts, SMFacts
 from genesis.backend.cuda.launch import KernelLaunch
-from genesis.profile.resources import hint_of, resources, resources_of
-from genesis.profile.schema import Launch, Resources
+from genesis.measure.kernels import Resources, _resources_of, resources
 
 HOPPER = SMFacts(threads=2048, registers=65536, blocks=32, shared=228 << 10, reserved=1 << 10)
 
@@ -25,7 +24,6 @@ def test_occupancy_is_the_share_of_threads() -> None:
     assert taken(resident=8).occupancy == 0.5
     assert taken(resident=16).occupancy == 1.0
     assert taken(resident=2, threads=96).occupancy == pytest.approx(192 / 2048)
-    assert taken(threads=96).warps == 3
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,6 @@ def test_occupancy_is_the_share_of_threads() -> None:
 )
 def test_waves_fill_the_slots_of_all_processors(programs: int, waves: float, idle: float) -> None:
     found = taken(programs=programs)
-    assert found.slots == 1056
     assert found.waves == pytest.approx(waves)
     assert found.idle == pytest.approx(idle)
 
@@ -84,48 +81,9 @@ class FakeDriver:
 def test_a_launch_asks_the_driver() -> None:
     launched = KernelLaunch(lambda made: None, lambda: True, "fold", (4, 33, 1))
     driver: Any = FakeDriver()
-    assert resources_of(launched, driver) is None  # memory that is set, say
+    assert _resources_of(launched, driver) is None  # memory that is set, say
     launched.loaded = SimpleNamespace(function=SimpleNamespace(handle="handle"), threads=128, shared=2048)
-    found = resources_of(launched, driver)
+    found = _resources_of(launched, driver)
     assert found is not None
-    assert (found.registers, found.shared_static, found.shared_dynamic, found.local) == (40, 16, 2048, 8)
+    assert (found.registers, found.shared, found.local, found.sm_count) == (40, 16 + 2048, 8, 132)
     assert (found.resident, found.waves) == (4, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("changes", "grid", "said"),
-    [
-        ({"local": 24}, 1056, "fold spills 24 bytes a thread"),
-        ({}, 100, "fold has 100 programs for 132 SMs"),
-        ({"waves": 1.5, "idle": 0.25}, 1584, "the last wave of fold leaves 25% of all slots empty"),
-        ({"waves": 10.5, "idle": 0.05}, 11088, ""),
-        ({"waves": 0.5, "idle": 0.5}, 528, ""),  # persistent, or nearly
-    ],
-)
-def test_what_resources_say(changes: dict[str, Any], grid: int, said: str) -> None:
-    found = taken().model_copy(update=changes)
-    launches = [Launch(kernel="fill", grid=[]), Launch(kernel="fold", grid=[grid, 1, 1], resources=found)]
-    assert hint_of(launches).startswith(said) and bool(hint_of(launches)) == bool(said)
-
-
-def test_few_programs_of_a_helper_say_nothing() -> None:
-    large = Launch(kernel="fold", grid=[1056, 1, 1], resources=taken())
-    helper = Launch(kernel="merge", grid=[1, 1, 1], resources=taken())
-    assert hint_of([helper, large]) == hint_of([large, helper]) == ""
-    assert hint_of([helper]) == "merge has 1 program for 132 SMs: split its work further"
-
-
-def test_advice_on_slow_work_tells_what_resources_say() -> None:
-    from genesis.profile.op import _advised
-    from genesis.profile.roofline import Facts, judge
-
-    launches = [Launch(kernel="fold", grid=[1056, 1, 1], resources=taken().model_copy(update={"local": 8}))]
-    slow, fast, small = (
-        judge(Facts(0, 10**9, seconds, seconds, 1e12, None, 1e-6, least))
-        for seconds, least in ((2e-3, 1e-6), (1.1e-3, 1e-6), (2e-3, 1.5e-3))
-    )
-    assert _advised(slow, launches).advice.endswith(
-        "; fold spills 8 bytes a thread: hold fewer values at once, or use more warps"
-    )
-    assert _advised(fast, launches) == fast
-    assert _advised(small, launches) == small

@@ -1,1 +1,0 @@
-"""What an op costs and why: inputs made from a shape, measurements, the roofline, and the report of them."""

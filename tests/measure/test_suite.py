@@ -1,0 +1,236 @@
+"""Many ops: which are measured, what goes wrong in one, the sums, and what changed since earlier reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genesis.backend import CPU
+from genesis.dtypes import bfloat16, bool_
+from genesis.errors import OutOfMemoryError, UsageError
+from genesis.measure import history, suite
+from genesis.measure import op as measuring
+from genesis.measure.cases import ALIASES, make_case, op_named, supported
+from genesis.measure.causes import Finding
+from genesis.measure.history import Past, Seen, changes_since, earlier_runs, noise_of
+from genesis.measure.op import Measured, Settings, profile_case
+from genesis.measure.peer import Peer, Ratio
+from genesis.measure.record import Failure, Report
+from genesis.measure.suite import Job, Results, Skipped, jobs, measure_all, names_of
+from genesis.measure.timing import Timing
+from tests.measure.quick import PLAN, made_limits, small_limits
+
+QUICK = Settings(plan=PLAN, causes=False)
+LAUNCH = Finding("launch", 0.9, "a graph takes less", "use a graph")
+
+
+def timing(seconds: float, half_width: float = 0.01, noisy: bool = False) -> Timing:
+    return Timing(seconds, seconds, half_width, 0.01, 9, 1, 0, noisy)
+
+
+def made(
+    share: float, shape: tuple[int, ...] = (100,), name: str = "add", size: str = "small",
+    finding: Finding | None = None, ratio: float | None = None, spread: float = 0.01,
+) -> Measured:  # fmt: skip
+    """A case that reaches a share of a copy at 10 GB/s."""
+    case = make_case(name, shape, None, None, CPU)
+    nbytes = sum(x.nbytes for x in case.arrays) * 3 // 2
+    peer = None if ratio is None else Peer("9.9", "wall", 1, Ratio(1.0, ratio, ratio, spread, 3), None)
+    seconds = nbytes / 1e10 / share
+    return Measured(
+        case, made_limits(), False, timing(seconds), None, 0, nbytes, 0, peer=peer, finding=finding, size=size
+    )
+
+
+def rows_of(results: Results, name: str) -> list[dict[str, Any]]:
+    return next((table.rows for table in suite.tables_of(results) if table.name == name), [])
+
+
+# --- Which ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_ops_stand_for_themselves_once() -> None:
+    names = names_of()
+    assert len(names) == len(set(names))
+    assert {"add", "sum", "matmul", "transpose", "adamw_step", "attention_backward"} <= set(names)
+    assert not {"reduce_sum", "clone", "max"} & set(names)
+    assert {ALIASES.get(name, name) for name in supported()} == {ALIASES.get(name, name) for name in names}
+    assert names_of(["exp", "reduce_sum", "exp"]) == ["exp", "reduce_sum"]
+    assert {op_named(name)[1].category for name in names_of(category="matmul")} == {"matmul"}
+
+
+@pytest.mark.parametrize(
+    ("ops", "category", "where", "what"),
+    [
+        (["summ"], None, "--op", "no op summ"),
+        ([], "fast", "--category", "'fast' is no category"),
+        (["add"], "matmul", "--category", "no op of add is in the category matmul"),
+    ],
+)
+def test_what_is_not_there_is_a_usage_error(ops: list[str], category: str | None, where: str, what: str) -> None:
+    with pytest.raises(UsageError) as error:
+        names_of(ops, category)
+    assert error.value.where == where
+    assert what in error.value.what
+
+
+def test_jobs_are_each_size_over_each_axis() -> None:
+    found = jobs(["sum", "add"], ["small", "large"], every_axis=True)
+    assert [(each.name, each.size, each.axes) for each in found] == [
+        *(("sum", size, axes) for size in ("small", "large") for axes in (None, -1, (0, 1))),
+        ("add", "small", None), ("add", "large", None),
+    ]  # fmt: skip
+    assert [each.axes for each in jobs(["sum", "sort"], ["small"], every_axis=False)] == [None, -1]
+    with pytest.raises(UsageError, match="'huge' is no size"):
+        jobs(["add"], ["huge"], every_axis=True)
+
+
+# --- Measuring --------------------------------------------------------------------------------------------------------
+
+
+def found_of(*names: str, settings: Settings = QUICK, dtype: Any = None, **more: Any) -> Results:
+    with small_limits():
+        return measure_all([Job(name, "small", (2,), None) for name in names], CPU, dtype, settings, **more)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "code"),
+    [
+        (OutOfMemoryError("no room"), "no room", 7),
+        (MemoryError("none"), "the host has no memory: none", 7),
+        (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug", 70),
+    ],
+)
+def test_what_fails_does_not_end_the_run(
+    error: Exception, text: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(case: Any, *rest: Any) -> Any:
+        if case.name == "add":
+            raise error
+        return profile_case(case, *rest)
+
+    monkeypatch.setattr(measuring, "profile_case", fails)
+    found = found_of("add", "exp")
+    assert found.failures == [Failure("add", "2", text, code)]
+    assert [(m.name, m.size) for m in found.measured] == [("exp 2", "small")]
+
+
+def test_what_an_op_does_not_take_is_skipped() -> None:
+    found = found_of("bitwise_and", "exp", dtype=bfloat16)
+    (skipped,) = found.skipped
+    assert isinstance(skipped, Skipped) and "bfloat16" in skipped.reason
+    assert [m.case.dtype for m in found.measured] == [bfloat16]
+
+
+def test_gradients_are_measured_where_there_are_any() -> None:
+    backward = dataclasses.replace(QUICK, backward=True)
+    assert [bool(m.backward) for m in found_of("exp", "eq", settings=backward).measured] == [True, False]
+    assert [bool(m.backward) for m in found_of("sum", settings=backward, dtype=bool_).measured] == [False]
+
+
+def test_what_looks_slower_is_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([made(0.5), made(0.8), made(0.2)])
+    monkeypatch.setattr(measuring, "profile_case", lambda *rest: next(times))
+    found = found_of("add", "exp", is_slower=lambda m: m.share is not None and m.share < 0.6)
+    assert found.measured[0].share == pytest.approx(0.8), "the quicker of both counts"
+
+
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_size_class_has_average_best_worst_and_target() -> None:
+    cases = [made(0.9), made(0.5, (200,)), made(0.01, (2,), finding=LAUNCH), made(0.8, size="large", name="mul")]
+    small, large, every = rows_of(Results(cases, [], []), "sizes")
+    assert (small["name"], small["cases"], small["launch"], small["reached"]) == ("small", 3, 1, 1)
+    assert (small["average"], small["best"], small["worst"]) == pytest.approx((0.7, 0.9, 0.5))
+    assert (small["best_case"], small["worst_case"], small["target"]) == ("add 100", "add 200", 0.7)
+    assert (small["band_excellent"], small["band_fair"]) == (1, 1)
+    assert (large["cases"], every["cases"], every["average"]) == (1, 4, pytest.approx((0.9 + 0.5 + 0.8) / 3))
+
+
+def test_a_ratio_that_is_noise_counts_nowhere() -> None:
+    cases = [made(0.9, ratio=2.0), made(0.9, ratio=0.5), made(0.9, ratio=0.1, spread=3.0)]
+    (every,) = [row for row in rows_of(Results(cases, [], []), "sizes") if row["name"] == "all"]
+    assert (every["ratio"], every["ratio_best"], every["ratio_worst"]) == (1.25, 2.0, 0.5)
+    assert (every["ratio_target"], every["slower"], every["noise"]) == (1.0, 1, 1)
+    assert [row["ratio"] for row in rows_of(Results(cases, [], []), "slower")] == [0.5]
+    assert any("noise" in note for note in suite.notes_of(Results(cases, [], [])))
+
+
+def test_issues_say_where_most_time_is_lost() -> None:
+    slow = Finding("strides", 0.5, "", "store it otherwise")
+    cases = [made(0.1, (100,), finding=slow), made(0.1, (300,), finding=slow), made(0.9)]
+    (row,) = rows_of(Results(cases, [], []), "issues")
+    lost = sum(m.time.seconds * 0.9 for m in cases[:2])
+    assert (row["issue"], row["cases"], row["most"], row["next"]) == ("strides", 2, "add 300", "store it otherwise")
+    assert row["lost"] == pytest.approx(lost)
+
+
+def test_best_and_worst_are_of_kernels_alone() -> None:
+    cases = [made(0.9), made(2.0, (200,)), made(0.3, (300,)), made(0.01, (2,), finding=LAUNCH)]
+    results = Results(cases, [], [])
+    assert [row["label"] for row in rows_of(results, "best")] == ["100"], "what came out of a cache is not the best"
+    assert [row["label"] for row in rows_of(results, "worst")] == ["300"]
+    assert suite.tables_of(Results([], [], [])) == []
+
+
+# --- History ----------------------------------------------------------------------------------------------------------
+
+
+def past(seconds: float, date: str = "2030-01-01T00:00:00", half_width: float = 0.01, count: int = 1) -> Past:
+    rows = {(f"add {n}", "float32", False): Seen(seconds, None, half_width, 0.01) for n in range(100, 100 + count)}
+    return Past(date, "0.1", (1e10, None), rows)
+
+
+def test_a_change_is_beyond_the_noise() -> None:
+    now = made(0.5)
+    seconds = now.time.seconds
+    slower, same, faster = (changes_since([past(seconds * x)], [now])[0] for x in (0.5, 0.98, 2.0))
+    assert [c.verdict for c in (slower, same, faster)] == ["slower", "same", "faster"]
+    assert slower.ratio == pytest.approx(2.0)
+    assert changes_since([past(seconds / 2, half_width=0.6)], [now])[0].verdict == "same"
+
+
+def test_noise_is_the_largest_of_what_is_known() -> None:
+    now = made(0.5)
+    assert noise_of(Seen(1.0, None, 0.0, 0.0), now, [1.0]) == 0.05
+    assert noise_of(Seen(1.0, None, 0.3, 0.0), now, [1.0]) == pytest.approx(2 * math.hypot(0.3, 0.01))
+    assert noise_of(Seen(1.0, None, 0.0, 0.5), now, [1.0]) == 0.5
+    assert noise_of(Seen(1.0, None, 0.0, 0.0), now, [1.0, 1.2, 1.4]) == pytest.approx(3 * 1.4826 * 0.2 / 1.2)
+
+
+def test_a_machine_that_scatters_is_noise_for_all_cases() -> None:
+    cases = [made(0.5, (n,)) for n in range(100, 120)]
+    steady = Past("2030", "0", (None, None), {
+        (m.name, "float32", False): Seen(m.time.seconds * (1.3 if i % 2 else 0.7), None, 0.0, 0.0)
+        for i, m in enumerate(cases)
+    })  # fmt: skip
+    assert {c.verdict for c in changes_since([steady], cases)} == {"same"}
+
+
+def test_reports_are_found_again_and_others_passed_over(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"dtype": "float32", "threads": 2}
+    report = Report(
+        "bench-ops", "", "cpu", "a CPU", {"genesis": "1"}, settings, suite.tables_of(Results([made(0.5)], [], []))
+    )
+    first, second = (history.save(report, tmp_path)[1] for _ in range(2))
+    assert first != second and first.suffix == ".json" and json.loads(first.read_bytes())["schema_version"] == 2
+    (tmp_path / "2030-bench-ops-x.json").write_text('{"device_name": "a CPU", "settings": 3}')
+    (tmp_path / "2031-bench-ops-x.json").write_text("{")
+    old, new = earlier_runs(tmp_path, "a CPU", settings)
+    assert (old.genesis, old.rates) == ("1", (1e10, 1e11))
+    assert old.rows == new.rows == {("add 100", "float32", False): Seen(made(0.5).wall.seconds, None, 0.01, 0.01)}
+    assert earlier_runs(tmp_path, "another", settings) == []
+    assert earlier_runs(tmp_path, "a CPU", {**settings, "threads": 1}) == []
+    (row,) = next(t.rows for t in history.tables_of([old], [made(0.25)]) if t.name == "history")
+    assert (row["common"], row["relative"]) == (1, pytest.approx(0.5))
+
+
+def test_the_trend_is_a_line_of_bars() -> None:
+    assert history.bars([1.0, 2.0, 1.0]) == "▁█▁"
+    assert history.bars([1.0, 1.0]) == "▁▁"
