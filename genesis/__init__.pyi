@@ -28,8 +28,8 @@ from genesis.autograd.modes import set_grad_enabled as set_grad_enabled
 from genesis.backend import Device as Device
 from genesis.backend import Device as device
 from genesis.custom.check import check_op as check_op
-from genesis.custom.from_cuda import cuda_op as cuda_op
-from genesis.custom.from_triton import triton_op as triton_op
+from genesis.custom.kernel_ops import cuda_op as cuda_op
+from genesis.custom.kernel_ops import triton_op as triton_op
 from genesis.dtypes import DType as DType
 from genesis.dtypes import finfo as finfo
 from genesis.dtypes import iinfo as iinfo

@@ -10,8 +10,7 @@ user-kernels.md is the tutorial. Importing this imports neither Triton nor CUDA.
 
 from genesis.array import Spec
 from genesis.custom.check import check_op
-from genesis.custom.from_cuda import CudaOp, cuda_op
-from genesis.custom.from_triton import triton_op
+from genesis.custom.kernel_ops import CudaOp, cuda_op, triton_op
 from genesis.custom.user_op import UserOp, cdiv, load_op, user_ops
 from genesis.keywords import check_calls
 

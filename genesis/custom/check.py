@@ -120,14 +120,16 @@ def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
     return x.astype(dtype.numpy) if is_float else x
 
 
+@dataclass(frozen=True)
 class _Case:
     """One sample in one dtype."""
 
-    def __init__(
-        self, op: UserOp, dtype: DType, inputs: Inputs, attrs: dict[str, Any], allowed: tuple[float, float], device: str
-    ) -> None:
-        self.op, self.dtype, self.inputs, self.attrs = op, dtype, inputs, attrs
-        self.allowed, self.device = allowed, device
+    op: UserOp
+    dtype: DType
+    inputs: Inputs
+    attrs: dict[str, Any]
+    allowed: tuple[float, float]
+    device: str
 
     def checks(self) -> Iterator[Checked]:
         """The comparisons, in order."""

@@ -60,15 +60,9 @@ SCALARS: dict[str, Any] = {
     "long long": ctypes.c_int64,
     "unsigned long long": ctypes.c_uint64,
     "size_t": ctypes.c_uint64,
-    "int8_t": ctypes.c_int8,
-    "uint8_t": ctypes.c_uint8,
-    "int16_t": ctypes.c_int16,
-    "int32_t": ctypes.c_int32,
-    "uint32_t": ctypes.c_uint32,
-    "int64_t": ctypes.c_int64,
-    "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
     "double": ctypes.c_double,
+    **{f"{kind}{bits}_t": getattr(ctypes, f"c_{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
 _WORD_ORDER = ("unsigned", "signed", "char", "short", "long", "int", "float", "double")
 # What a pointer to a type may be given. A type that is not here (a struct, float4) is the author's own business.
@@ -103,14 +97,8 @@ class Parameter(NamedTuple):
 
 
 def parameters_of(source: str, entry: str | None, where: str) -> tuple[str, tuple[Parameter, ...]]:
-    """The kernel's name and its parameters, read from the source.
-
-    Args:
-        entry: the kernel's name; None where the source has one kernel.
-        where: what the op is called in errors.
-
-    Raises:
-        UsageError: there is no such kernel, or several and no name.
+    """The name and the parameters of the kernel `entry`; None is the only one. Raises UsageError, with the op as
+    `where`, for no such kernel, and for several without a name.
     """
     found = dict(_KERNEL.findall(_COMMENTS.sub(" ", source)))
     if not found:
@@ -166,13 +154,10 @@ def compile_source(
     options: tuple[str, ...] = (),
     title: str = "kernel.cu",
 ) -> Compiled:
-    """Compile one kernel.
+    """Compile one kernel for GPUs of a compute capability, such as (9, 0).
 
     Args:
-        source: CUDA C++, with the kernel `entry`.
-        capability: (major, minor) of the GPU, such as (9, 0).
         macros: names and values; a dtype stands for its C++ type, and brings the header that it needs.
-        options: for NVRTC, such as "--use_fast_math".
         title: what the source is called in messages.
 
     Raises:
@@ -304,13 +289,8 @@ class SourceKernel:
     ) -> None:  # fmt: skip
         """Launch on arrays and numbers, in the order of the parameters, on the current stream.
 
-        The first launch compiles, so that an error of the source ends the call which needs it.
-
-        Args:
-            shared: bytes of dynamic shared memory.
-
-        Raises:
-            UsageError, DTypeError: the arguments do not fit the parameters.
+        The first launch compiles, so that an error of the source ends the call which needs it. Raises UsageError or
+        DTypeError where the arguments do not fit the parameters.
         """
         values = self.checked(args, macros)
         driver = backend.driver

@@ -11,14 +11,16 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from genesis.array import Array, Spec, empty
 from genesis.autograd import TensorBase, apply, no_grad
-from genesis.backend import CPU, Device
+from genesis.backend import CPU
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError, UserCode
+from genesis.functions.create import zeros
 from genesis.op import Context, Op, registry
 from genesis.ops.blocks import is_narrow
 
@@ -161,21 +163,19 @@ def _infer(name: str, out: Rule) -> Infer:
     def infer(*inputs: Any, **attrs: Any) -> Spec | tuple[Spec, ...]:
         with UserCode(f"the rule out of {name}"):
             found = out(*[Spec(x.shape, x.dtype) for x in inputs], **attrs)
-        if isinstance(found, tuple | list) and not isinstance(found, Spec):
-            return tuple(_spec(name, each) for each in found)
-        return _spec(name, found)
+        is_several = isinstance(found, tuple | list) and not isinstance(found, Spec)
+        specs = []
+        for each in found if is_several else (found,):
+            shape, dtype = getattr(each, "shape", None), getattr(each, "dtype", None)
+            if not isinstance(shape, tuple) or dtype is None or not all(isinstance(n, int) and n >= 0 for n in shape):
+                raise UsageError(
+                    f"{name}: out gave {each!r}, which is no shape with a dtype",
+                    next="return one of its arguments (out=lambda x: x), or genesis.custom.Spec(shape, dtype)",
+                )
+            specs.append(Spec(shape, dtype))
+        return tuple(specs) if is_several else specs[0]
 
     return infer
-
-
-def _spec(name: str, found: Any) -> Spec:
-    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
-    if not isinstance(shape, tuple) or dtype is None or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise UsageError(
-            f"{name}: out gave {found!r}, which is no shape with a dtype",
-            next="return one of its arguments (out=lambda x: x), or genesis.custom.Spec(shape, dtype)",
-        )
-    return Spec(shape, dtype)
 
 
 def _writer(name: str, reference: Rule | None) -> Callable[..., None]:
@@ -211,9 +211,12 @@ def _vjp(
         specs = (found,) if isinstance(found, Spec) else found
         device = next(g.device for g in grads if g is not None)
         # the loss may not depend on some of the outputs
-        given = [_zeros(specs[i], device) if g is None else g for i, g in enumerate(grads)]
+        given = [
+            zeros(specs[i].shape, dtype=specs[i].dtype, device=device) if g is None else TensorBase.wrap(g)
+            for i, g in enumerate(grads)
+        ]
         saved = (ctx.inputs if from_inputs else ()) + (ctx.outputs if from_outputs else ())
-        tensors = [TensorBase.wrap(x) for x in (*given, *saved)]
+        tensors = [*given, *map(TensorBase.wrap, saved)]
         with UserCode(f"the vjp of {name}"):
             with no_grad():
                 made = vjp(*tensors, **ctx.attrs)
@@ -223,12 +226,6 @@ def _vjp(
             return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(made))
 
     return gradient
-
-
-def _zeros(spec: Spec, device: Device) -> Array:
-    array = empty(spec.shape, spec.dtype, device)
-    registry["fill"](out=array, value=0, shape=spec.shape, dtype=spec.dtype)
-    return array
 
 
 def _fitting(name: str, i: int, grad: Any, spec: Spec | None) -> Array | None:
@@ -254,18 +251,15 @@ def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...
 # --- Launching a kernel, in Triton or CUDA C++ ------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class KernelLaunch:
-    """The CUDA implementation of a user's op: asks the rules of a call, and launches the kernel.
+    """The CUDA implementation of a user's op: asks the rules of `genesis.triton_op`, and launches the kernel."""
 
-    Args:
-        name: the op's. grid, arguments, constants, contiguous: as in `genesis.triton_op`.
-    """
-
-    def __init__(
-        self, name: str, grid: Any, arguments: Rule | None, constants: Constants | None, contiguous: bool
-    ) -> None:
-        self.name, self.grid = name, grid
-        self.arguments, self.constants, self.contiguous = arguments, constants, contiguous
+    name: str
+    grid: Any
+    arguments: Rule | None
+    constants: Constants | None
+    contiguous: bool
 
     def __call__(self, out: Any, *inputs: Array, **attrs: Any) -> None:
         if all(o.size == 0 for o in _outputs(out)):
