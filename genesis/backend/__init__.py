@@ -201,11 +201,7 @@ _NOTHING = nullcontext()
 
 @functools.cache
 def backend_for(device: Device) -> Backend:
-    """The backend of `device`.
-
-    Raises:
-        DeviceError: if this build has no backend for it.
-    """
+    """The backend of `device`. Raises DeviceError where this build has none for it."""
     if device.type == "cpu":
         return importlib.import_module("genesis.backend.cpu").backend  # type: ignore[no-any-return]
     return importlib.import_module("genesis.backend.cuda").backend_of(device)  # type: ignore[no-any-return]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import sys
 from typing import Any, NamedTuple
+
+from genesis.shapes import contiguous_strides
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 VERSION = (1, 0)
@@ -139,7 +140,7 @@ class Taken:
             (tensor.device_type, tensor.device_id),
             (tensor.code, tensor.bits),
             shape,
-            tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _contiguous(shape),
+            tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape),
         )
 
     def __del__(self) -> None:
@@ -149,17 +150,8 @@ class Taken:
                 _Deleter(self._struct.deleter)(address)
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    sizes = itertools.accumulate(reversed(shape[1:]), lambda a, b: a * max(b, 1), initial=1)
-    return tuple(reversed(list(sizes)))[: len(shape)] if shape else ()
-
-
 def take(capsule: Any) -> Taken:
-    """Take the struct out of a capsule, which is used up by that.
-
-    Raises:
-        ValueError: it is no DLPack capsule, was taken before, or is of a version with another layout.
-    """
+    """Take the struct out of a capsule, once. Raises ValueError where there is none, or of another version's layout."""
     for name in (_VERSIONED, _PLAIN):
         if _is_valid(capsule, name):
             address = _pointer(capsule, name)

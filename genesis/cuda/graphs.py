@@ -52,11 +52,7 @@ class _Entry(NamedTuple):
 
 @dataclass(eq=False)
 class Graphed:
-    """A function of tensors that runs as CUDA graphs; see `make_graphed`.
-
-    Attributes:
-        captures: how often it was captured so far.
-    """
+    """A function of tensors that runs as CUDA graphs, captured `captures` times so far; see `make_graphed`."""
 
     function: Callable[..., Any]
     buckets: list[int] | None
@@ -86,7 +82,12 @@ class Graphed:
         key = tuple((shape, x.dtype, x.device) for shape, x in zip(shapes, inputs, strict=True))
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._capture(inputs, shapes, size)
+            static = [empty(*shape, dtype=x.dtype, device=x.device) for shape, x in zip(shapes, inputs, strict=True)]
+            self._fill(static, inputs, size)
+            self.captures += 1
+            graph = Graph(static[0].device)
+            results = graph.capture(lambda: self.function(*static), self.warm_ups)
+            entry = self._entries[key] = _Entry(static, graph, results)
         else:
             self._fill(entry.inputs, inputs, size)
         entry.graph.replay()
@@ -121,13 +122,6 @@ class Graphed:
             return shape
         dim = self.dim % len(shape)
         return (*shape[:dim], bucket, *shape[dim + 1 :])
-
-    def _capture(self, inputs: tuple[Tensor, ...], shapes: Sequence[Shape], size: int) -> _Entry:
-        static = [empty(*shape, dtype=x.dtype, device=x.device) for shape, x in zip(shapes, inputs, strict=True)]
-        self._fill(static, inputs, size)
-        self.captures += 1
-        graph = Graph(static[0].device)
-        return _Entry(static, graph, graph.capture(lambda: self.function(*static), self.warm_ups))
 
     def _fill(self, static: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
         """Copy the inputs to the front of the static ones, and the padding behind them."""

@@ -235,7 +235,9 @@ class CudaBackend(Backend):
         forget_plan()
         self.refuse_in_capture("device values were read on the host")
         if not array.is_contiguous:
-            array = self._move(array, self._like(array))
+            compact = self._like(array)
+            cuda_impl_named("copy", "elementwise")(compact, array)
+            array = compact
         values = np.empty(array.shape, array.dtype.numpy)
         if values.nbytes:
             self.driver.copy(values.ctypes.data, array.data_ptr(), values.nbytes, self.stream)
@@ -252,36 +254,24 @@ class CudaBackend(Backend):
         target = array if array.is_contiguous else self._like(array)
         self.driver.copy(target.data_ptr(), source.ctypes.data, source.nbytes, self.stream)
         if target is not array:
-            self._move(target, array)
+            cuda_impl_named("copy", "elementwise")(array, target)
 
     def _like(self, array: Any) -> Any:
         """Contiguous memory of an array's shape and dtype."""
         storage = self.allocate(array.nbytes)
         return type(array)(storage, array.shape, contiguous_strides(array.shape), array.dtype, array.device)
 
-    def _move(self, source: ArrayLike, target: ArrayLike) -> Any:
-        cuda_impl_named("copy", "elementwise")(target, source)
-        return target
-
 
 @functools.cache
 def driver_for(index: int) -> Driver:
-    """The driver of device `index`.
-
-    Raises:
-        DeviceError: if there is no such device.
-    """
+    """The driver of device `index`. Raises DeviceError where there is no such device."""
     if index in drivers:
         return drivers[index]
     return HostDriver(index) if is_interpreted() else Driver(index)
 
 
 def find_backend(which: AnyDevice = None) -> CudaBackend:
-    """The backend of a device: a `Device`, "cuda:1", an index, or None for the current one.
-
-    Raises:
-        DeviceError: it is no CUDA device, or this machine has not got it.
-    """
+    """The backend of a `Device`, "cuda:1", an index, or None for the current device. Raises DeviceError without one."""
     place = as_device("cuda" if which is None else f"cuda:{which}" if isinstance(which, int) else which)
     if place.type != "cuda":
         raise DeviceError(f"{place} is no CUDA device", next='use "cuda" or "cuda:<index>"')

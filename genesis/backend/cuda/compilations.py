@@ -97,11 +97,7 @@ class Workers:
         return len(self._all) + self._ending
 
     def made(self, kernel: Any, signature: Signature, capability: tuple[int, int], *, waiting: int) -> Binary | None:
-        """What a worker makes of a kernel, for which the thread waits here; None where there is none to have.
-
-        Args:
-            waiting: kernels that are asked for and not done, this one included.
-        """
+        """What a worker makes of a kernel; None without a worker. `waiting` kernels are not done, this one included."""
         if not self.most:
             return None
         parts = (entry_name(kernel, signature, capability), kernel, signature, capability)
@@ -150,10 +146,7 @@ class Workers:
 
 
 class _Work:
-    """The compilations of this process, side by side in threads, and how many there are.
-
-    Where many are asked for, workers make them, each for the thread that waits for it.
-    """
+    """The compilations of this process, side by side in threads, which wait for workers where many are asked for."""
 
     def __init__(self) -> None:
         self.asked = self.done = 0
@@ -272,11 +265,7 @@ def _keep(cache: Cache, name: str, made: Binary) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: tuples, types, and kernels with their functions, which go by their names, as objects.
-
-    Raises:
-        TypeError: another process could not find it.
-    """
+    """A value as JSON. Raises TypeError where another process could not find it: functions go by their names."""
     import triton.language as tl
 
     if value is None or type(value) in (bool, int, float, str):

@@ -217,11 +217,7 @@ _FOR = re.compile(r'elementwise_inline_asm "\{ // for ([^\\]*)\\0A.*?tensor<\w+,
 
 
 def _check_layouts(ttgir: str, name: str) -> None:
-    """Assembly that says in its first line for what layout of numbers in registers it was written gets that one.
-
-    Raises:
-        DeviceError: this version of Triton chose another one.
-    """
+    """Raise DeviceError where assembly does not get the layout of numbers in registers that its first line names."""
     import triton
 
     for expected, alias in _FOR.findall(ttgir):

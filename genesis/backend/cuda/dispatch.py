@@ -48,21 +48,13 @@ def cuda_impl(*names: str) -> Callable[[CudaImpl], CudaImpl]:
 
 
 def cuda_impl_of(op: OpLike) -> CudaImpl:
-    """The CUDA implementation of an op: its own, or the one of its name.
-
-    Raises:
-        DeviceError: if it has none.
-    """
+    """The CUDA implementation of an op: its own, or the one of its name. Raises DeviceError without one."""
     return op.cuda_impl or cuda_impl_named(op.name, op.family)
 
 
 @functools.cache
 def cuda_impl_named(name: str, family: str) -> CudaImpl:
-    """The CUDA implementation of an op, from the module of `genesis.kernels` that is named as the op's own.
-
-    Raises:
-        DeviceError: if the op has none.
-    """
+    """The implementation in the module of `genesis.kernels` named `family`. Raises DeviceError without one."""
     if name not in cuda_impls:
         importlib.import_module("genesis.kernels").load(family)
     if name not in cuda_impls:
@@ -125,20 +117,14 @@ def exact(value: Any) -> Any:
 
 
 def is_value(value: Any) -> bool:
-    """Whether a value cannot change, so that what it made may be found again under it.
-
-    An object of another class may hold other things at the next call, and numpy's scalars are equal where their bits
-    are not.
-    """
+    """Whether a value cannot change: other objects may, and numpy's scalars are equal where their bits are not."""
     if isinstance(value, tuple):
         return all(map(is_value, value))
     return value.__class__ in _VALUES or isinstance(value, enum.Enum)
 
 
 class Layout:
-    """Shape, strides, dtype and device of an array, and its address modulo 16; one object for each combination, so that
-    a look-up compares a few addresses.
-    """
+    """Shape, strides, dtype, device, address modulo 16; one object for each combination, compared by its identity."""
 
     __slots__ = ("parts",)
 
@@ -264,9 +250,7 @@ def record(
 ) -> Plan | None:
     """Run a CUDA implementation and record it; None where its launches cannot be repeated.
 
-    Args:
-        allocate: `allocate(nbytes, owner)` gives temporaries of later runs.
-        owner: the op, for memory that the plan takes.
+    `allocate(nbytes, owner)` gives temporaries of later runs, for the op `owner`.
     """
     recorder = Recorder(operands)
     with recorder.active():
@@ -275,12 +259,8 @@ def record(
 
 
 class Call:
-    """A repeatable call.
-
-    Args:
-        plan: what it launches, on its outputs and then on the arrays among its inputs.
-        outputs: made afresh for every call, like these.
-        mutates: which inputs it changes in place.
+    """A repeatable call: its plan is launched on outputs made afresh, like those given, and on the arrays among its
+    inputs, of which it changes those that it `mutates`.
     """
 
     __slots__ = ("backend", "mutates", "operands", "outputs", "plan")

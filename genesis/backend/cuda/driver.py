@@ -108,11 +108,7 @@ def _bindings() -> Any:
 
 @functools.cache
 def start(index: int = 0) -> int:
-    """Initialize the driver once; the number of devices.
-
-    Raises:
-        DeviceError: if no NVIDIA driver answers.
-    """
+    """Initialize the driver once; the number of devices. Raises DeviceError where no NVIDIA driver answers."""
     cuda = _bindings()
     try:
         code = cuda.cuInit(0)[0]
@@ -206,11 +202,7 @@ class Driver:
                 self._inside = False
 
     def _call(self, function: Any, *args: Any) -> Any:
-        """Call the driver; its result without the code.
-
-        Raises:
-            OutOfDeviceMemory, DeviceError: as the code says.
-        """
+        """Call the driver; its result without the code. Raises OutOfDeviceMemory or DeviceError, as the code says."""
         code, *rest = function(*args)
         if code != self._success:
             self._raise(code, function.__name__)
@@ -307,14 +299,8 @@ class Driver:
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
-        """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory.
-
-        Args:
-            shared: bytes of dynamic shared memory, besides what the code declares.
-            parameters: how many the kernel takes.
-
-        Raises:
-            DeviceError: if the device has less shared memory for a block.
+        """Load a cubin and find the kernel `name` of so many parameters, allowed `shared` bytes of dynamic shared
+        memory besides what the code declares. Raises DeviceError where the device has less for a block.
         """
         self.enter()
         cuda, of = self._cuda, self._cuda.CUfunction_attribute

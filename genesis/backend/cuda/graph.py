@@ -166,11 +166,7 @@ class RawGraph:
         return result
 
     def replay(self) -> None:
-        """Run what was recorded, in the order of the current stream.
-
-        Raises:
-            UsageError: nothing was captured, or the graph was closed.
-        """
+        """Run what was recorded, in stream order. Raises UsageError before a capture and after `close`."""
         if self._graph is None:
             raise UsageError("replay() of a graph that was not captured", next="call capture() first")
         self.backend.driver.launch_graph(self._graph.executable, self.backend.stream)

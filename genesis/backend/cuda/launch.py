@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,12 +67,9 @@ def clear(array: ArrayLike) -> None:
     if nbytes == 0:
         return
 
-    def prepare(made: KernelLaunch) -> None:
-        made.words = words = (ctypes.c_uint64 * 1)()
-        made.slots = (0,)
-        made.run = lambda stream: driver.fill(words[0], 0, nbytes, stream)
-
-    submit(KernelLaunch(prepare, lambda: True), [array], driver, backend.stream)
+    words = (ctypes.c_uint64 * 1)()
+    made = plain_launch(lambda stream: driver.fill(words[0], 0, nbytes, stream), words, 1)
+    submit(made, [array], driver, backend.stream)
 
 
 # --- A launch, and who notes it ---------------------------------------------------------------------------------------
@@ -84,44 +82,24 @@ class Source(NamedTuple):
     delta: int
 
 
+@dataclass(slots=True, eq=False)
 class KernelLaunch:
-    """One launch with its parameters in place but for addresses.
+    """One launch with its parameters in place but for addresses."""
 
-    Attributes:
-        prepare: sets `run`, `words` and `slots`, waiting for the kernel's compilation; None once that is done.
-        is_compiled: whether `prepare` would not wait.
-        run: `run(stream)` launches with the addresses that were set.
-        words: the parameter buffer as 8-byte words.
-        slots: where `words` takes the address of each array, in the order of the kernel's arguments.
-        sources: of a recorded launch, where each of these addresses comes from; None for constant memory.
-        addresses: the same of those that change from call to call, once prepared: (slot, operand, delta).
-        name, grid: the kernel's name and its programs in three dimensions; "fill" and none for memory that is set.
-        loaded: once prepared, the kernel on the device; None for what is no machine code.
-        constants: of a Triton kernel, what its code is compiled for by name, tiles for example.
-    """
-
-    __slots__ = (
-        "addresses", "constants", "grid", "is_compiled", "loaded", "name", "prepare", "run", "slots", "sources",
-        "words",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        prepare: Callable[[KernelLaunch], None],
-        is_compiled: Callable[[], bool],
-        name: str = "fill",
-        grid: tuple[int, ...] = (),
-    ) -> None:
-        self.name, self.grid = name, grid
-        self.prepare: Callable[[KernelLaunch], None] | None = prepare
-        self.is_compiled = is_compiled
-        self.loaded: Loaded | None = None
-        self.constants: Mapping[str, Any] = {}
-        self.run: Callable[[int], None]
-        self.words: Any = None
-        self.slots: tuple[int, ...] = ()
-        self.sources: list[Source | None] = []
-        self.addresses: tuple[tuple[int, int, int], ...] = ()
+    # sets `run`, `words` and `slots`, waiting for the kernel's compilation; None once that is done
+    prepare: Callable[[KernelLaunch], None] | None
+    is_compiled: Callable[[], bool]  # whether `prepare` would not wait
+    name: str = "fill"  # the kernel's; "fill" for memory that is set
+    grid: tuple[int, ...] = ()  # programs in three dimensions; none for memory that is set
+    loaded: Loaded | None = None  # once prepared, the kernel on the device; None for what is no machine code
+    constants: Mapping[str, Any] = field(default_factory=dict)  # what a Triton kernel is compiled for, such as tiles
+    run: Callable[[int], None] = field(init=False)  # `run(stream)` launches with the addresses that were set
+    words: Any = None  # the parameter buffer as 8-byte words
+    slots: tuple[int, ...] = ()  # where `words` takes the address of each array, in the order of the kernel's arguments
+    # of a recorded launch, where each of these addresses comes from; None for constant memory
+    sources: list[Source | None] = field(default_factory=list)
+    # the same of those that change from call to call, once prepared: (slot, operand, delta)
+    addresses: tuple[tuple[int, int, int], ...] = ()
 
     def launch(self, pointers: Sequence[int], stream: int) -> None:
         """Launch on arrays at these addresses, the first time after preparing it."""
@@ -146,6 +124,17 @@ class KernelLaunch:
             self.addresses = tuple((slot, *source) for slot, source in pairs if source is not None)
 
 
+def plain_launch(
+    run: Callable[[int], None], words: Any, count: int, name: str = "fill", grid: tuple[int, ...] = ()
+) -> KernelLaunch:
+    """A launch of what is no machine code: `run(stream)` finds addresses in the first `count` of `words`."""
+
+    def prepare(made: KernelLaunch) -> None:
+        made.words, made.slots, made.run = words, tuple(range(count)), run
+
+    return KernelLaunch(prepare, lambda: True, name, grid)
+
+
 LaunchWatch = Callable[[KernelLaunch, int], None]
 watches: list[LaunchWatch] = []
 
@@ -160,15 +149,15 @@ def watching_launches(watch: LaunchWatch) -> Iterator[None]:
         watches.remove(watch)
 
 
+@dataclass(eq=False)
 class Recorder:
     """Collects the launches of one op, tracing each address back to an operand or a temporary."""
 
-    def __init__(self, operands: tuple[ArrayLike, ...]) -> None:
-        self.operands = operands
-        self.temporaries: list[Any] = []  # storages allocated meanwhile
-        self.launches: list[KernelLaunch] = []
-        self.kept: list[Any] = []  # constant memory that launches read
-        self.cacheable = True
+    operands: tuple[ArrayLike, ...]
+    temporaries: list[Any] = field(default_factory=list)  # storages allocated meanwhile
+    launches: list[KernelLaunch] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)  # constant memory that launches read
+    cacheable: bool = True
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -338,11 +327,7 @@ def load(backend: Runtime, image: bytes, name: str, shared: int, parameters: int
 def loaded_launch(
     driver: Driver, name: str, kernel: Loaded, grid: Grid, values: list[Any], cluster: int = 1
 ) -> KernelLaunch:
-    """A launch of machine code that is on the device.
-
-    Args:
-        values: the parameters in order: numbers, `ADDRESS` for arrays, regions for descriptors.
-    """
+    """A launch of code on the device; `values` are numbers, `ADDRESS` for arrays, regions for descriptors, in order."""
     return KernelLaunch(lambda made: _pack(made, driver, kernel, grid, values, cluster), lambda: True, name, grid)
 
 

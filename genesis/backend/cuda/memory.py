@@ -17,6 +17,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -33,25 +34,19 @@ ENDLESS = 1 << 60  # bytes
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Block:
-    """A run of device memory inside a segment, with its neighbours there.
+    """A run of device memory inside a segment, with its neighbours there."""
 
-    Attributes:
-        pointer, size: address and bytes.
-        owner: the op that asked for it, while it is in use.
-        small: whether its segment is one for small blocks.
-        free: whether it is in its arena's sorted list.
-        streams: other streams that used it since it was taken; None for none.
-    """
-
-    __slots__ = ("after", "arena", "before", "free", "owner", "pointer", "size", "small", "streams")
-
-    def __init__(self, arena: Arena, pointer: int, size: int, small: bool) -> None:
-        self.arena, self.pointer, self.size, self.small = arena, pointer, size, small
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.free, self.owner = False, ""
-        self.streams: set[int] | None = None
+    arena: Arena
+    pointer: int
+    size: int  # bytes
+    small: bool  # whether its segment is one for small blocks
+    before: Block | None = None
+    after: Block | None = None
+    free: bool = False  # whether it is in its arena's sorted list
+    owner: str = ""  # the op that asked for it, while it is in use
+    streams: set[int] | None = None  # others that used it since it was taken
 
 
 class Arena:
@@ -161,20 +156,14 @@ class Arena:
 
 
 class ForeignArena(Arena):
-    """Blocks that another library makes, as other processes may map them: they count as the pool's, and none goes back
-    to the driver.
-    """
+    """Blocks that another library makes, as other processes may map them. None goes back to the driver."""
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
         pool.foreign.append(self)
 
     def make(self, nbytes: int, owner: str, allocate: Callable[[int], int]) -> Block:
-        """A new block; `allocate` gives its address, or raises OutOfDeviceMemory.
-
-        Raises:
-            OutOfMemoryError: as of `Pool.take`.
-        """
+        """A new block, at the address that `allocate` gives. Raises OutOfMemoryError as `Pool.take` does."""
         pool = self.pool
         pointer = pool.with_room(f"{_format(nbytes)} for {owner}", lambda: allocate(nbytes))
         with pool._lock:
@@ -304,17 +293,12 @@ class Pool:
             self._watch(block.pointer, block.size)
 
     def with_room(self, what: str, call: Callable[[], T]) -> T:
-        """The result of a call that takes memory from the driver: a segment, a kernel's code, an executable graph.
-
-        Raises:
-            OutOfMemoryError: if there is no room, also after unused segments went back to the driver.
-        """
+        """The result of a call that takes the driver's memory. Raises OutOfMemoryError; `empty_cache` was tried."""
         try:
             return call()
         except OutOfDeviceMemory:
-            pass
-        if not self.capturing:  # or the wait would end the capture
-            self.empty_cache()
+            if not self.capturing:  # or the wait would end the capture
+                self.empty_cache()
         try:
             return call()
         except OutOfDeviceMemory:

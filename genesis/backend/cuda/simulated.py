@@ -21,7 +21,7 @@ import numpy as np
 from genesis.backend import ArrayLike, Device
 from genesis.backend.cuda.compile import Signature, describe, is_array
 from genesis.backend.cuda.driver import Driver, Function, Grid, KernelFacts, OutOfDeviceMemory, Properties, SMFacts
-from genesis.backend.cuda.launch import OPTIONS, KernelLaunch, signature_of
+from genesis.backend.cuda.launch import OPTIONS, KernelLaunch, plain_launch, signature_of
 from genesis.backend.cuda.tma import is_descriptor
 from genesis.errors import DeviceError
 
@@ -106,10 +106,7 @@ def _hosted(do: Do, name: str, call: Callable[[], None], grid: Grid, words: Any,
 
         do(stream, work)
 
-    def prepare(made: KernelLaunch) -> None:
-        made.words, made.slots, made.run = words, tuple(range(count)), run
-
-    return KernelLaunch(prepare, lambda: True, name, grid)
+    return plain_launch(run, words, count, name, grid)
 
 
 def _over(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -230,9 +227,6 @@ class HostDriver(Driver):
         if stream in self._captures:
             raise DeviceError("cuStreamSynchronize during a capture", next="end the capture first")
 
-    def is_stream_done(self, stream: int) -> bool:
-        return True
-
     def wait_event(self, stream: int, event: int) -> None:
         """Nothing to wait for; a stream that waits for a captured one is captured with it."""
         other = self._recorded.get(event)
@@ -267,7 +261,9 @@ class HostDriver(Driver):
     def is_event_done(self, event: int) -> bool:
         return True
 
-    def has_happened(self, event: int) -> bool:
+    has_happened = is_event_done
+
+    def is_stream_done(self, stream: int) -> bool:
         return True
 
     def elapsed(self, start: int, end: int) -> float:
@@ -399,11 +395,7 @@ class FakeDriver(EmptyDriver):
 def noted_launch(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: Callable[[], None]) -> KernelLaunch:
     """A launch that takes the addresses of its arrays, and does nothing but `note`."""
     count = sum(is_array(a) or is_descriptor(a) for a in args)
-
-    def prepare(made: KernelLaunch) -> None:
-        made.words, made.slots, made.run = [0] * count, tuple(range(count)), lambda stream: note()
-
-    return KernelLaunch(prepare, lambda: True, name, grid)
+    return plain_launch(lambda stream: note(), [0] * count, count, name, grid)
 
 
 _indices = itertools.count(FIRST)
@@ -418,11 +410,7 @@ def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
 
 
 class _CountingDriver(FakeDriver):
-    """A fake GPU with as much memory as is asked for, which notes no launches.
-
-    Attributes:
-        tell: is told each of Triton's kernels that is launched for the first time, and for what it would be compiled.
-    """
+    """A fake GPU with all memory that is asked for, which notes no launches; `tell` is told each kernel's first one."""
 
     memory = 1 << 60
     tell: Tell | None = None

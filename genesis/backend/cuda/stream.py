@@ -186,11 +186,7 @@ class PinnedBlock:
 
 
 class PinnedPool:
-    """The pinned memory of a device.
-
-    Attributes:
-        reserved: bytes held, in use or kept for reuse.
-    """
+    """The pinned memory of a device; `reserved` bytes are held, in use or kept for reuse."""
 
     def __init__(self, backend: Runtime) -> None:
         self.backend = backend
@@ -199,11 +195,7 @@ class PinnedPool:
         self.reserved = 0
 
     def take(self, nbytes: int) -> PinnedBlock:
-        """Pinned memory of at least `nbytes`, contents undefined.
-
-        Raises:
-            OutOfMemoryError: the host has no room. DeviceError: inside a capture.
-        """
+        """Pinned memory of `nbytes` or more, contents undefined. Raises OutOfMemoryError; in a capture DeviceError."""
         size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
         driver, capturing = self.backend.driver, self.backend.pool.capturing
         for _ in range(len(self.given)):

@@ -102,19 +102,11 @@ class Encoder:
         self._maps: dict[int, bytes] = {}
 
     def map(self, address: int) -> bytes:
-        """The 128 bytes for the region at `address`.
-
-        Raises:
-            DeviceError: if the driver refuses the layout.
-        """
-        found = self._maps.get(address)
-        if found is None:
-            if len(self._maps) >= KEPT:
-                self._maps.pop(next(iter(self._maps)))
-            found = self._maps[address] = self._made(address)
-        return found
-
-    def _made(self, address: int) -> bytes:
+        """The 128 bytes for the region at `address`. Raises DeviceError where the driver refuses the layout."""
+        if (found := self._maps.get(address)) is not None:
+            return found
+        if len(self._maps) >= KEPT:
+            self._maps.pop(next(iter(self._maps)))
         encode, is_old = _entry()
         buffer = (ctypes.c_uint64 * (MAP_BYTES // 8 + 8))()  # the driver wants 64-byte alignment
         at = -(-ctypes.addressof(buffer) // 64) * 64
@@ -123,14 +115,13 @@ class Encoder:
             raise DeviceError(f"{self.what} at {address:#x} failed with error {code}", next="report this as a bug")
         if is_old and self._small:  # these drivers mark regions under 128 KiB wrongly; CUTLASS clears the same bit
             ctypes.c_uint64.from_address(at + 8).value &= ~(1 << 21)
-        return ctypes.string_at(at, MAP_BYTES)
+        found = self._maps[address] = ctypes.string_at(at, MAP_BYTES)
+        return found
 
 
 @functools.cache
 def _entry() -> tuple[Callable[..., int], bool]:
-    """cuTensorMapEncodeTiled itself (cuda-python's wrapper returns maps in memory of any alignment), and whether the
-    driver is of those up to 13.1.
-    """
+    """cuTensorMapEncodeTiled (cuda-python's wrapper aligns no maps), and whether the driver is of those up to 13.1."""
     from cuda.bindings import driver as cuda
 
     code, pointer, _ = cuda.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
