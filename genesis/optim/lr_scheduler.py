@@ -33,6 +33,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 def _for_groups(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
     """One value for each parameter group, from one for all or a list."""
+    _check_optimizer(optimizer)
     count = len(optimizer.param_groups)
     if not isinstance(value, (list, tuple)):
         return [value] * count
@@ -402,7 +403,6 @@ class OneCycleLR(_Cycle):
         three_phase: bool = False,
         last_epoch: int = -1,
     ) -> None:
-        _check_optimizer(optimizer)
         if total_steps is None and (epochs is None or steps_per_epoch is None):
             raise ConfigError("OneCycleLR needs total_steps, or epochs and steps_per_epoch")
         self.total_steps = total_steps if total_steps is not None else (epochs or 0) * (steps_per_epoch or 0)
@@ -479,7 +479,6 @@ class CyclicLR(_Cycle):
         max_momentum: float | Sequence[float] = 0.9,
         last_epoch: int = -1,
     ) -> None:
-        _check_optimizer(optimizer)
         check_range("step_size_up", step_size_up, 1)
         modes: dict[str, tuple[Callable[[float], float], str]] = {
             "triangular": (lambda cycle: 1.0, "cycle"),
@@ -637,7 +636,6 @@ class ReduceLROnPlateau(LRScheduler):
         min_lr: float | Sequence[float] = 0.0,
         eps: float = 1e-8,
     ) -> None:
-        _check_optimizer(optimizer)
         check_range("factor", factor, 0, 1)
         if mode not in ("min", "max"):
             raise ConfigError(f"mode is {mode!r}", next="use min or max")

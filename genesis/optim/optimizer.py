@@ -32,10 +32,10 @@ from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
 from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
 from genesis.optim.groups import Group, check_keywords, decay_groups, without_neutral
-from genesis.optim.saving import load_state, saved_state, state_dict
+from genesis.optim.saving import SavedStates
 from genesis.optim.shard import Rounded, Shard, check_flags, check_range, scale_value
 from genesis.optim.shared import SharedBuffers
-from genesis.optim.states import MASTER, RESIDUAL, GroupStates, LowPrecision
+from genesis.optim.states import MASTER, RESIDUAL, LowPrecision
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class How(TypedDict, total=False):
     zero: int
 
 
-class Optimizer(GroupStates):
+class Optimizer(SavedStates):
     """Base of the optimizers.
 
     Args:
@@ -355,42 +355,18 @@ class Optimizer(GroupStates):
         state = {n: part(kept) for n, kept in flat.states.items() if n not in (MASTER, RESIDUAL)}
         values, grad = part(flat.values, piece.start), part(flat.summed, flat.sums_at(piece))
         noise = self._noise(first, piece.start - run.start)
+        rounds = any(x.dtype is bfloat16 for x in state.values())
         if flat.dtype is float16:
             master = part(flat.states[MASTER])
-            is_rounded = self._is_rounded(*state.values())
             rounded = (Rounded(values, master, None),)
-            return Shard(master, grad, state, run.key, noise=noise if is_rounded else None, rounded=rounded)
+            return Shard(master, grad, state, run.key, noise=noise if rounds else None, rounded=rounded)
         residual = part(flat.states[RESIDUAL]) if RESIDUAL in flat.states else None
-        rounds = self._is_rounded(*state.values()) or (residual is None and self._is_rounded(values))
+        rounds |= residual is None and values.dtype is bfloat16
         return Shard(values, grad, state, run.key, residual, noise if rounds else None)
-
-    def _is_rounded(self, *kept: Tensor) -> bool:
-        return any(x.dtype is bfloat16 for x in kept)
 
     def _noise(self, param: Tensor, behind: int = 0) -> Noise:
         """Where the noise of a parameter starts, or of what is so many elements behind its first one."""
         return Noise(self.seed, self._counters[param] + behind // COUNTED, self._counters_per_stream)
-
-    # --- State --------------------------------------------------------------------------------------------------------
-
-    def saved_state(self, param: Tensor) -> dict[str, Any]:
-        """Step count and tensors of one parameter as `state_dict` has them: masters in full, no residuals."""
-        return saved_state(self, param)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Settings and state as plain values and tensors, parameters by number. Tensors share memory, but for split
-        masters, which are given in full.
-        """
-        return state_dict(self)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state: settings and state tensors are replaced, bit for bit. Parameters with masters become
-        their masters, rounded.
-
-        Raises:
-            ModelError: if groups, parameters, names, shapes or dtypes differ; nothing is changed then.
-        """
-        load_state(self, state_dict)
 
     def __repr__(self) -> str:
         lines = []

@@ -42,9 +42,7 @@ class StoredTensor(NamedTuple):
 
 
 class KeptArray(NamedTuple):
-    """A state of a parameter, of the parameter's shape or of its own; `array` gives the values, and gathers them where
-    ranks have parts.
-    """
+    """A state of a parameter; `array` gives the values, and gathers them where ranks have parts."""
 
     dtype: DType
     shape: Shape
@@ -66,64 +64,72 @@ def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
     return {name: KeptArray(t.dtype, t.shape, functools.partial(getattr, t, "array")) for name, t in tensors.items()}
 
 
-def saved_state(optimizer: GroupStates, param: Tensor) -> dict[str, Any]:
-    """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
-    state = dict(optimizer.state.get(param, {}))
-    state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(optimizer, param).items()}
-    residual = state.pop(RESIDUAL, None)
-    if residual is not None:
-        state[MASTER] = Tensor(join_master(param.array, residual.array))
-    return state
+class SavedStates(GroupStates):
+    """Base of `Optimizer`: the state of all parameters as plain values and tensors, and back."""
 
+    def saved_state(self, param: Tensor) -> dict[str, Any]:
+        """Step count and tensors of one parameter as `state_dict` has them: masters in full, no residuals. Empty where
+        it was never updated.
+        """
+        state = dict(self.state.get(param, {}))
+        state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(self, param).items()}
+        residual = state.pop(RESIDUAL, None)
+        if residual is not None:
+            state[MASTER] = Tensor(join_master(param.array, residual.array))
+        return state
 
-def state_dict(optimizer: GroupStates) -> dict[str, Any]:
-    """See `Optimizer.state_dict`."""
-    numbers: dict[int, int] = {}
-    groups = []
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            numbers[id(param)] = len(numbers)
-        kept = {k: v for k, v in group.items() if k != "params"}
-        groups.append({**kept, "params": [numbers[id(p)] for p in group["params"]]})
-    state = {numbers[id(p)]: saved_state(optimizer, p) for p in optimizer.state}
-    return {"state": state, "param_groups": groups}
+    def state_dict(self) -> dict[str, Any]:
+        """Settings and state as plain values and tensors, parameters by number. Tensors share memory, but for split
+        masters, which are given in full.
+        """
+        numbers: dict[int, int] = {}
+        groups = []
+        for group in self.param_groups:
+            for param in group["params"]:
+                numbers[id(param)] = len(numbers)
+            kept = {k: v for k, v in group.items() if k != "params"}
+            groups.append({**kept, "params": [numbers[id(p)] for p in group["params"]]})
+        state = {numbers[id(p)]: self.saved_state(p) for p in self.state}
+        return {"state": state, "param_groups": groups}
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state: settings and state tensors are replaced, bit for bit. Parameters with masters become
+        their masters, rounded.
 
-def load_state(optimizer: GroupStates, given: Mapping[str, Any]) -> None:
-    """See `Optimizer.load_state_dict`."""
-    check_saved("an optimizer's state", given, ("state", "param_groups"))
-    groups, saved = given["param_groups"], given["state"]
-    settings = [_settings(optimizer, i, g) for i, g in enumerate(groups)]
-    params = [(n, p, i) for n, p, i in _matched(optimizer, groups) if n in saved]
-    for number, param, i in params:
-        _check(optimizer, number, param, {**optimizer.param_groups[i], **settings[i]}, saved[number])
-    for own, loaded in zip(optimizer.param_groups, settings, strict=True):
-        optimizer.check_settings({**own, **loaded})
-    for own, loaded in zip(optimizer.param_groups, settings, strict=True):
-        own.update(loaded)
-    optimizer.forget_state()
-    for number, param, i in params:
-        state = optimizer.state_of(param, optimizer.param_groups[i])
-        state["step"] = int(saved[number]["step"])
-        if (shared := optimizer.sharded(param)) is not None:
-            _load_shard(*shared, saved[number])
-            continue
-        for name, tensor in state.items():
-            if name == RESIDUAL:
-                master = moved(_as_array(saved[number][MASTER]), param.device)
-                split_master(param.array, tensor.array, master)
-            elif name != "step":
-                registry["copy"](moved(_as_array(saved[number][name]), tensor.device), out=tensor.array)
-                if name == MASTER:
-                    registry["cast"](tensor.array, dtype=param.dtype, out=param.array)
-    optimizer.steps = max((state["step"] for state in optimizer.state.values()), default=0)
+        Raises:
+            ModelError: if groups, parameters, names, shapes or dtypes differ; nothing is changed then.
+        """
+        check_saved("an optimizer's state", state_dict, ("state", "param_groups"))
+        groups, saved = state_dict["param_groups"], state_dict["state"]
+        settings = [_settings(self, i, g) for i, g in enumerate(groups)]
+        params = [(n, p, i) for n, p, i in _matched(self, groups) if n in saved]
+        for number, param, i in params:
+            _check(self, number, param, {**self.param_groups[i], **settings[i]}, saved[number])
+        for own, loaded in zip(self.param_groups, settings, strict=True):
+            self.check_settings({**own, **loaded})
+        for own, loaded in zip(self.param_groups, settings, strict=True):
+            own.update(loaded)
+        self.state.clear()
+        self._updated = {}
+        for number, param, i in params:
+            state = self.state_of(param, self.param_groups[i])
+            state["step"] = int(saved[number]["step"])
+            if (shared := self.sharded(param)) is not None:
+                _load_shard(*shared, saved[number])
+                continue
+            for name, tensor in state.items():
+                if name == RESIDUAL:
+                    master = moved(_as_array(saved[number][MASTER]), param.device)
+                    split_master(param.array, tensor.array, master)
+                elif name != "step":
+                    registry["copy"](moved(_as_array(saved[number][name]), tensor.device), out=tensor.array)
+                    if name == MASTER:
+                        registry["cast"](tensor.array, dtype=param.dtype, out=param.array)
+        self.steps = max((state["step"] for state in self.state.values()), default=0)
 
 
 def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:
-    """Keep what this rank owns of a parameter's states; the parameter becomes its master, rounded.
-
-    Of stored states only that is read, so the rest of the parameter stays as it is.
-    """
+    """Keep (and read, of stored states) what this rank owns of a parameter's states; it becomes its master, rounded."""
     param = flat.params[index]
     for name in flat.states:
         source = saved[MASTER if name == RESIDUAL else name]

@@ -65,7 +65,7 @@ class SharedBuffers(FlatBuffers):
         self.group, self.is_sharded = group, is_sharded
         super().__init__(params)
         self._own, end = list[Piece](), 0
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             start, length = bucket.start + sum(bucket.parts[: group.rank]), bucket.parts[group.rank]
             self._own.append(Piece(start, start + length, end if is_sharded else start))
             end += length
@@ -117,7 +117,7 @@ class SharedBuffers(FlatBuffers):
         return NORM_ROW if self.device == CPU else NORM_SPAN
 
     @functools.cached_property
-    def _buckets(self) -> list[_Bucket]:
+    def buckets(self) -> list[_Bucket]:
         ranks, row = self.group.size, self._row
         borders = _borders(self.starts, self.size, row * ranks)
         return [_Bucket(start, _cut(stop - start, ranks, row)) for start, stop in itertools.pairwise(borders)]
@@ -126,7 +126,7 @@ class SharedBuffers(FlatBuffers):
         """See `FlatBuffers`. What ranks send lies where the group reaches it best, with room for full parts."""
         if self.is_beside and owner in SENT:
             room = self.size + self._row * self.group.size
-            made = self.group.buffer(room, dtype, owner, [bucket.parts for bucket in self._buckets])
+            made = self.group.buffer(room, dtype, owner, [bucket.parts for bucket in self.buckets])
             if made is not None:
                 registry["fill"](out=made, value=0, shape=made.shape, dtype=dtype)
                 return made.view((self.size,), (1,), made.offset)
@@ -135,14 +135,14 @@ class SharedBuffers(FlatBuffers):
     @property
     def largest_exchange(self) -> int:
         """Bytes of the gradients that ranks send at a time, at most."""
-        return max((bucket.parts[0] for bucket in self._buckets), default=0) * self.group.size * self.dtype.itemsize
+        return max((bucket.parts[0] for bucket in self.buckets), default=0) * self.group.size * self.dtype.itemsize
 
     # --- What ranks send each other -----------------------------------------------------------------------------------
 
     def exchange(self, adds: bool) -> None:
         """Give the gradients of a micro-batch to their owners, who add them to those before, if `adds`."""
         self.check_gradients()
-        for number in reversed(range(len(self._buckets))):  # about the order in which gradients are done
+        for number in reversed(range(len(self.buckets))):  # about the order in which gradients are done
             self.exchange_bucket(number, adds)
         self.join()
 
@@ -156,7 +156,7 @@ class SharedBuffers(FlatBuffers):
 
     def exchange_bucket(self, number: int, adds: bool) -> None:
         """`exchange` of one bucket; before `join` nobody reads its sums or changes its gradients."""
-        bucket = self._buckets[number]
+        bucket = self.buckets[number]
         with self.sending():
             self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
             if self.is_beside:
@@ -165,14 +165,14 @@ class SharedBuffers(FlatBuffers):
     def complete(self) -> None:
         """All micro-batches are exchanged: give every rank all sums, where it needs them."""
         if self.has_all_sums:
-            for number, bucket in enumerate(self._buckets):
+            for number, bucket in enumerate(self.buckets):
                 with self.sending():
                     self.group.all_gather(self._sums(number), self._of(self.summed, bucket), bucket.parts)
             self.join()
 
     def updated_to(self, stop: int) -> None:
         """This rank has updated its parts of the values up to `stop`: send the buckets that are done."""
-        while self.is_beside and self.is_sharded and self._next_gathered < len(self._buckets):
+        while self.is_beside and self.is_sharded and self._next_gathered < len(self.buckets):
             if self._own[self._next_gathered].stop > stop:
                 return
             self._gather(self._next_gathered)
@@ -180,13 +180,13 @@ class SharedBuffers(FlatBuffers):
 
     def gather_values(self) -> None:
         """Send the weights that were updated here, and take those of the other owners."""
-        for number in range(self._next_gathered, len(self._buckets)):
+        for number in range(self._next_gathered, len(self.buckets)):
             self._gather(number)
         self._next_gathered = 0
         self.join()
 
     def _gather(self, number: int) -> None:
-        own, bucket = self._own[number], self._buckets[number]
+        own, bucket = self._own[number], self.buckets[number]
         part = self.values.view((own.stop - own.start,), (1,), self.values.offset + own.start)
         with self.sending():
             self.group.all_gather(part, self._of(self.values, bucket), bucket.parts)
@@ -203,13 +203,8 @@ class SharedBuffers(FlatBuffers):
     def buckets_of(self, index: int) -> range:
         """The buckets in which parameter `index` has elements."""
         start, stop = self.starts[index], self.starts[index] + self.params[index].array.size
-        found = [i for i, b in enumerate(self._buckets) if b.start < stop and start < b.start + sum(b.parts)]
+        found = [i for i, b in enumerate(self.buckets) if b.start < stop and start < b.start + sum(b.parts)]
         return range(found[0], found[-1] + 1) if found else range(0)
-
-    @property
-    def bucket_starts(self) -> list[int]:
-        """Where buckets begin."""
-        return [bucket.start for bucket in self._buckets]
 
     def gather_state(self, name: str, index: int, root: int = 0) -> Array | None:
         """On rank `root` the whole state `name` of parameter `index`, in its shape: a call of all ranks."""
@@ -217,7 +212,7 @@ class SharedBuffers(FlatBuffers):
         start, stop = self.starts[index], self.starts[index] + array.size
         whole = label(empty(array.shape, kept.dtype, self.device), f"all {name}") if self.group.rank == root else None
         for number in self.buckets_of(index):
-            bucket, own = self._buckets[number], self._own[number]
+            bucket, own = self.buckets[number], self._own[number]
             ends = list(itertools.accumulate(bucket.parts, initial=bucket.start))
             spans = [(max(start, a), max(start, min(stop, b))) for a, b in itertools.pairwise(ends)]
             lengths = [max(0, b - a) for a, b in spans]
@@ -232,7 +227,7 @@ class SharedBuffers(FlatBuffers):
     def square_sum(self) -> float:
         """Σ of the squares of all gradients, with the bits that one rank finds: a row is one owner's."""
         rows = empty((-(-self.size // NORM_ROW),), float64 if self.summed.dtype is float64 else float32, CPU)
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self.buckets):
             own = square_rows(self._sums(number).numpy())
             parts = [-(-each // NORM_ROW) for each in bucket.parts]
             place = rows.view((sum(parts),), (1,), rows.offset + bucket.start // NORM_ROW)
@@ -244,7 +239,7 @@ class SharedBuffers(FlatBuffers):
 
     def find_squares(self) -> None:
         """Set `squares` anew, as an exchange does bucket by bucket."""
-        for number in range(len(self._buckets)):
+        for number in range(len(self.buckets)):
             self._square(number)
 
     def _square(self, number: int) -> None:
@@ -317,7 +312,7 @@ class BucketExchange:
 
     def __init__(self, flats: Sequence[SharedBuffers]) -> None:
         self._flats = flats
-        found = [(flat, number) for flat in flats for number in range(len(flat.bucket_starts))]
+        found = [(flat, number) for flat in flats for number in range(len(flat.buckets))]
         self._order = sorted(found, key=lambda bucket: _turn(*bucket))
         self._missing: dict[tuple[SharedBuffers, int], int] = {}  # gradients of each bucket that are not there
         self._seen: set[tuple[SharedBuffers, int]] = set()
@@ -373,7 +368,7 @@ class BucketExchange:
 
 def _turn(flat: SharedBuffers, number: int) -> tuple[bool, float]:
     """What buckets are sorted by: how far from the end they begin. First ones come last, small buffers first."""
-    start = flat.bucket_starts[number]
+    start = flat.buckets[number].start
     return start == 0, -start / flat.size if start else flat.size
 
 

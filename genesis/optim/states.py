@@ -287,8 +287,3 @@ class GroupStates:
                 yield
         finally:
             self.whole = None
-
-    def forget_state(self) -> None:
-        """Forget all states and counts."""
-        self.state.clear()
-        self._updated, self.steps = {}, 0
