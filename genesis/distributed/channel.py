@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from multiprocessing import BufferTooShort
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,6 +30,14 @@ class Late(Exception):
     """The peer took or sent nothing within the limit."""
 
 
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError as error:
+        raise Late from error
+
+
 class Channel:
     """The connection to the rank `rank`; `fileno()` lets it be waited for."""
 
@@ -37,15 +46,16 @@ class Channel:
         self.rank = rank
         self._limit = 0.0
         self._socket = socket.socket(fileno=sock.detach())
-        # It has a descriptor of its own, so that each of the two can close what it owns.
-        self._connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
+        # For the challenges of `multiprocessing.connection`, too. It has a descriptor of its own, so that each of the
+        # two can close what it owns.
+        self.connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
         if self._socket.family != socket.AF_UNIX:
-            _tune(self._socket)
-
-    @property
-    def connection(self) -> Connection[Any, Any]:
-        """For the challenges of `multiprocessing.connection`."""
-        return self._connection
+            # Send small frames at once, and notice within half a minute that a host is gone.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if sys.platform == "linux":
+                for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -63,10 +73,8 @@ class Channel:
         """Send a frame. Raises: OSError: the connection is closed. Late."""
         head = name.encode()
         assert len(head) <= _MAX_NAME and len(payload) <= MAX_PAYLOAD
-        try:
-            self._connection.send_bytes(bytes((kind, len(head))) + head + payload)
-        except BlockingIOError as error:
-            raise Late from error
+        with _in_time():
+            self.connection.send_bytes(bytes((kind, len(head))) + head + payload)
 
     def receive(self, most: int = MAX_PAYLOAD) -> Frame:
         """The next frame, of at most `most` bytes of payload.
@@ -74,10 +82,8 @@ class Channel:
         Raises:
             EOFError: the connection is closed. OSError: as well, or it is no frame. Late.
         """
-        try:
-            data = self._connection.recv_bytes(2 + _MAX_NAME + most)
-        except BlockingIOError as error:
-            raise Late from error
+        with _in_time():
+            data = self.connection.recv_bytes(2 + _MAX_NAME + most)
         if len(data) < 2 or data[0] not in (MESSAGE, FAILURE) or len(data) < 2 + data[1]:
             raise OSError("what came is no frame")
         end = 2 + data[1]
@@ -86,10 +92,8 @@ class Channel:
     def send_block(self, block: np.ndarray) -> None:
         """Send the memory of a contiguous array of bytes. Raises: as `send`."""
         self.send(_BLOCK)
-        try:
-            self._connection.send_bytes(block.data)
-        except BlockingIOError as error:
-            raise Late from error
+        with _in_time():
+            self.connection.send_bytes(block.data)
 
     def receive_block(self, block: np.ndarray) -> Frame | None:
         """Fill a contiguous array of bytes; a frame that came in its place is returned. Raises: as `receive`."""
@@ -97,9 +101,8 @@ class Channel:
         if frame != (MESSAGE, _BLOCK, b""):
             return frame
         try:
-            size = self._connection.recv_bytes_into(block.data)
-        except BlockingIOError as error:
-            raise Late from error
+            with _in_time():
+                size = self.connection.recv_bytes_into(block.data)
         except BufferTooShort as error:
             raise OSError(f"a block of over {block.nbytes} bytes came") from error
         if size != block.nbytes:
@@ -121,13 +124,4 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._connection.close()
-
-
-def _tune(sock: socket.socket) -> None:
-    """Send small frames at once, and notice within half a minute that a host is gone."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.connection.close()

@@ -50,16 +50,9 @@ def identity_of(nccl: Any) -> bytes:
 
 
 class Communicator:
-    """One rank's end of it.
+    """One rank's end of it, `is_open` until it is closed or aborted.
 
-    Args:
-        nccl: the bindings.
-        driver: of the rank's GPU.
-        identity: what `identity_of` gave on rank 0.
-        limit_s: how long the other ranks may take to come.
-
-    Attributes:
-        is_open: until it is closed or aborted.
+    `identity` is what `identity_of` gave on rank 0. The other ranks may take `limit_s` to come.
     """
 
     def __init__(
@@ -77,8 +70,7 @@ class Communicator:
             driver.enter()
             made.append(nccl.comm_init_rank_config(size, nccl.UniqueId.from_buffer(identity), rank, config))
 
-        if not _within(limit_s, lambda: self._called("the start of NCCL", start)):
-            raise DistributedError(f"NCCL did not start within {limit_s:.3g} s", next=_LOOK)
+        self._bounded("the start of NCCL", start, limit_s, "NCCL did not start")
         self._handle, self.is_open = made[0], True
 
     # --- Collectives --------------------------------------------------------------------------------------------------
@@ -135,8 +127,7 @@ class Communicator:
             self._driver.enter()
             self._nccl.comm_window_register(self._handle, pointer, nbytes, _SYMMETRIC)
 
-        if not _within(limit_s, lambda: self._called("memory of all ranks", work)):
-            raise DistributedError(f"memory of all ranks was not mapped within {limit_s:.3g} s", next=_LOOK)
+        self._bounded("memory of all ranks", work, limit_s, "memory of all ranks was not mapped")
 
     def broadcast(self, memory: Memory, root: int, stream: int) -> None:
         """Overwrite the memory with that of rank `root`."""
@@ -162,6 +153,10 @@ class Communicator:
         except self._nccl.NCCLError as error:
             raise DistributedError(f"{what} failed: {error}", next=_LOOK) from error
 
+    def _bounded(self, what: str, work: Callable[[], None], limit_s: float, late: str) -> None:
+        if not _within(limit_s, lambda: self._called(what, work)):
+            raise DistributedError(f"{late} within {limit_s:.3g} s", next=_LOOK)
+
     # --- Faults and the end -------------------------------------------------------------------------------------------
 
     def fault(self) -> str:
@@ -181,11 +176,7 @@ class Communicator:
         return _within(limit_s, self._ended(self._nccl.comm_abort))
 
     def close(self, limit_s: float) -> None:
-        """Leave with all ranks. No graph that holds a collective is left: NCCL would wait for its end.
-
-        Raises:
-            DistributedError: another rank does not come.
-        """
+        """Leave with all ranks; no graph may hold a collective. Raises DistributedError where one does not come."""
         if not self.is_open:
             return
         self.is_open = False
@@ -194,8 +185,7 @@ class Communicator:
             self._nccl.comm_finalize(handle)
             self._nccl.comm_destroy(handle)
 
-        if not _within(limit_s, lambda: self._called("the end of NCCL", self._ended(work))):
-            raise DistributedError(f"NCCL did not end within {limit_s:.3g} s", next=_LOOK)
+        self._bounded("the end of NCCL", self._ended(work), limit_s, "NCCL did not end")
 
     def _ended(self, how: Callable[[Any], None]) -> Callable[[], None]:
         def work() -> None:

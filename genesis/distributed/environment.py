@@ -29,28 +29,18 @@ _LEAST_KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among the ranks of its job.
-
-    Attributes:
-        rank, size: which of how many.
-        local_rank, local_size: which of how many on this host; `local_size` is None where the launcher does not say.
-        address, port: where rank 0 listens.
-        source: who started the ranks, for people.
-        launcher: the process id of our own launcher, or None.
-        listener: the descriptor of the listening socket that our own launcher handed to rank 0, or None.
-        have_met: that of a pipe on which rank 0 tells our own launcher that all have come, or None.
-    """
+    """This process among the ranks of its job: which of how many, and which of how many on this host."""
 
     rank: int
     size: int
     local_rank: int
-    local_size: int | None
-    address: str
+    local_size: int | None  # None where the launcher does not say
+    address: str  # where rank 0 listens
     port: int
-    source: str
-    launcher: int | None = None
-    listener: int | None = None
-    have_met: int | None = None
+    source: str  # who started the ranks, for people
+    launcher: int | None = None  # the process id of our own launcher
+    listener: int | None = None  # the descriptor of the listening socket that our own launcher handed to rank 0
+    have_met: int | None = None  # that of a pipe on which rank 0 tells our own launcher that all have come
 
     @property
     def is_on_one_host(self) -> bool:
@@ -98,11 +88,7 @@ _LAUNCHERS = (
 
 
 def read_world(environ: Mapping[str, str]) -> World:
-    """Who this process is, from the variables of the first launcher that has set its own; `ALONE` without any.
-
-    Raises:
-        UsageError: variables that contradict each other, are incomplete, or are no numbers in their range.
-    """
+    """Who this process is, by the first launcher that has set its variables, or `ALONE`. Raises UsageError."""
     found = [(launcher, *_ranks(launcher, environ)) for launcher in _LAUNCHERS if _has_set(launcher, environ)]
     if len(found) > 1:  # a step of one task is where another launcher was called
         found = [each for each in found if each[0] is not _SLURM or each[2] > 1]
@@ -137,11 +123,7 @@ def read_world(environ: Mapping[str, str]) -> World:
 
 
 def rank_count(text: str, available: int) -> int:
-    """How many ranks `--nproc` asks for: a number of 1 or more, or "all" of the `available` devices.
-
-    Raises:
-        UsageError: neither.
-    """
+    """How many ranks `--nproc` asks for: 1 or more, or "all" of `available` devices. Raises UsageError."""
     if text == "all":
         return available
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not 1 <= int(text) <= _MAX_RANKS:
@@ -151,11 +133,7 @@ def rank_count(text: str, available: int) -> int:
 
 
 def refuse_ranks(environ: Mapping[str, str]) -> None:
-    """Refuse `--nproc` in a process that is a rank already.
-
-    Raises:
-        UsageError: it is one, or its variables are wrong.
-    """
+    """Raise UsageError for `--nproc` in a process that is a rank already, or whose variables are wrong."""
     world = read_world(environ)
     if world.size > 1:
         what = f"--nproc in a process that is rank {world.rank} of {world.size} already, started by {world.source}"

@@ -195,8 +195,12 @@ class PeersGroup(Group):
         self._peers.check_call(f"all_reduce {x.dtype.name} {x.size}")
         values = x.view_np()
         for first, last in _blocks(x.size):
-            values[first:last] = self._sum(values[first:last], x.dtype)
-            self._spread(values[first:last], 0)
+            block = values[first:last]
+            if self.rank:
+                self._peers.send_block(0, block.view(np.uint8))
+            else:
+                self._add_up(block, block, x.dtype, False)
+            self._spread(block, 0)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
         check_root(self, root)
@@ -206,15 +210,6 @@ class PeersGroup(Group):
 
     def close(self) -> None:
         self._peers.close()
-
-    def _sum(self, values: np.ndarray, dtype: DType) -> np.ndarray:
-        """On rank 0 the sum of all ranks' `values`, as `dtype`; elsewhere room for it."""
-        if self.rank:
-            self._peers.send_block(0, values.view(np.uint8))
-            return np.empty(values.shape, dtype.numpy)
-        total = np.empty(values.shape, dtype.numpy)
-        self._add_up(total, values, dtype, False)
-        return total
 
     def _add_up(self, out: np.ndarray, values: np.ndarray, dtype: DType, adds: bool) -> None:
         """Set `out` to the sum of all ranks' `values`, of which this rank has its own; the others' come by rank 0."""

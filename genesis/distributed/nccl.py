@@ -19,7 +19,7 @@ from typing import Any
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import CudaBackend, backend_of, driver_for
-from genesis.backend.cuda.driver import Driver, is_interpreted
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.graph import close_graphs
 from genesis.backend.cuda.memory import CudaStorage, ForeignArena
 from genesis.backend.cuda.stream import take_stream
@@ -59,11 +59,8 @@ class NcclGroup(Group):
     A rank that makes another call than the others is not found out here, as `PeersGroup` finds it: nothing would be
     launched ahead. The device then stands still, which `fault` sees.
 
-    Args:
-        device: this rank's GPU.
-        communicator: NCCL's, of the same ranks.
-        staging: bytes of memory for what other ranks send.
-        is_mapped: whether what `buffer` gives travels by DMA engines, which the communicator must have been made for.
+    What other ranks send lands in `staging` bytes. Where it `is_mapped`, what `buffer` gives travels by DMA engines,
+    which the communicator must have been made for.
     """
 
     is_in_stream_order = True
@@ -86,22 +83,15 @@ class NcclGroup(Group):
         self._deadline = Deadline(self._backend.driver)
         wait = functools.partial(self._wait, peers.limit_s)
         self._mapped = MappedMemory(peers, communicator, self._backend, wait) if is_mapped else None
-        self._load()
-        self._connect()
-
-    def _load(self) -> None:
-        """Have the kernel that adds loaded before anything waits for another rank: to load one, the driver waits for
-        the device, and answers no other thread meanwhile.
-        """
+        # Have the kernel that adds loaded before anything waits for another rank: to load one, the driver waits for the
+        # device, and answers no other thread meanwhile.
         for dtype in (bfloat16, float32):
             own = Array(self._staging.storage, (32,), (1,), dtype, self.device, 0)
             others = own.view((self.size - 1, 32), (0, 1), 0)
             total = Array(self._staging.storage, (32,), (1,), float32, self.device, 0)
             for rank, adds in itertools.product({self.rank, 0 if self._mapped else self.rank}, (False, True)):
                 rank_sum(total, own, others, rank=rank, adds=adds, out=())
-
-    def _connect(self) -> None:
-        """Reach all ranks in every way once: the first time NCCL makes connections, which takes memory and waits."""
+        # Reach all ranks in every way once: the first time NCCL makes connections, which takes memory and waits.
         rows = [_cut(self._staging, at, 32) for at in range(0, self._staging.size, self._row)]
         receives = [None if rank == self.rank else rows.pop() for rank in range(self.size)]
         self._exchange([_cut(self._staging, 64, 32)] * self.size, receives)
@@ -252,15 +242,11 @@ class NcclGroup(Group):
         self._nccl.abort(ABORT_S)
 
     def close(self) -> None:
-        """Wait for all ranks and leave. The graphs of the device are closed first: NCCL waits for them for ever.
-
-        Raises:
-            DistributedError: a rank does not come.
-        """
+        """Wait for all ranks and leave. Raises DistributedError where one does not come."""
         if self._nccl.is_open:
             limit_s = self._peers.limit_s
             self._wait(limit_s)
-            close_graphs(self._backend)
+            close_graphs(self._backend)  # NCCL would wait for them for ever
             self._nccl.close(limit_s)
         self._peers.close()
 
@@ -296,9 +282,7 @@ def _copy(source: Array, out: Array) -> None:
 
 class MappedMemory:
     """What is sent of it goes in parts of one size, to the last element of memory that has room for all of them.
-
-    Args:
-        wait: waits for the device, with the ranks' limit.
+    `wait` waits for the device, with the ranks' limit.
     """
 
     def __init__(
@@ -414,22 +398,17 @@ def group_for(peers: Peers, device: Device, *, one_host: bool) -> tuple[NcclGrou
     driver = driver_for(device.index)
     before, _ = driver.memory_info()
     identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
-    is_mapped = one_host and peers.all("copies", _has_copies(nccl, driver, peers.size))
+    # DMA engines can copy between the GPUs of all ranks where those are here, and linked by NVLink. A user's own CTA
+    # policy for NCCL is left, and so is NVLink's multicast, with which two ranks may wait for ever (NCCL's #2290).
+    is_ours = "NCCL_CTA_POLICY" not in os.environ and os.environ.get("NCCL_NVLS_ENABLE") == "0"
+    has_copies = version >= _HAS_COPIES and is_ours and driver.is_linked(range(peers.size))
+    is_mapped = one_host and peers.all("copies", has_copies)
     tuning = Tuning(cta_policy=ZERO_CTAS) if is_mapped else Tuning()
     communicator = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, tuning)
     group = NcclGroup(peers, device, communicator, LITTLE if is_mapped else STAGING, is_mapped=is_mapped)
     taken = max(0, before - driver.memory_info()[0]) / 2**20
     how = " by DMA engines" if is_mapped else ""
     return group, f"collectives: NCCL {_readable(version)}{how}, {taken:,.0f} MiB of each GPU"
-
-
-def _has_copies(nccl: Any, driver: Driver, ranks: int) -> bool:
-    """Whether DMA engines can copy between the GPUs of all ranks: those are here, and linked by NVLink. A user's own
-    CTA policy for NCCL is left, and so is NVLink's multicast, with which two ranks may wait for ever (NCCL's #2290).
-    """
-    is_new = nccl.get_version() >= _HAS_COPIES
-    is_ours = "NCCL_CTA_POLICY" not in os.environ and os.environ.get("NCCL_NVLS_ENABLE") == "0"
-    return is_new and is_ours and driver.is_linked(range(ranks))
 
 
 def _loaded(device: Device) -> tuple[Any, str]:

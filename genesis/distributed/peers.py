@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import select
-import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,13 +58,6 @@ class Peers:
         """All ranks of `world`, once they have come; see `rendezvous.connect`."""
         return cls(world.rank, world.size, connect(world, key, version=version, limit_s=limit_s), limit_s=limit_s)
 
-    @classmethod
-    def pairs(cls, size: int, *, limit_s: float = 60.0) -> list[Self]:
-        """`size` ranks in this process, over pairs of sockets, for as many threads."""
-        ends = [socket.socketpair() for _ in range(1, size)]
-        first = cls(0, size, [Channel(near, k) for k, (near, _) in enumerate(ends, 1)], limit_s=limit_s)
-        return [first, *(cls(k, size, [Channel(far, 0)], limit_s=limit_s) for k, (_, far) in enumerate(ends, 1))]
-
     @contextlib.contextmanager
     def during(self, phase: str, limit_s: float | None = None) -> Iterator[None]:
         """Name what follows in errors, and let it take `limit_s`; every rank must say the same."""
@@ -79,11 +71,7 @@ class Peers:
     # What ranks agree on
 
     def agree(self, stop: int, step: int) -> int:
-        """The largest `stop` (a signal's number, 0 for none) of all ranks, which must be at the same step.
-
-        Raises:
-            DistributedError: another rank is at another step, gone, or late.
-        """
+        """The largest `stop` (a signal, 0 for none) of all ranks. Raises DistributedError where steps differ."""
         said = self.gather("agree", _STOP.pack(stop, step), _STOP.size)
         if said is not None:
             steps = [_STOP.unpack(each)[1] for each in said]
@@ -97,11 +85,7 @@ class Peers:
         return int(agreed)
 
     def compare(self, facts: Mapping[str, str]) -> None:
-        """Refuse ranks that do not hold the same `facts`: the hash of the configuration, of the data, …
-
-        Raises:
-            ConfigError: on every rank, with what differs and where.
-        """
+        """Raise ConfigError, on every rank, unless all hold the same `facts`: hashes of configuration, data, …"""
         said = self.gather_json("compare", dict(facts))
         differing = ""
         if said is not None:
@@ -156,15 +140,15 @@ class Peers:
 
     def send_block(self, rank: int, block: np.ndarray) -> None:
         """Send bytes to a rank that takes them with `receive_block`; of a call that `check_call` announced."""
-        with self._peer(rank, "block"):
-            self._limited(rank).send_block(block)
+        with self._peer(rank, "block") as channel:
+            channel.send_block(block)
 
     def receive_block(self, rank: int, block: np.ndarray) -> None:
         """Fill `block`, an array of bytes. Sees meanwhile when any other rank goes."""
         if not self.rank:
             self._ready([rank], "block")
-        with self._peer(rank, "block"):
-            frame = self._limited(rank).receive_block(block)
+        with self._peer(rank, "block") as channel:
+            frame = channel.receive_block(block)
         if frame is not None:
             self._check(rank, "block", 0, frame)
 
@@ -235,11 +219,7 @@ class Peers:
     def closed(self, events: int) -> int | None:
         """A rank whose connection is closed, as `poll` says by these events; reads nothing, and runs in any thread."""
         try:
-            ranks = {channel.fileno(): rank for rank, channel in list(self._channels.items())}
-            polled = select.poll()
-            for descriptor in ranks:
-                polled.register(descriptor, events)
-            return next((ranks[descriptor] for descriptor, _ in polled.poll(0)), None)
+            return next(iter(_polled(dict(self._channels), events, 0)), None)
         except (OSError, ValueError):  # it is being closed here
             return None
 
@@ -253,7 +233,7 @@ class Peers:
         until = until or time.monotonic() + self._patience()
         watched = dict(self._channels)
         while True:
-            ready = _came(watched, until - time.monotonic())
+            ready = _polled(watched, select.POLLIN, until - time.monotonic())
             if not ready:
                 self._late(wanted, name)
             if found := [rank for rank in ready if rank in wanted]:
@@ -266,18 +246,13 @@ class Peers:
         # Rank 0 finds out first who is late, and tells the others.
         return self.limit_s + (min(_MARGIN_S, self.limit_s) if self.rank else 0.0)
 
-    def _limited(self, rank: int) -> Channel:
-        channel = self._channels[rank]
-        channel.set_limit(self._patience())
-        return channel
-
     def _send(self, rank: int, name: str, data: bytes) -> None:
-        with self._peer(rank, name):
-            self._limited(rank).send(name, data)
+        with self._peer(rank, name) as channel:
+            channel.send(name, data)
 
     def _receive(self, rank: int, name: str, most: int) -> bytes:
-        with self._peer(rank, name):
-            frame = self._limited(rank).receive(max(most, _MAX_TEXT))
+        with self._peer(rank, name) as channel:
+            frame = channel.receive(max(most, _MAX_TEXT))
         return self._check(rank, name, most, frame)
 
     def _check(self, rank: int, name: str, most: int, frame: Frame) -> bytes:
@@ -291,10 +266,12 @@ class Peers:
         return payload
 
     @contextlib.contextmanager
-    def _peer(self, rank: int, name: str) -> Iterator[None]:
-        """What goes wrong with a connection, as the error that names its rank."""
+    def _peer(self, rank: int, name: str) -> Iterator[Channel]:
+        """The connection to a rank, within the limit. What goes wrong with it is the error that names the rank."""
         try:
-            yield
+            channel = self._channels[rank]
+            channel.set_limit(self._patience())
+            yield channel
         except Late:
             self._late([rank], name)
         except (EOFError, OSError):
@@ -351,13 +328,12 @@ class Peers:
                 channel.send("failure", payload, FAILURE)
 
 
-def _came(channels: Mapping[int, Channel], seconds: float) -> list[int]:
-    """The ranks from which something can be read, within `seconds`."""
+def _polled(channels: Mapping[int, Channel], events: int, seconds: float) -> list[int]:
+    """The ranks at whose connections such an event comes within `seconds`."""
     waiting = select.poll()  # a selector would take longer than the message
-    ranks = {}
-    for rank, channel in channels.items():
-        ranks[channel.fileno()] = rank
-        waiting.register(channel.fileno(), select.POLLIN)
+    ranks = {channel.fileno(): rank for rank, channel in channels.items()}
+    for descriptor in ranks:
+        waiting.register(descriptor, events)
     return [ranks[descriptor] for descriptor, _ in waiting.poll(max(0, math.ceil(seconds * 1000)))]
 
 

@@ -96,7 +96,8 @@ class _Door:
         """Wait for all ranks, and tell them that all are there."""
         try:
             while len(self._there) < self._world.size - 1:
-                self._check_time(until, limit_s)
+                if time.monotonic() >= until:
+                    raise self._missing(limit_s)
                 self._turn()
             for rank, channel in self._there.items():
                 try:
@@ -135,7 +136,13 @@ class _Door:
             with sock:
                 channel = Channel(sock)
             try:
-                self._greet(channel, host)
+                channel.set_limit(_HANDSHAKE_S)
+                deliver_challenge(channel.connection, self._key)
+                answer_challenge(channel.connection, self._key)
+                _, _, hello = channel.receive(_MAX_HELLO)
+                self._came.put((channel, {**json.loads(hello), "host": host}))
+                if self._is_shut:
+                    self._turn_away()
             except Exception:
                 channel.close()
                 raise
@@ -145,15 +152,6 @@ class _Door:
             self._refused.append(f"{host} does not speak as a rank does")
         finally:
             self._handshakes.release()
-
-    def _greet(self, channel: Channel, host: str) -> None:
-        channel.set_limit(_HANDSHAKE_S)
-        deliver_challenge(channel.connection, self._key)
-        answer_challenge(channel.connection, self._key)
-        _, _, hello = channel.receive(_MAX_HELLO)
-        self._came.put((channel, {**json.loads(hello), "host": host}))
-        if self._is_shut:
-            self._turn_away()
 
     def _let_in(self, channel: Channel, hello: dict[str, Any]) -> None:
         who = f"the process {hello.get('pid')} on {escape(hello['host'])}"
@@ -177,16 +175,14 @@ class _Door:
         channel.rank = rank  # type: ignore[assignment]
         self._there[channel.rank], self._from[channel.rank] = channel, who
 
-    def _check_time(self, until: float, limit_s: float) -> None:
-        if time.monotonic() < until:
-            return
+    def _missing(self, limit_s: float) -> DistributedError:
         missing = [rank for rank in range(1, self._world.size) if rank not in self._there]
         shown = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
         what = f"{'rank' if len(missing) == 1 else 'ranks'} {shown} of {self._world.size} did not come within "
         what += f"{limit_s:g} s to {_named(self._world)}"
         what += "".join(f"\n{each}" for each in dict.fromkeys(self._refused[:8]))
         next = "see what those ranks printed, and whether their hosts reach that address"
-        raise DistributedError(what, where="rendezvous", next=next)
+        return DistributedError(what, where="rendezvous", next=next)
 
     def _turn_away(self) -> None:
         """Close what came too late."""

@@ -99,7 +99,7 @@ def ordered(peers: Peers, folder: Path, order: str) -> Ranks:
 
 def counted(optimizer: Optimizer) -> list[int]:
     """What a step exchanges: buckets, elements, and partial sums of squares."""
-    counts = [(len(flat.bucket_starts), flat.size, flat.squares.size) for flat in optimizer._shared()]
+    counts = [(len(flat.buckets), flat.size, flat.squares.size) for flat in optimizer._shared()]
     return [sum(each) for each in zip(*counts, strict=True)]
 
 

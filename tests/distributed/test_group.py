@@ -22,6 +22,7 @@ from genesis.dtypes import DType, as_dtype, bfloat16, bool_, float16, float32, f
 from genesis.errors import DTypeError, ShapeError
 from tests.distributed import nccl_ranks
 from tests.distributed.forks import ended, start_ranks
+from tests.distributed.pairs import pairs
 
 Work = Callable[[Group], Any]
 
@@ -42,7 +43,7 @@ def threads(size: int, work: Work, folder: Path) -> list[Any]:
         with peers:
             results[peers.rank] = work(PeersGroup(peers))
 
-    started = [threading.Thread(target=run, args=(peers,)) for peers in Peers.pairs(size, limit_s=20)]
+    started = [threading.Thread(target=run, args=(peers,)) for peers in pairs(size, limit_s=20)]
     for each in started:
         each.start()
     for each in started:

@@ -17,6 +17,7 @@ import pytest
 from genesis.distributed import Peers
 from genesis.errors import DistributedError, OutOfMemoryError
 from tests.distributed.forks import KEY, VERSION, Fork, ended, fork, free_port, run_ranks, start_ranks, world
+from tests.distributed.pairs import pairs
 
 LISTEN = "0A"
 
@@ -52,7 +53,7 @@ def test_threads_over_pairs() -> None:
         with peers:
             stops[peers.rank] = peers.agree(peers.rank, 1)
 
-    threads = [threading.Thread(target=work, args=(peers,)) for peers in Peers.pairs(3)]
+    threads = [threading.Thread(target=work, args=(peers,)) for peers in pairs(3)]
     for each in threads:
         each.start()
     for each in threads:
@@ -245,7 +246,7 @@ def test_a_rank_that_is_stopped(victim: int, tmp_path: Path) -> None:
 
 def test_a_rank_stopped_in_the_middle_of_a_message() -> None:
     """The rest of a large message does not come; the wait ends at the limit."""
-    first, second = Peers.pairs(2, limit_s=0.3)
+    first, second = pairs(2, limit_s=0.3)
     os.write(second._channels[0].connection.fileno(), (1000).to_bytes(4, "big") + b"\x00\x05agree")
     began = time.monotonic()
     with pytest.raises(DistributedError, match="rank 1 did not answer"):
@@ -257,7 +258,7 @@ def test_a_rank_stopped_in_the_middle_of_a_message() -> None:
 
 def test_limits_of_size() -> None:
     """A message that claims to be larger than its call allows takes no memory."""
-    first, second = Peers.pairs(2, limit_s=1.0)
+    first, second = pairs(2, limit_s=1.0)
     os.write(second._channels[0].connection.fileno(), b"\xff\xff\xff\xff" + (1 << 60).to_bytes(8, "big"))
     with pytest.raises(DistributedError):
         first.gather("name", b"", 100)

@@ -22,6 +22,7 @@ from genesis.train.ranks import Ranks, check_divides
 from tests.distributed import jobs
 from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, run_fault, run_killed
 from tests.distributed.forks import free_port
+from tests.distributed.pairs import pairs
 from tests.train.runs import Ended, Forks, checkpoints, memory_folder, rows
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes and sockets in /proc")
@@ -291,9 +292,9 @@ def test_a_killed_launcher(runs: Runs, tmp_path: Path) -> None:
 
 def test_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the slowest of the last ten steps, and never less than a minute."""
-    from genesis.distributed import Peers, PeersGroup
+    from genesis.distributed import PeersGroup
 
-    peers, other = Peers.pairs(2)
+    peers, other = pairs(2)
     ranks = Ranks(peers, PeersGroup(peers))
     ranks.took(200.0)
     assert peers.limit_s == 2000.0
