@@ -120,12 +120,7 @@ def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool =
 
 
 class Taken:
-    """A struct taken out of a capsule; the producer's deleter runs when this object is gone.
-
-    Attributes:
-        described: the array.
-        read_only: the memory must not be written.
-    """
+    """A struct taken out of a capsule; the producer's deleter runs when this object is gone."""
 
     def __init__(self, address: int, versioned: bool) -> None:
         kind: Any = _ManagedVersioned if versioned else _Managed
@@ -134,6 +129,7 @@ class Taken:
         tensor = self._struct.tensor
         shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
         self.lanes = int(tensor.lanes)
+        # whether the memory must not be written
         self.read_only = versioned and bool(self._struct.flags & _READ_ONLY)
         self.described = Described(
             (tensor.data or 0) + tensor.byte_offset,

@@ -92,11 +92,20 @@ class _TritonLaunch(KernelLaunch):
         from triton.errors import TritonError
 
         from genesis.backend.cuda import backend_of
-        from genesis.backend.cuda.launch import launch
+        from genesis.backend.cuda.launch import OPTIONS, launch
         from genesis.kernels.elements import TRITON
 
         words = {k: TRITON[v.name] if isinstance(v, DType) else v for k, v in constants.items()}
-        _check_count(self.name, self.kernel, args, words)
+        names = self.kernel.arg_names
+        unknown = [word for word in words if word not in names and word not in OPTIONS]
+        if unknown:
+            what, takes = f"{self.name}: the kernel has no parameter {unknown[0]}", f"it takes {', '.join(names)}"
+            raise UsageError(what, where="constants=", next=takes)
+        wanted = [parameter for parameter in names if parameter not in words]
+        if len(wanted) != len(args):
+            takes = f"{len(wanted)} arguments ({', '.join(wanted)})"
+            what = f"{self.name}: beside its constants the kernel takes {takes}; got {len(args)}"
+            raise UsageError(what, where="arguments=", next="give them in the kernel's order")
         driver = backend_of(operands[1].device).driver
         try:
             launch(self.kernel, programs, *args, **words)
@@ -105,20 +114,6 @@ class _TritonLaunch(KernelLaunch):
         except TritonError as error:
             what = f"{self.name}: Triton refuses the kernel {self.kernel.__name__}: {error}"
             raise UsageError(what, next="correct the kernel, or what it is given") from error
-
-
-def _check_count(name: str, kernel: Any, args: tuple[Any, ...], words: dict[str, Any]) -> None:
-    """Whether every parameter of the kernel is given once."""
-    from genesis.backend.cuda.launch import OPTIONS
-
-    unknown = [word for word in words if word not in kernel.arg_names and word not in OPTIONS]
-    if unknown:
-        what, takes = f"{name}: the kernel has no parameter {unknown[0]}", f"it takes {', '.join(kernel.arg_names)}"
-        raise UsageError(what, where="constants=", next=takes)
-    wanted = [parameter for parameter in kernel.arg_names if parameter not in words]
-    if len(wanted) != len(args):
-        what = f"{name}: beside its constants the kernel takes {len(wanted)} arguments ({', '.join(wanted)}); got"
-        raise UsageError(f"{what} {len(args)}", where="arguments=", next="give them in the kernel's order")
 
 
 # --- CUDA C++ ---------------------------------------------------------------------------------------------------------

@@ -142,9 +142,7 @@ def refuse_ranks(environ: Mapping[str, str]) -> None:
 
 def job_key(world: World, environ: Mapping[str, str]) -> bytes:
     """The secret by which ranks of one job know each other: GENESIS_JOB_KEY, or on one host a secret of this user.
-
-    Raises:
-        UsageError: several hosts without the variable, or one that is too short.
+    Raises UsageError for several hosts without the variable, or one that is too short.
     """
     given = environ.get(JOB_KEY)
     if given is not None and len(given) < _LEAST_KEY:

@@ -288,9 +288,7 @@ class StagedGroup(Group):
     """A group for arrays on any device, over one for arrays on the CPU: each call copies to host memory and back.
 
     It waits for the device, and cannot be captured in a CUDA graph: correct, and as slow as the connections of `peers`.
-
-    Args:
-        of: the group that does the work. Arrays on the CPU go to it as they are.
+    Arrays on the CPU go to the group that does the work as they are.
     """
 
     is_in_stream_order = False

@@ -306,11 +306,8 @@ class _Job:
             self._is_passing_on = False
 
     def exit_code(self) -> int:
-        """The code of the cause: of the first rank that ended by itself with neither 0 nor 10.
-
-        Raises:
-            DistributedError: a signal killed that rank, or one was stopped and did not go on. InterruptedRun: a signal
-                ended it before all had met.
+        """The code of the cause: of the first rank that ended by itself with neither 0 nor 10. Raises DistributedError
+        where a signal killed it, or one was stopped for long; InterruptedRun where a signal ended it before all met.
         """
         echo = DistributedError.exit_code
         for each in self.ended:

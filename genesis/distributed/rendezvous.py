@@ -34,10 +34,7 @@ _KINDS: dict[str, type[GenesisError]] = {each.__name__: each for each in (Config
 def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[Channel]:
     """The channels of this rank, once all ranks of `world` have come: on rank 0 to all others, elsewhere to rank 0.
 
-    Args:
-        key: what only ranks of this job know.
-        version: the release of Genesis, the same on all ranks.
-        limit_s: how long all may take to come.
+    Only ranks of this job know the `key`. `version` is the release of Genesis, the same on all ranks.
 
     Raises:
         ConfigError: ranks of different releases or sizes. DistributedError: ranks are missing, twice there or gone,

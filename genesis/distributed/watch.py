@@ -41,14 +41,10 @@ class Collectives(Protocol):
 
 
 class Watch:
-    """Runs while it is entered.
+    """Runs while it is entered: looks at the connections of `peers`, from which it reads nothing, and at `collectives`,
+    those of the ranks' GPUs, once there are some.
 
-    Args:
-        peers: whose connections it looks at; it reads nothing from them.
-        interrupt: called in the thread with a function that raises, which it has called in the main thread.
-
-    Attributes:
-        collectives: those of the ranks' GPUs, once there are some.
+    `interrupt` is called in the thread with a function that raises, which it has called in the main thread.
     """
 
     def __init__(self, peers: Peers, interrupt: Callable[[Callable[[], None]], None]) -> None:

@@ -4,12 +4,11 @@
 * foreach: one fused op for each parameter (the default).
 * fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
 
-`states.py` has what is done with all gradients together, and what a rule keeps for each parameter. A
-parameter of a 2-byte type is updated through a float32 master, or by stochastic rounding.
+`states.py` has what is done with all gradients together, and what a rule keeps for each parameter. A parameter of a
+2-byte type is updated through a float32 master, or by stochastic rounding.
 
 A step has a part on the host, `begin_step`, and one on the device, `update`. The latter launches the same work in every
-step, and finds what changes (step count, learning rates) in `device_scalars`: it can be captured in a CUDA graph and
-replayed.
+step, and finds what changes (count, learning rates) in `device_scalars`: a CUDA graph can capture and replay it.
 """
 
 from __future__ import annotations
@@ -305,7 +304,9 @@ class Optimizer(SavedStates):
             return scale
         known = self._scales.get(device)
         if known is None or known[0] != scale:
-            known = self._scales[device] = scale, sent(scale, device)
+            made = label(empty((1,), float64, device), "optimizer scalars")
+            overwrite(made, _pinned((scale,), device), non_blocking=True)
+            known = self._scales[device] = scale, made.view((), ())
         return known[1]
 
     # --- Shards -------------------------------------------------------------------------------------------------------
@@ -383,9 +384,6 @@ class DeviceScalars:
     """Float64 scalars at a fixed address of a device: the count of steps, this one included, then each group's rate.
 
     A step reads them where they are, so that it can be captured in a CUDA graph and replayed after they were changed.
-
-    Attributes:
-        array: `[1 + groups]`.
     """
 
     def __init__(self, device: Device, groups: int) -> None:
@@ -395,10 +393,7 @@ class DeviceScalars:
 
     def read_from(self, array: Array) -> None:
         """Read the scalars from `array` from now on, which the caller fills with `Optimizer.step_scalars` before each
-        step; the batch may bring them along.
-
-        Raises:
-            ShapeError: it is not contiguous float64 of the same shape.
+        step; the batch may bring them along. Raises ShapeError where it is not contiguous float64 of the same shape.
         """
         if array.shape != self.array.shape or array.dtype is not float64 or not array.is_contiguous:
             raise ShapeError(f"the scalars of a step are float64 {self.array.shape}, not {array.dtype} {array.shape}")
@@ -419,13 +414,6 @@ class DeviceScalars:
     def lr(self, group: int) -> Array:
         """The learning rate of a group, 0-d."""
         return self.array.view((), (), self.array.offset + 1 + group)
-
-
-def sent(value: float, device: Device) -> Array:
-    """A number on a device: 0-d, float64."""
-    made = label(empty((1,), float64, device), "optimizer scalars")
-    overwrite(made, _pinned((value,), device), non_blocking=True)
-    return made.view((), ())
 
 
 def _pinned(values: Sequence[float], device: Device) -> Array:

@@ -381,10 +381,7 @@ NO_MORE = (-1, -1, -1)  # what a rank asks for that has left its block
 class WholeStates:
     """The states in buffers of which every rank has its parts: all take turns, in which each gets one state of one
     parameter. So a rank needs room for one whole state at a time, whichever it asks for, and ranks may ask for
-    different ones at once: each writes and hashes some of a checkpoint.
-
-    Args:
-        sharded: the buffers, in the same order on all ranks.
+    different ones at once: each writes and hashes some of a checkpoint. `sharded` has one order on all ranks.
     """
 
     def __init__(self, sharded: Sequence[SharedBuffers]) -> None:

@@ -97,10 +97,8 @@ class GroupStates:
         return arrays
 
     def exchange(self, adds: bool) -> None:
-        """Give the gradients of a micro-batch to the ranks that own them: a call of all ranks, nothing without ranks.
-
-        Args:
-            adds: to those of the step's micro-batches before. The next gradients replace what is in `.grad` now.
+        """Give the gradients of a micro-batch to the ranks that own them, who add them to those of the step before, if
+        `adds`: a call of all ranks, nothing without ranks. The next gradients replace what is in `.grad` now.
         """
         for flat in self._shared():
             flat.exchange(adds)

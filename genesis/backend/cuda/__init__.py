@@ -121,10 +121,8 @@ class CudaBackend(Backend):
         return CudaStorage(self.pool, None, pointer, nbytes, owner)
 
     def allocate(self, nbytes: int, owner: str | None = None) -> CudaStorage:
-        """Uninitialized device memory, reused in the order of the current stream.
-
-        Args:
-            owner: who asks, for snapshots and errors; None is the op that runs.
+        """Uninitialized device memory, reused in the order of the current stream. `owner` is who asks, for snapshots
+        and errors; None is the op that runs.
         """
         recorder = recording()
         if recorder is None:

@@ -416,11 +416,8 @@ class Driver:
 
     def is_stream_done(self, stream: int) -> bool:
         """Whether a stream has nothing left to do."""
-        return self._is_done(self._cuda.cuStreamQuery, stream)
-
-    def _is_done(self, query: Any, handle: int) -> bool:
         self._ordered()
-        return self._answer(query, handle)
+        return self._answer(self._cuda.cuStreamQuery, stream)
 
     def _answer(self, query: Any, handle: int) -> bool:
         (code,) = query(handle)
@@ -460,7 +457,8 @@ class Driver:
 
     def is_event_done(self, event: int) -> bool:
         """Whether the event has happened."""
-        return self._is_done(self._cuda.cuEventQuery, event)
+        self._ordered()
+        return self._answer(self._cuda.cuEventQuery, event)
 
     def has_happened(self, event: int) -> bool:
         """The same asked by another thread than the one that launches work: it launches nothing that waits."""

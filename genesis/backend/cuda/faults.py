@@ -69,9 +69,7 @@ _words: dict[Device, ctypes.c_int64] = {}
 def check(device: Device) -> None:
     """Raise what kernels have left since the last call; the device's stream has been waited for.
 
-    Raises:
-        IndexRangeError: naming op, dimension, size and index.
-        ShapeError: where a result's size that was given ahead is not that of the data.
+    That is IndexRangeError, or ShapeError where a result's size that was given ahead is not that of the data.
     """
     word = _words.get(device)
     if word is None or word.value == 0:

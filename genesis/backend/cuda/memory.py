@@ -494,10 +494,8 @@ class Pool:
 
 
 def room_for(events: Sequence[tuple[int, int]]) -> int:
-    """Bytes of a segment in which large blocks that are taken and given back like these find room one by one.
-
-    Args:
-        events: of `Pool.traced`. A block that is in use at their end lasts, and has no part in it.
+    """Bytes of a segment in which large blocks that are taken and given back like these find room one by one. A block
+    that is in use at the end of `events`, which `Pool.traced` gave, lasts, and has no part in it.
     """
     ended: set[int] = set()
     passing = [False] * len(events)

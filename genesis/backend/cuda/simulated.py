@@ -310,7 +310,7 @@ class HostDriver(Driver):
 Tell = Callable[[Any, Signature], object]
 
 NOWHERE = 1 << 50  # addresses from here on are no process's
-FIRST = 1 << 16  # the index of the first device of this kind; there are never so many others
+_indices = itertools.count(1 << 16)  # of devices of this kind; there are never so many others
 
 # Bytes of shared memory that a block may take, by architecture: CUDA's programming guide, "Technical specifications".
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -375,10 +375,11 @@ class Launched(NamedTuple):
 class FakeDriver(EmptyDriver):
     """A device of given properties that collects what is launched on it."""
 
-    def __init__(self, index: int, properties: Properties) -> None:
+    def __init__(self, properties: Properties) -> None:
         super().__init__(0)
-        self.index, self.properties = index, properties
+        self.index, self.properties = next(_indices), properties
         self.launched: list[Launched] = []
+        drivers[self.index] = self
 
     def prepare(
         self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
@@ -398,14 +399,10 @@ def noted_launch(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: 
     return plain_launch(lambda stream: note(), [0] * count, count, name, grid)
 
 
-_indices = itertools.count(FIRST)
-
-
 @functools.cache
 def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
     """A device with these properties on which nothing runs, and its driver."""
-    driver = FakeDriver(next(_indices), properties)
-    drivers[driver.index] = driver
+    driver = FakeDriver(properties)
     return Device("cuda", driver.index), driver
 
 
@@ -428,11 +425,7 @@ class _CountingDriver(FakeDriver):
         return noted_launch(kernel.__name__, grid, args, lambda: None)
 
 
-@functools.cache
-def _counting_driver(properties: Properties) -> _CountingDriver:
-    driver = _CountingDriver(next(_indices), properties)
-    drivers[driver.index] = driver
-    return driver
+_counting_driver = functools.cache(_CountingDriver)
 
 
 def counting_device(properties: Properties) -> Device:

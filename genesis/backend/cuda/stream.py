@@ -163,16 +163,11 @@ SMALLEST = 512  # bytes; sizes are powers of two
 
 
 class PinnedBlock:
-    """A run of pinned memory; goes back to its pool with the last view of it.
-
-    Attributes:
-        pointer, size: address and bytes.
-        streams: those with copies that may still run.
-    """
+    """A run of pinned memory; goes back to its pool with the last view of it."""
 
     def __init__(self, pool: PinnedPool, pointer: int, size: int) -> None:
         self.pool, self.pointer, self.size = pool, pointer, size
-        self.streams: set[int] = set()
+        self.streams: set[int] = set()  # those with copies that may still run
 
     def bytes(self, nbytes: int) -> np.ndarray:
         """The memory as numpy, `[nbytes]` uint8; views of it keep the block."""
