@@ -36,7 +36,7 @@ from genesis.ops.elementwise import cast, div
 from genesis.ops.linalg import matmul_spec, multiply, plus_spec, same_type
 from genesis.ops.norm import statistics_type
 from genesis.ops.random import dropout
-from genesis.ops.shape import joined
+from genesis.ops.shape import joined, window
 
 
 class Pair(NamedTuple):
@@ -305,18 +305,14 @@ def _factors_vjp(ctx: Context, g: Array, _: None) -> tuple[Array | None, ...]:
     free = [slot for slot in slots if slot is not None]
     is_run = all(stop == start for (_, stop), (start, _) in pairwise(columns))
     if is_run and len(free) == len(slots) and (whole := joined(free)) is not None:  # one pass for all layers
-        div(*(_part(x, columns[0][0], columns[-1][1]) for x in (wide, norm)), out=whole)
+        div(*(window(x, columns[0][0], columns[-1][1]) for x in (wide, norm)), out=whole)
         found[: len(slots)] = slots
         return tuple(found)
     for i, (start, stop) in enumerate(columns):
         if ctx.needs[i]:
-            made = div(*(_part(x, start, stop) for x in (wide, norm)), out=slots[i])
+            made = div(*(window(x, start, stop) for x in (wide, norm)), out=slots[i])
             found[i] = made if wide is g else cast(made, dtype=g.dtype)
     return tuple(found)
-
-
-def _part(x: Array, start: int, stop: int) -> Array:
-    return x.view((stop - start,), x.strides, x.offset + start * x.strides[0])
 
 
 @op(

@@ -37,6 +37,7 @@ from genesis.ops.linear import (
 from genesis.ops.low_rank import LowRank, check_low_rank, split_pairs
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.reduce import sum_to_shape
+from genesis.ops.shape import window
 from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
 from genesis.shapes import Shape
 
@@ -196,7 +197,7 @@ def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array]) -> Pai
     assert pairs.c is not None
     factors, sums, kind, start = pairs.factors, sum_to_shape(d, shape=d.shape[-1:]), pairs.factors.dtype, 0
     for bias in biases:
-        part, total, c = (x.view(bias.shape, (1,), x.offset + start) for x in (factors, sums, pairs.c))
+        part, total, c = (window(x, start, start + bias.size) for x in (factors, sums, pairs.c))
         more = mul(cast(bias, dtype=kind), cast(total, dtype=kind))
         sub(part, div(more, cast(c, dtype=kind)), out=part)
         start += bias.size

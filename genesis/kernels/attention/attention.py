@@ -163,7 +163,14 @@ def backward_into(
         _spilled_backward_into(grads, g, q, k, v, o, lse, doc_starts, scale, window, tables)
         return
     rope_tables, stats = _rope_of(tables), _stats(p, t.queries, doc_starts, q)
-    _launch_dq(grads[0], p, t, rope_tables, stats, g, q, k, v, o, lse, doc_starts)
+    blocks = triton.cdiv(p.tokens, t.queries)
+    launch(
+        attention_bwd_dq, blocks * p.batches * p.heads, grads[0], *stats, p.tiled(q, t.queries), p.tiled(g, t.queries),
+        p.tiled(k, t.keys), p.tiled(v, t.keys), g, o, lse, doc_starts, *rope_tables, p.sizes,
+        l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks, 32 << 20), p.head_dim, p.scales,
+        (*(x.strides for x in (grads[0], g, q, k, v, o, lse)), p.doc_starts_strides),
+        TILE=(t.queries, t.keys, p.padded), **p.constants, **_options(t),
+    )  # fmt: skip
     _launch_dkdv(grads[1], grads[2], p, t.queries, s, rope_tables, stats, g, q, k, v, group_part)
 
 
@@ -184,20 +191,6 @@ def _stats(p: Problem, queries: int, doc_starts: Array | None, q: Array) -> _Sta
         return _Stats(lse_and_delta, None, None, None)
     sizes = (p.batches * blocks, p.batches * blocks, p.batches * blocks * queries)
     return _Stats(lse_and_delta, *(empty((1, n), int32, q.device) for n in sizes))
-
-
-def _launch_dq(
-    dq: Array, p: Problem, t: AttentionTile, rope_tables: _Rope, stats: _Stats, g: Array, q: Array, k: Array, v: Array,
-    o: Array, lse: Array, doc_starts: Array | None,
-) -> None:  # fmt: skip
-    blocks = triton.cdiv(p.tokens, t.queries)
-    launch(
-        attention_bwd_dq, blocks * p.batches * p.heads, dq, *stats, p.tiled(q, t.queries), p.tiled(g, t.queries),
-        p.tiled(k, t.keys), p.tiled(v, t.keys), g, o, lse, doc_starts, *rope_tables, p.sizes,
-        l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks, 32 << 20), p.head_dim, p.scales,
-        (*(x.strides for x in (dq, g, q, k, v, o, lse)), p.doc_starts_strides), TILE=(t.queries, t.keys, p.padded),
-        **p.constants, **_options(t),
-    )  # fmt: skip
 
 
 def _launch_dkdv(

@@ -44,7 +44,6 @@ def operand(x, TYPE: tl.constexpr):
 if is_interpreted():  # holds bfloat16 as bits: round as a GPU does, multiply in float32
 
     def operand(x: Any, TYPE: Any) -> Any:
-        """The same, for the interpreter."""
         kind = getattr(TYPE, "value", TYPE)
         return converted(converted(x, kind), tl.float32) if kind.primitive_bitwidth == 16 else converted(x, kind)
 
@@ -58,7 +57,6 @@ def warp_uniform(x):
 if is_interpreted():
 
     def warp_uniform(x: Any) -> Any:
-        """The same, for the interpreter."""
         return x
 
 
@@ -74,7 +72,6 @@ def opaque(x):
 if is_interpreted():
 
     def opaque(x: Any) -> Any:
-        """The same, for the interpreter."""
         return x
 
 

@@ -170,7 +170,6 @@ if is_interpreted():
         return tl.tensor(type(like.handle)(data, tl.float32), like.type)
 
     def scores(q: Any, keys: Any, acc: Any, BS: Any, BLOCKS: Any) -> Any:
-        """The same on the numpy values."""
         with np.errstate(all="ignore"):
             found = [np.einsum("whte,wkte->whk", of_threads(q), of_threads(k)) for k in keys]
         found += [np.zeros_like(found[0])] * (4 - len(found))
@@ -178,14 +177,12 @@ if is_interpreted():
         return acc + as_tile(whole, acc)
 
     def weighted(p: Any, values: Any, low: Any, high: Any, BS: Any, BLOCKS: Any) -> Any:
-        """The same on the numpy values."""
         given = np.stack([of_threads(each) for each in values])  # [(block, b), w, g, t, j]
         with np.errstate(all="ignore"):
             found = np.einsum("whti,iwgtj->whgj", of_threads(p)[..., : len(given)], given)
         return low + as_tile(found[:, :, 0::2], low), high + as_tile(found[:, :, 1::2], high)
 
     def combine(b_max: Any, b_sum: Any, tiles: Any, BS: Any, COUNT: Any) -> Any:
-        """The same on the numpy values."""
         m, total = of_threads(b_max)[:, :, 0, 0], of_threads(b_sum)[:, :, 0, 0]  # [w, g]
         o = np.concatenate([of_threads(each) for each in tiles], -1)  # [w, g, t, elements]
         with np.errstate(all="ignore"):
@@ -358,7 +355,6 @@ if is_interpreted():
         return tl.load(p)
 
     def row_sums(x: Any, BS: Any, SIZE: Any, COUNT: Any) -> Any:
-        """The same on the numpy values."""
         sums = x.handle.data.reshape(-1, value_of(SIZE)).sum(1)
         kept = np.where(np.arange(8) < value_of(COUNT), sums[:, None, None], np.float32(-0.0))
         return changed(x, np.broadcast_to(kept, (len(sums), value_of(SIZE) // 8, 8)))

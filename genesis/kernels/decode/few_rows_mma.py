@@ -172,7 +172,6 @@ def scaled(x, scale):
 if is_interpreted():
 
     def mma(w: Any, w_next: Any, x: Any, x_next: Any, acc: Any, BS: Any, X: Any) -> Any:
-        """The same on the numpy values."""
         rows, columns = (
             np.stack([converted(v, tl.float32).handle.data.reshape(-1, 8, 4, 2, 4) for v in pair])
             for pair in ((w, w_next), (x, x_next))
@@ -186,7 +185,6 @@ if is_interpreted():
         return acc + tl.tensor(type(acc.handle)(found.reshape(acc.handle.data.shape), tl.float32), acc.type)
 
     def combined(tiles: Any, BS: Any, X: Any, N: Any, SQUARES: Any) -> Any:
-        """The same on the numpy values."""
         warps, blocks, count = (getattr(v, "value", v) for v in (BS, X, N))
         elements = 4 if blocks == 1 else 8
         part, found = max(1, elements // warps), []

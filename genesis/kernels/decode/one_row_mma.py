@@ -173,7 +173,6 @@ def in_float16(x, by):
 if is_interpreted():
 
     def diagonal_sums(tiles: Any, BS: Any, P: Any, SQUARES: Any) -> Any:
-        """The same on the numpy values."""
         warps, pairs, squares = (getattr(v, "value", v) for v in (BS, P, SQUARES))
         group, g = group_of(warps, pairs), np.arange(8)
         of_pairs = []

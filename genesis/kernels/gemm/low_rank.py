@@ -119,7 +119,7 @@ def gemm_products(
     start = 0
     for p, weight, found in zip(pairs, b, d, strict=True):
         part, stop = window(g, p.start, p.stop), start + p.rank
-        factors = None if c is None else c.view((p.stop - p.start,), (1,), c.offset + p.start)
+        factors = None if c is None else window(c, p.start, p.stop)
         scaled = weight
         if factors is not None and weight.size:
             scaled = empty(weight.shape, weight.dtype, weight.device)
@@ -260,7 +260,7 @@ def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
 def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
     """The same, by products in memory."""
     (start, stop), scale, m, squares, w, a, b = layer
-    c, norm = (x.view((stop - start,), (1,), x.offset + start) for x in (c, norm))
+    c, norm = (window(x, start, stop) for x in (c, norm))
     kind = norm.dtype
     cross, gram = (mixed_matmul(x, transposed(a), dtype=kind) for x in (w, a))
     wide = cast(b, dtype=kind)

@@ -48,7 +48,6 @@ def saturating_sub(x, y):
 if is_interpreted():  # which has no inline assembly
 
     def saturating_sub(x: Any, y: Any) -> Any:
-        """The same by numpy."""
         values = np.clip(x.handle.data - y.handle.data, 0, 1)
         return tl.tensor(type(x.handle)(values, tl.float32), tl.block_type(tl.float32, list(values.shape)))
 

@@ -282,7 +282,6 @@ if is_interpreted():  # which has no inline assembly
         return tl.load(p, mask=m, other=LEAST)
 
     def sort_by_digit(digit: Any, payloads: Any, W: Any) -> Any:
-        """The same by numpy."""
         warps, values = getattr(W, "value", W), digit.handle.data
         i, count = np.arange(len(values)), len(values)
         order = i // 32 % warps * (count // warps) + i // (32 * warps) * 32 + i % 32

@@ -64,7 +64,6 @@ def segmented_sum(starts, x):
 if is_interpreted():  # which would call Python for each element of a sort or a scan
 
     def sort_tile(x: Any) -> Any:
-        """The same by numpy."""
         return tl.tensor(type(x.handle)(np.sort(x.handle.data, axis=-1), x.dtype.scalar), x.type)
 
     def segmented_sum(starts: Any, x: Any) -> Any:
