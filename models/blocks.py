@@ -197,9 +197,13 @@ class Attention(nn.Module):
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        q, k = context.rope(q), context.rope(k)
+        q, k = self.placed(q, k, context)
         o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
         return self.o_proj(o.flatten(-2))
+
+    def placed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Queries and keys as attention takes them: rotated by their positions, unless a family has another way."""
+        return context.rope(q), context.rope(k)
 
 
 class MLP(nn.Module):

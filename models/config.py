@@ -44,14 +44,9 @@ ROPE_KINDS: Mapping[str, str] = {kind: kind for kind in ROPE_NEEDS if kind != "l
 FACTORS = ("short_factor", "long_factor")
 # Every parameter of a rule that is a number, with the least and the most it may be.
 ROPE_NUMBERS: Mapping[str, tuple[float, float]] = {
-    "factor": (1e-6, 1e6),
-    "low_freq_factor": (1e-6, 1e6),
-    "high_freq_factor": (1e-6, 1e6),
-    "attention_factor": (1e-6, 1e6),
-    "beta_fast": (1e-6, 1e6),
-    "beta_slow": (1e-6, 1e6),
-    "mscale": (0, 1e6),
-    "mscale_all_dim": (0, 1e6),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), (1e-6, 1e6)),
+    **dict.fromkeys(("beta_fast", "beta_slow"), (1e-6, 1e6)),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), (0, 1e6)),
 }
 # Others that a config may have: names, what is checked elsewhere, and a remark of old YaRN configs.
 ROPE_OTHERS = frozenset(

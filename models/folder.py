@@ -60,16 +60,13 @@ def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
     return ModelConfig.from_dict(read_json(path), where=escape(path))
 
 
-def stored_dtype(folder: str | os.PathLike[str], config: ModelConfig | None = None) -> str:
+def stored_dtype(folder: str | os.PathLike[str]) -> str:
     """The type of a folder's weights: what its config names, else that of most bytes of its tensors.
-
-    Args:
-        config: the folder's, where it was read already.
 
     Raises:
         ModelError: as in `read_config`; no weights, or unsafe or damaged files.
     """
-    config = read_config(folder) if config is None else config
+    config = read_config(folder)
     if config.stored_dtype is not None:
         return config.stored_dtype
     with WeightFolder(folder) as weights:

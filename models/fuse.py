@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, TypeVar
 
 import genesis
@@ -235,7 +236,10 @@ def fuse(model: M) -> M:
 
 def unfuse(block: M) -> M:
     """Give a block and those in it their plain forms back; returns it."""
-    return block.apply(_unfuse)
+    for module in block.modules():
+        if isinstance(module, Fused):
+            module.__class__ = type(module).__bases__[1]
+    return block
 
 
 def _fuse(block: nn.Module) -> None:
@@ -253,11 +257,6 @@ def _has_fused_parts(layer: Any) -> bool:
     """Whether both blocks of a layer are fused, and its norms are RMSNorm."""
     blocks, norms = (layer.self_attn, layer.mlp), (layer.input_layernorm, layer.post_attention_layernorm)
     return all(isinstance(each, Fused) for each in blocks) and all(isinstance(each, nn.RMSNorm) for each in norms)
-
-
-def _unfuse(block: nn.Module) -> None:
-    if isinstance(block, Fused):
-        block.__class__ = type(block).__bases__[1]
 
 
 @functools.cache
@@ -308,6 +307,8 @@ class _Block:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.module, name)
+        if isinstance(found, MethodType):  # it sees the block's modules as parts, too
+            return MethodType(found.__func__, self)
         return _Part(name, found) if isinstance(found, nn.Module) else found
 
 

@@ -107,13 +107,8 @@ class Attention(blocks.Attention):
         self.q_norm = norm(self.head_dim, config)
         self.k_norm = norm(self.head_dim, config)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
-        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        q, k = context.rope(self.q_norm(q), self.rope), context.rope(self.k_norm(k), self.rope)
-        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
-        return self.o_proj(o.flatten(-2))
+    def placed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return context.rope(self.q_norm(q), self.rope), context.rope(self.k_norm(k), self.rope)
 
 
 class DecoderLayer(nn.Module):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from genesis import Tensor, nn
+from genesis import Tensor
 from genesis_models import blocks
-from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models.blocks import CausalLM, Context, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
 
 
@@ -51,15 +51,13 @@ class Attention(blocks.Attention):
         self.scale = config.attention_multiplier
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(PreNormLayer):
     """Attention and MLP, each on the normalised stream and added to it with a factor."""
 
+    make_attention = Attention
+
     def __init__(self, config: GraniteConfig, layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        super().__init__(config, layer)
         self.residual_multiplier = config.residual_multiplier
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]

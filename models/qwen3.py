@@ -41,13 +41,8 @@ class Attention(blocks.Attention):
         self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
-        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        q, k = context.rope(self.q_norm(q)), context.rope(self.k_norm(k))
-        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
-        return self.o_proj(o.flatten(-2))
+    def placed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return context.rope(self.q_norm(q)), context.rope(self.k_norm(k))
 
 
 class DecoderLayer(PreNormLayer):

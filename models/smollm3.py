@@ -59,14 +59,8 @@ class Attention(blocks.Attention):
         super().__init__(config, layer)
         self.use_rope = config.layer_ropes[layer]
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
-        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
-        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
-        if self.use_rope:
-            q, k = context.rope(q), context.rope(k)
-        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
-        return self.o_proj(o.flatten(-2))
+    def placed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return (context.rope(q), context.rope(k)) if self.use_rope else (q, k)
 
 
 class DecoderLayer(PreNormLayer):

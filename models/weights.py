@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 import genesis
-from genesis import Tensor, cuda, nn
+from genesis import cuda, nn
 from genesis.backend import CPU, Device
 from genesis.backend.host import host_memory
 from genesis.dtypes import as_dtype
@@ -95,22 +93,17 @@ def _readable(size: int) -> str:
 def check_finite(model: CausalLM, *, where: str) -> None:
     """Raises: NumericError, naming at most 10 parameters that hold a NaN or an infinity, with their count."""
     with genesis.no_grad():
-        found = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.detach())]
+        found = list[str]()
+        for name, parameter in model.named_parameters():
+            flat, size = parameter.detach().flatten(), parameter.numel()
+            pieces = (flat.narrow(0, i, min(PIECE, size - i)) for i in range(0, size, PIECE))
+            if not all(bool(genesis.isfinite(piece).all().item()) for piece in pieces):
+                found.append(name)
     if found:
         next = "take the model again, or an older checkpoint: these weights are damaged"
         if model.head_weight.dtype is genesis.float16:
             next = "load them as float32 or bfloat16: float16 ends at 65,504"
         raise NumericError(f"weights are NaN or infinite in tensors: {list_names(found)}", where=where, next=next)
-
-
-def _is_finite(values: Tensor) -> bool:
-    if values.device == CPU:
-        flat = values.numpy().reshape(-1)
-        return all(np.isfinite(flat[i : i + PIECE]).all() for i in range(0, len(flat), PIECE))
-    flat_there = values.view(-1)
-    size = flat_there.numel()
-    pieces = (flat_there.narrow(0, i, min(PIECE, size - i)) for i in range(0, size, PIECE))
-    return all(bool(genesis.isfinite(piece).all().item()) for piece in pieces)
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from genesis.errors import ModelError
@@ -20,56 +19,52 @@ MAX_RANK = 1 << 16
 MAX_ALPHA = 1e9
 
 # What PEFT 0.21 writes, in full; what Genesis sets is left out.
-_WRITTEN: Mapping[str, Any] = MappingProxyType(
-    {
-        "alora_invocation_tokens": None,
-        "arrow_config": None,
-        "auto_mapping": None,
-        "bias": "none",
-        "corda_config": None,
-        "eva_config": None,
-        "exclude_modules": None,
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "kasa_config": None,
-        "layer_replication": None,
-        "layers_pattern": None,
-        "layers_to_transform": None,
-        "loftq_config": {},
-        "lora_bias": False,
-        "lora_ga_config": None,
-        "megatron_config": None,
-        "megatron_core": "megatron.core",
-        "monteclora_config": None,
-        "peft_type": "LORA",
-        "peft_version": "0.21.2",
-        "qalora_group_size": 16,
-        "revision": None,
-        "target_parameters": None,
-        "task_type": "CAUSAL_LM",
-        "trainable_token_indices": None,
-        "use_bdlora": None,
-        "use_qalora": False,
-        "velora_config": None,
-    }
-)
+_WRITTEN: Mapping[str, Any] = {
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "auto_mapping": None,
+    "bias": "none",
+    "corda_config": None,
+    "eva_config": None,
+    "exclude_modules": None,
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "init_lora_weights": True,
+    "kasa_config": None,
+    "layer_replication": None,
+    "layers_pattern": None,
+    "layers_to_transform": None,
+    "loftq_config": {},
+    "lora_bias": False,
+    "lora_ga_config": None,
+    "megatron_config": None,
+    "megatron_core": "megatron.core",
+    "monteclora_config": None,
+    "peft_type": "LORA",
+    "peft_version": "0.21.2",
+    "qalora_group_size": 16,
+    "revision": None,
+    "target_parameters": None,
+    "task_type": "CAUSAL_LM",
+    "trainable_token_indices": None,
+    "use_bdlora": None,
+    "use_qalora": False,
+    "velora_config": None,
+}
 # Fields that add to the computation unless they are absent, null, false or empty, and what they do.
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "lora_bias": "B has a bias",
-        "layer_replication": "layers are repeated",
-        "use_qalora": "inputs of the low-rank path are pooled (QA-LoRA)",
-        "use_bdlora": "A or B is block-diagonal (BD-LoRA)",
-        "alora_invocation_tokens": "the adapter works after certain tokens only (aLoRA)",
-        "arrow_config": "several adapters are routed to (Arrow)",
-        "kasa_config": "the base's weights are truncated (KaSA)",
-        "monteclora_config": "weights are sampled (MonteCLoRA)",
-        "trainable_token_indices": "rows of the embedding are trained",
-        "target_parameters": "parameters that are no linear layer's are adapted",
-        "megatron_config": "layers are Megatron's",
-    }
-)
+_REFUSED: Mapping[str, str] = {
+    "lora_bias": "B has a bias",
+    "layer_replication": "layers are repeated",
+    "use_qalora": "inputs of the low-rank path are pooled (QA-LoRA)",
+    "use_bdlora": "A or B is block-diagonal (BD-LoRA)",
+    "alora_invocation_tokens": "the adapter works after certain tokens only (aLoRA)",
+    "arrow_config": "several adapters are routed to (Arrow)",
+    "kasa_config": "the base's weights are truncated (KaSA)",
+    "monteclora_config": "weights are sampled (MonteCLoRA)",
+    "trainable_token_indices": "rows of the embedding are trained",
+    "target_parameters": "parameters that are no linear layer's are adapted",
+    "megatron_config": "layers are Megatron's",
+}
 # Draws of A and B that leave the base as it is. The others (pissa, olora, corda, loftq, lora_ga) subtract their first
 # B·A from it, and PEFT computes that again whenever it loads such a folder.
 _PURE_INIT = (None, True, False, "gaussian", "eva", "orthogonal", "mica")

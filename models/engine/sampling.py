@@ -97,9 +97,8 @@ class SamplingRows:
 def not_finite(logits: np.ndarray, position: int) -> NumericError:
     """The error of logits `[V]` that hold a NaN or an infinity."""
     kind = "NaN" if np.isnan(logits).any() else "infinite" if np.isinf(logits).any() else "not finite"
-    return NumericError(
-        f"the model's logits are {kind}", where=f"position {position}", next="check the weights; try float32"
-    )
+    what, where = f"the model's logits are {kind}", f"position {position}"
+    return NumericError(what, where=where, next="check the weights; try float32")
 
 
 def choose(logits: np.ndarray, sampling: Sampling, position: int, sequence: int = 0) -> int:

@@ -23,7 +23,8 @@ from genesis.backend.cuda.simulated import HostDriver, drivers, interpreted_laun
 from genesis.errors import DeviceError, NumericError, OutOfMemoryError, UsageError
 from genesis.kernels.decode import sample
 from genesis.train.captured import Captured
-from genesis_models.engine import EagerEngine, Request, Sampling, device_prompts, device_rows
+from genesis_models.engine import EagerEngine, Request, Sampling, device_rows
+from genesis_models.engine import device as device_module
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.generate import GPU_ROWS, engine_for
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
@@ -77,7 +78,7 @@ def test_captured_steps_give_the_tokens_of_the_plain_engine() -> None:
 
 def test_passes_of_prompts_are_captured_for_each_length_whatever_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several prompts at once, and one in chunks of 16: a graph for its first, and in the first row for the others."""
-    monkeypatch.setattr(device_prompts, "GRAPHS", 3)
+    monkeypatch.setattr(device_module, "GRAPHS", 3)
     model, plain = tiny(max_position_embeddings=64), EagerEngine(tiny("cpu", max_position_embeddings=64))
     expected = [[0, 16], [0, 32], [16, 16]]
     poisoned = cuda.set_poison(True)

@@ -20,8 +20,8 @@ from genesis_models.engine import (
     Request,
     Sampling,
     Token,
+    device,
     device_cache,
-    device_prompts,
     device_rows,
 )
 from genesis_models.engine.device import DeviceEngine
@@ -336,14 +336,14 @@ def test_short_prompts_share_a_forward_pass_and_long_ones_pass_in_chunks(
 ) -> None:
     """Each sees itself alone: hidden states are those of a pass by itself."""
     passed: list[tuple[int, int]] = []
-    forward = device_prompts.Prompts._forward
+    forward = device.Prompts._forward
 
     def noted(self: Any, values: np.ndarray, *more: Any) -> None:
         is_token = values[0] > 0  # padding is 0
         passed.append((values.shape[1], len(np.unique(values[1][is_token])) if len(values) > 1 else 1))
         forward(self, values, *more)
 
-    monkeypatch.setattr(device_prompts.Prompts, "_forward", noted)
+    monkeypatch.setattr(device.Prompts, "_forward", noted)
     requests = [Request(each, GREEDY, 2) for each in ([1], [2, 3, 4], [*range(1, 71)], [5] * 9, [6] * 20, [7] * 32)]
     expected = by_request(EagerEngine(model).run(requests), 6)
     assert by_request(DeviceEngine(model, rows=6, capacity=80, chunk=32).run(requests), 6) == expected
@@ -358,7 +358,7 @@ def test_prompts_pass_in_smaller_parts_where_memory_is_short(
 ) -> None:
     requests = [Request([i + 1] * 100, GREEDY, 3) for i in range(3)]
     expected = by_request(EagerEngine(model).run(requests), 3)
-    forward, most, lengths = device_prompts.Prompts._forward, 150, list[int]()
+    forward, most, lengths = device.Prompts._forward, 150, list[int]()
 
     def limited(self: Any, values: np.ndarray, *more: Any) -> None:
         lengths.append(values.shape[1])
@@ -366,7 +366,7 @@ def test_prompts_pass_in_smaller_parts_where_memory_is_short(
             raise OutOfMemoryError("no room")
         forward(self, values, *more)
 
-    monkeypatch.setattr(device_prompts.Prompts, "_forward", limited)
+    monkeypatch.setattr(device.Prompts, "_forward", limited)
     assert by_request(DeviceEngine(model, rows=3, capacity=128).run(requests), 3) == expected
     assert lengths == [384, 128, 128, 128]
     most = 10
