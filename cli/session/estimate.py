@@ -50,11 +50,7 @@ DECIDES = {
 
 
 class StepTime(BaseModel):
-    """A measured time.
-
-    Attributes:
-        source: what was measured, on which GPU, and the file that says so.
-    """
+    """A measured time; the source says what was measured, on which GPU, and in which file."""
 
     milliseconds: float
     source: str

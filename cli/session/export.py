@@ -1,4 +1,7 @@
-"""`genesis export`: what is exported, where to, and whether what was written is what was trained."""
+"""`genesis export`: what is exported, where to, and whether what was written is what was trained.
+
+Weights of 16 bits that are exported as float32 are the optimizer's masters, which a checkpoint has beside them.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from genesis.data.tokenizer import Tokenizer
+from genesis.dtypes import bfloat16
 from genesis.errors import ModelError, escape
 from genesis.files.atomic import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.files.boundary import boundary
 from genesis.files.hf import CHECKPOINT
 from genesis.files.hub import name_of
 from genesis.files.paths import exists
+from genesis.ops.rounding import split_into
+from genesis.optim.states import MASTER
+from genesis.train.checkpoint import RNG, optimizer_tensors
 from genesis.train.output import Output
-from genesis_cli.session.masters import take_masters
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import new_token_lines
 from genesis_models.adapters import is_adapter
@@ -24,7 +30,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
 from genesis_models.export import answers, check_answers, check_target, check_weights_of, difference, write_export
 from genesis_models.folder import load, load_source, read_config
-from genesis_models.source import ModelSource, find_source, saved_model
+from genesis_models.source import ModelSource, find_source, newest_checkpoint, saved_model
 from genesis_models.weights import check_finite
 
 EXPORT = {"model.path": "FOLDER", "model.dtype": "--dtype"}
@@ -135,3 +141,63 @@ def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:
     if (tokenizer := _tokenizer(source)) is None:
         return [np.random.default_rng(0).integers(0, model.config.vocab_size, longest) for _ in TEXTS]
     return [np.array(tokenizer.prompt(text)[:longest]) for text in TEXTS]
+
+
+def take_masters(model: CausalLM, folder: Path) -> str | None:
+    """Give `model` the masters of its weights, where they can be had; a line about it, None where no weight has one.
+
+    Args:
+        model: of `folder`, in float32.
+        folder: of a checkpoint, or of a run, whose newest checkpoint is taken if the final model is that.
+    """
+    narrow = {kind for kind in model.stored_types.values() if kind in ("bfloat16", "float16")}
+    if not narrow:
+        return None
+    with boundary(ModelError, "reading the checkpoint", folder):
+        is_checkpoint = exists(folder / RNG)  # which the final model of a run does not have
+    checkpoint = folder if is_checkpoint else newest_checkpoint(folder)
+    weights = f"float32: the {' and '.join(sorted(narrow))} weights as they are"
+    if checkpoint is None:
+        return f"{weights}; {escape(folder)} has no checkpoint, whose optimizer may have masters of them"
+    try:
+        if not is_checkpoint:
+            verify_manifest(checkpoint)
+        reason = _taken(model, checkpoint)
+    except ModelError as error:
+        reason = error.what
+    if reason is not None:
+        return f"{weights}; {escape(checkpoint)} has no masters of them: {reason}"
+    return f"float32: the optimizer's masters in {escape(checkpoint)}, which the weights were rounded from"
+
+
+def _taken(model: CausalLM, checkpoint: Path) -> str | None:
+    """Copy the masters in `checkpoint` into the weights if all of these are rounded from them; else why not."""
+    parameters = dict(model.named_parameters())
+    with optimizer_tensors(checkpoint) as tensors:
+        masters = {n.removesuffix(f".{MASTER}"): each for n, each in tensors.items() if n.endswith(f".{MASTER}")}
+        if not masters:
+            return "its optimizer keeps none"
+        for name, stored in masters.items():
+            if name not in parameters or not _is_rounded(
+                parameters[name].detach().numpy(), stored.whole(), model.stored_types.get(name, "float32")
+            ):
+                return f"{escape(name)} is of another step"
+        for name, stored in masters.items():
+            np.copyto(parameters[name].detach().numpy(), stored.whole())
+    return None
+
+
+def _is_rounded(weight: np.ndarray, master: np.ndarray, kind: str) -> bool:
+    """Whether float32 `weight` is `master` rounded to `kind`: halves to even, or in bfloat16 away from zero, too."""
+    if weight.shape != master.shape or master.dtype != np.float32:
+        return False
+    with np.errstate(over="ignore"):
+        near = master.astype(np.dtype(kind) if kind != "bfloat16" else bfloat16.numpy)
+    if np.array_equal(near.astype(np.float32), weight):
+        return True
+    if kind != "bfloat16":
+        return False
+    flat = np.ascontiguousarray(master).reshape(-1)
+    rounded, residual = np.empty(flat.size, bfloat16.numpy), np.empty(flat.size, np.int16)
+    split_into(rounded, residual, flat)
+    return np.array_equal(rounded.astype(np.float32).reshape(weight.shape), weight)

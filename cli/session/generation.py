@@ -215,8 +215,7 @@ def chosen_sampling(source: ModelSource, drawing: Mapping[str, Any], seed: int, 
     """
     if (line := drawing_line(source.folders, drawing)) is not None:
         console.line(line)
-    eval_ = EvalConfig()
-    defaults = {"temperature": eval_.temperature, "top_k": eval_.top_k, "top_p": eval_.top_p}
+    defaults = EvalConfig().model_dump(include={"temperature", "top_k", "top_p"})
     return Sampling(**{**defaults, **file_drawing(source.folders), **drawing}, seed=seed).check()
 
 

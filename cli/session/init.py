@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from genesis.backend import CPU
 from genesis.data.chat.template import CHATML
@@ -86,13 +86,8 @@ class Asked:
             return exists(Path(local_path(self.model)) / TOKENIZER_NAME)
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A step that fits.
-
-    Attributes:
-        plan: its memory; None on the CPU.
-    """
+class Sized(NamedTuple):
+    """A step that fits, and the plan of its memory; None on the CPU."""
 
     batch_size: int
     accumulation_steps: int
@@ -180,7 +175,7 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         sized = Sized(config.train.batch_size, config.train.accumulation_steps, "none", None)
     else:
         sized = Sized(CPU_ROWS, 2, "none", None)
-    values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
+    values = {f"train.{key}": getattr(sized, key) for key in Sized._fields if key != "plan"}
     text = with_values(text, values)
     if (steps := _about_how_many_steps(_parsed(text))) is not None:
         often = int(float(f"{max(1, steps // REPORTS):.0e}"))  # a round number

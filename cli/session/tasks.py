@@ -16,7 +16,7 @@ from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
 from genesis_cli.session.generation import read_lines
-from genesis_cli.session.inference import Speaker, found_source, scores
+from genesis_cli.session.inference import COMMON, Speaker, found_source, scores
 from genesis_cli.session.phrases import phrased_for
 from genesis_models.engine import Request, Sampling, continue_texts
 from genesis_models.engine.engine import check_prompt
@@ -26,13 +26,7 @@ Match = Literal["exact", "number", "regex"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "regex")
 EXAMPLES = 'write a line as {"prompt": "2 + 2 =", "answer": "4"} or {"prompt": "…", "choices": ["a", "b"], "answer": 1}'
 MEMORY = "choose --dtype bf16, lower --max-tokens, or take a smaller model"
-OPTIONS = {
-    "train.device": "--device",
-    "model.dtype": "--dtype",
-    "model.path": "FOLDER",
-    "data.train": "--task",
-    "data.template": "--template",
-}
+OPTIONS = COMMON | {"data.train": "--task", "data.template": "--template"}
 Scored = tuple[list[int], int]  # the ids of a question and a choice, and where the choice begins
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 

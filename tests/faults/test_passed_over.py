@@ -17,9 +17,8 @@ from genesis.files import hub
 from genesis.train.metrics import keep_samples, read_samples
 from genesis.train.report.runs import read_run
 from genesis_cli.session.chat import _folder as template_folder
-from genesis_cli.session.export import _texts
+from genesis_cli.session.export import _texts, take_masters
 from genesis_cli.session.init import check_new
-from genesis_cli.session.masters import take_masters
 from genesis_cli.session.settings import settled
 from genesis_cli.session.talk import Talk
 from genesis_models.chat_files import stop_ids
