@@ -81,10 +81,8 @@ if is_interpreted():  # which truncates bfloat16 where a GPU rounds, and loads i
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
-    """The same elements in as few dimensions as all operands allow, in the same order.
-
-    Returns:
-        The merged sizes and, for each operand, its strides. At least one dimension.
+    """The same elements in as few dimensions as all operands allow, at least one, in the same order: their sizes and,
+    for each operand, its strides.
     """
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]

@@ -34,10 +34,8 @@ def _activation(
     torch_backward: str = "",
     **facts: Any,
 ) -> Op:
-    """An activation with its backward op: dx = gradient(g, x).
-
-    Args:
-        facts: of the record: `public`, `method`, `in_place`, `module`, `torch`.
+    """An activation with its backward op, dx = gradient(g, x); `facts` are of the record: `public`, `method`, `module`,
+    …
     """
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:

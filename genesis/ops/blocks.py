@@ -70,7 +70,6 @@ def upcast(x: np.ndarray) -> np.ndarray:
 
 def working(target: np.ndarray) -> np.ndarray:
     """Where to compute a block of the result `target`: in its own memory, or in float32 where its type has 2 bytes.
-
     Each temporary less is a block less that competes for the cache. `store` brings the values to `target`.
     """
     return np.empty(target.shape, np.float32) if target.dtype.itemsize == 2 else target
@@ -154,11 +153,8 @@ Prepare = Callable[[np.ndarray, slice, slice], np.ndarray]
 
 
 def _collapse(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, list[int], Shape]:
-    """The same elements with as few dimensions as memory order allows.
-
-    Returns:
-        A view with dimensions in order of memory, neighbours of one kind (kept or reduced) merged; which of them are
-        reduced; and the kept dimensions of `x` in their order there.
+    """A view with as few dimensions as memory order allows, in that order, neighbours of one kind (kept or reduced)
+    merged; which of them are reduced; and the kept dimensions of `x` in their order there.
     """
     order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
     shape: list[int] = []
@@ -180,10 +176,8 @@ def _collapse(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, list[int], Shape]
 
 
 def arrange(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, Shape]:
-    """`x` (not empty) as `[A, R, C]`, the reduced elements in the middle; copied only where memory order demands it.
-
-    Returns:
-        The array, and the order of the kept dimensions in A and C, as `store_kept` takes it.
+    """`x` (not empty) as `[A, R, C]`, the reduced elements in the middle, copied only where memory order demands it;
+    and the order of the kept dimensions in A and C, as `store_kept` takes it.
     """
     merged, groups, kept = _collapse(x, axes)
     if len(groups) > 1:
@@ -207,13 +201,8 @@ def _ranges(count: int, step: int) -> list[slice]:
 
 
 def reduce_tiles(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | None = None) -> np.ndarray:
-    """`ufunc` over the middle dimension of `[A, R, C]` (not empty), computed in `dtype`.
-
-    Args:
-        prepare: what to do to each tile beforehand, without changing it: `prepare(tile [a, r, c], rows, columns)`.
-
-    Returns:
-        `[A, C]` in `dtype`.
+    """`ufunc` over the middle dimension of `[A, R, C]` (not empty), computed in `dtype`: `[A, C]`. `prepare(tile [a, r,
+    c], rows, columns)` gives what each tile becomes beforehand, without changing it.
     """
     a_size, r_size, c_size = x.shape
     if x.size <= _TILE and (c_size == 1 or r_size <= _BLOCK):

@@ -117,10 +117,8 @@ def compute_type(*operands: Any) -> np.dtype:
 def _register(
     name: str, doc: str, reference: Callable[..., None], infer: Callable[..., Spec], flops: int = 1, **rest: Any
 ) -> Op:
-    """An elementwise op, which is a function and a method of its name, and so in torch, unless `rest` differs.
-
-    Args:
-        flops: for each element of the result.
+    """An elementwise op of so many flops an element, which is a function and a method of its name, and so in torch,
+    unless `rest` differs.
     """
     reference.__doc__ = doc
     facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}

@@ -54,11 +54,7 @@ def _check(name: str, shape: Shape, indices: tuple[Array, ...], dims: Shape) -> 
 
 
 def _within(indices: tuple[np.ndarray, ...], shape: Shape, dims: Shape, named: Shape | None) -> list[np.ndarray]:
-    """The indices as int64 counted from 0.
-
-    Raises:
-        IndexRangeError: naming dimension, size and index.
-    """
+    """The indices as int64 counted from 0. Raises: IndexRangeError: naming dimension, size and index."""
     found = []
     for i, (index, dim) in enumerate(zip(indices, dims, strict=True)):
         size = shape[dim]
@@ -359,14 +355,8 @@ def _spread(keys: np.ndarray, width: int) -> np.ndarray:
 
 
 def sum_rows(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows added up by key.
-
-    Args:
-        keys: `[N]` int64.
-        rows: `[N, W]`; 2-byte floats are added in float32.
-
-    Returns:
-        The distinct keys `[U]` in rising order, and their sums `[U, W]`.
+    """Rows `[N, W]` added up by key `[N]`, 2-byte floats in float32: the distinct keys `[U]` in rising order, and their
+    sums `[U, W]`.
     """
     order = np.argsort(keys, kind="stable")
     ranked = keys[order]

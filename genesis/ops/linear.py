@@ -68,9 +68,8 @@ def split_parameters(parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def join_parameters(first: int) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """`Op.join` of an op whose inputs from `first` on are weights and biases: one of each where all are neighbours.
-
-    The pairs behind them are joined by themselves: those of `low_rank`, and of `down_low_rank`, which are the last.
+    """`Op.join` of an op whose inputs from `first` on are weights and biases: one of each where all are neighbours. The
+    pairs behind them are joined by themselves: those of `low_rank`, and of `down_low_rank`, which are the last.
     """
 
     def join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -110,11 +109,8 @@ class LowRankTerm(NamedTuple):
 def input_gradient(
     ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: int = 0, low: LowRankTerm | None = None
 ) -> Array:
-    """g·W with the weights stacked, plus what input `i` of a context has accumulated, if there is one.
-
-    Args:
-        fp8: as for `linear`, of the weights' width.
-        low: what low-rank pairs add, in the weights' type.
+    """g·W with the weights stacked, plus what input `i` of a context has accumulated, if there is one, and what low-
+    rank pairs add, in the weights' type; `fp8` as for `linear`, of the weights' width.
     """
     accumulated = None if ctx is None else ctx.take_accumulated(i)
     total, is_own = accumulated if accumulated is not None else (None, False)
@@ -442,11 +438,8 @@ def _adapted(
 
 
 def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None, pairs: PairsBackward) -> list[Array | None]:
-    """Gradients of the weights and biases from input `first` on, and of the pairs behind them.
-
-    Args:
-        g: the gradient of the result, `[..., Σ out]`.
-        x: `[..., in]`, read where a weight or an A learns.
+    """Gradients of the weights and biases from input `first` on, and of the pairs behind them, from that of the result
+    `[..., Σ out]`; x `[..., in]` is read where a weight or an A learns.
     """
     specs = [s for s in ctx.input_specs[first : pairs.first] if s is not None]
     count = sum(len(s.shape) == 2 for s in specs)

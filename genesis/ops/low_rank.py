@@ -148,12 +148,7 @@ def check_low_rank(
 
 
 def add_low_rank(z: np.ndarray, u: np.ndarray, x: np.ndarray, operands: Operands, low_rank: LowRank) -> None:
-    """u = s·dropout(x)·Aᵀ, and z += u·Bᵀ.
-
-    Args:
-        z, x: `[rows, …]`, of one type of 4 bytes or more.
-        u: `[rows, Σ r]`, of any type.
-    """
+    """u = s·dropout(x)·Aᵀ, and z += u·Bᵀ; z and x are of one type of 4 bytes or more."""
     if low_rank.dropout is not None:
         dropped = np.empty_like(x)
         dropout.reference(dropped, x, operands.position, **low_rank.noise)

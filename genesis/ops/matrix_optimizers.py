@@ -66,9 +66,8 @@ def _adafactor_update(
     d: float,
     weight_decay: float,
 ) -> None:
-    """p = (1 - lr·wd)·p - a·u / max(1, rms(u)/d), u = g / √max(v, ε1²), a = max(ε2, rms(p))·min(lr, 1/√t).
-
-    `variance` v is overwritten.
+    """p = (1 - lr·wd)·p - a·u / max(1, rms(u)/d), u = g / √max(v, ε1²), a = max(ε2, rms(p))·min(lr, 1/√t); v is
+    overwritten.
     """
     kind, rate = param.dtype.type, float(lr)
     tiny = float(np.finfo(param.dtype).eps) if eps1 is None else eps1

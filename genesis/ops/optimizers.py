@@ -131,11 +131,8 @@ def _run(
     noise: Noise | None,
     attrs: dict[str, Any],
 ) -> None:
-    """Make a step on all elements, in threads.
-
-    Args:
-        changed: the parameter and its states.
-        scalars: learning rate, step count from 1, gradient scale.
+    """Make a step on all elements of the parameter and its states, in threads; `scalars` are learning rate, step count
+    from 1 and gradient scale.
     """
     lr, step, scale = (float(x) for x in scalars)
     if is_left_out(scale):

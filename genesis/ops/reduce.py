@@ -54,12 +54,8 @@ def _need_elements(name: str, shape: Shape, axes: Shape) -> None:
 def _rule(
     name: str, dtype: Callable[[DType], DType], *, floats: bool = False, elements: bool = False
 ) -> Callable[..., Spec]:
-    """The infer of a reduction.
-
-    Args:
-        dtype: the result's type from the input's.
-        floats: refuse integers and bools.
-        elements: refuse to reduce no elements.
+    """The infer of a reduction whose result has the type `dtype(input's)`; `floats` refuses integers and bools,
+    `elements` to reduce none.
     """
 
     def infer(x: Array, axes: Axes = None, keepdim: bool = False, **attrs: Any) -> Spec:

@@ -61,9 +61,8 @@ class Traced:
         return self.trace.call(np.sqrt, self)
 
     def signed(self, size: Any) -> Traced:
-        """`size` with the sign of x, 8 times faster than by np.sign.
-
-        Twice `huge` lifts the smallest number above any size; 0 and NaN stay.
+        """`size` with the sign of x, 8 times faster than by np.sign. Twice `huge` lifts the smallest number above any
+        size; 0 and NaN stay.
         """
         huge, call = float(np.finfo(self.trace.dtype).max) ** 0.8, self.trace.call
         return call(np.maximum, call(np.minimum, self * huge * huge, size), self.trace.negative(size))
@@ -173,10 +172,8 @@ def _needed(calls: list[Call], results: list[int]) -> list[Call]:
 
 
 def _placed(calls: list[Call], results: list[int], rows: dict[int, int]) -> tuple[list[Call], int]:
-    """The calls with rows for values, and how many spare rows they take; the results end in the first rows.
-
-    Args:
-        rows: those of scalars.
+    """The calls with rows for values, and how many spare rows they take; the results end in the first rows. `rows` are
+    those of scalars.
     """
     changed, free, placed = len(results), list[int](), list[Call]()
     gradient = spare = changed

@@ -44,9 +44,8 @@ def _infer(
 
 
 def uniforms(keys: np.ndarray) -> np.ndarray:
-    """A float64 in [0, 1) of 53 random bits for each (seed, sequence, position) `[B, 3]`.
-
-    Philox's key is the seed, its counter the position and, 64 bits higher, the sequence.
+    """A float64 in [0, 1) of 53 random bits for each (seed, sequence, position) `[B, 3]`: Philox's key is the seed, its
+    counter the position and, 64 bits higher, the sequence.
     """
     words = keys.astype(np.int64).view(np.uint64)
     seed, sequence, position = words[:, 0], words[:, 1], words[:, 2]

@@ -75,12 +75,8 @@ def _view_op(
     reference: Callable[..., np.ndarray],
     vjp: Callable[..., Grads] | None = None,
 ) -> Op:
-    """An op that only re-describes memory.
-
-    Args:
-        layout: `layout(shape, strides, **attrs)`; raises where the attributes do not suit the shape.
-        reference: the same in numpy; the tests' oracle.
-        vjp: g is put into zeros of the source's shape unless given.
+    """An op that only re-describes memory; `layout(shape, strides, **attrs)` raises where the attributes do not suit
+    the shape, `reference` is the same in numpy. Unless `vjp` is given, g is put into zeros of the source's shape.
     """
 
     def infer(x: Array, **attrs: Any) -> Spec:

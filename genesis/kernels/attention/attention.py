@@ -197,12 +197,8 @@ def _launch_dkdv(
     dk: Array, dv: Array, p: Problem, stats_queries: int, s: AttentionTile, rope_tables: _Rope, stats: _Stats, g: Array,
     q: Array, k: Array, v: Array, group_part: int | None = None, ds: Array | None = None,
 ) -> None:  # fmt: skip
-    """Launch `attention_bwd_dkdv`, and `attention_bwd_reduce_splits` where several programs share a group; the last one
-    applies the inverse RoPE.
-
-    Args:
-        stats_queries: of a block of `stats`.
-        ds: where to spill it.
+    """`attention_bwd_dkdv`, spilling ds into `ds`; and `attention_bwd_reduce_splits` where several programs share a
+    group, the last of which applies the inverse RoPE. A block of `stats` has `stats_queries`.
     """
     blocks = triton.cdiv(p.keys, s.keys)
     programs = blocks * p.batches * p.key_heads

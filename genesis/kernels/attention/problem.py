@@ -74,11 +74,7 @@ def tma_region(x: Array) -> tuple[Shape, Shape]:
 
 
 def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None, *read: Array) -> Problem:
-    """The problem of a call.
-
-    Args:
-        read: q and k first, then all others that are read in tiles.
-    """
+    """The problem of a call; `read` are q and k, then all others that are read in tiles."""
     q, k = read[:2]
     (batches, tokens, heads, head_dim), (_, keys, key_heads, _) = q.shape, k.shape
     sign = (scale > 0) - (scale < 0)
@@ -157,11 +153,8 @@ LONG_TILE = AttentionTile(64, 128, 4, 2)
 def tiles_of(
     dtype: DType, head_dim: int, tokens: int, keys: int, shared: int, uses_tma: bool
 ) -> tuple[AttentionTile, AttentionTile, AttentionTile]:
-    """The tiles of the forward, dQ and dK/dV kernels. Blocks of queries of the last divide those of the second.
-
-    Args:
-        shared: bytes of shared memory that a program may use.
-        uses_tma: tiles come through Hopper's TMA.
+    """The tiles of the forward, dQ and dK/dV kernels, for `shared` bytes of shared memory that a program may use.
+    Blocks of queries of the last divide those of the second.
     """
     table = TILES["tma" if uses_tma else "half" if dtype.itemsize == 2 else dtype.name]
     padded = padded_head_dim(head_dim)
@@ -181,14 +174,8 @@ def tiles_of(
 def l2_sections(
     rows: float, heads: int, bytes_per_row: int, blocks: int, section_bytes: int = 8 << 20
 ) -> tuple[int, int]:
-    """(section, sectioned): how many heads a section has, so that what its programs read stays in L2, and how many
-    heads go in sections; the others follow together.
-
-    Args:
-        rows: of a head that many programs read.
-        bytes_per_row: of the two arrays read.
-        blocks: programs of a head.
-        section_bytes: of the heads of a section.
+    """(section, sectioned): how many heads a section has, so that the `rows` of them that many programs read stay in
+    L2, and how many heads go in sections; the others follow together. A head has `blocks` programs.
     """
     head_bytes = rows * bytes_per_row
     if head_bytes < SECTION_HEAD_BYTES or head_bytes * heads < SECTION_TOTAL_BYTES:
@@ -200,9 +187,8 @@ def l2_sections(
 def _fitting(
     tile: AttentionTile, tokens: int, keys: int, row_bytes: int, shared: int, keeps_keys: bool
 ) -> AttentionTile:
-    """The tile, no larger than the sequences, with fewer stages or smaller blocks where shared memory is short.
-
-    Two tiles stay in shared memory and two go through the pipeline. With `keeps_keys` keys stay, otherwise queries.
+    """The tile, no larger than the sequences, with fewer stages or smaller blocks where shared memory is short: two
+    tiles, of keys with `keeps_keys`, else of queries, stay there, and two go through the pipeline.
     """
     m, n, _, stages = tile[:4]
     m = min(m, max(16, triton.next_power_of_2(tokens)))

@@ -305,10 +305,8 @@ def _tma_tiles(x: Array, rows: int, columns: int) -> Descriptor:
 
 
 def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, p: Problem) -> bool:
-    """Launch the kernel for a call without documents; False, with nothing done, where it is not the faster one.
-
-    Args:
-        p: of the same arrays.
+    """Launch the kernel for a call without documents, whose problem is `p`; False, with nothing done, where it is
+    slower.
     """
     heads, blocks = p.batches * p.heads, triton.cdiv(p.tokens, BM)
     sm_count = backend_of(q.device).driver.properties.sm_count

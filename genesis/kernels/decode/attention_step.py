@@ -74,12 +74,8 @@ class StepTile(NamedTuple):
     cluster: int = 1
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
-        """The same with no more parts than are of use.
-
-        Args:
-            padded: columns of a head's tile.
-            group: query heads of a key head.
-            pairs: key heads of all sequences.
+        """The same with no more parts than are of use, for heads of `padded` columns, `group` query heads of a key
+        head, and `pairs` key heads of all sequences.
         """
         useful = triton.next_power_of_2(max(PROGRAMS // max(pairs, 1), 1)), triton.cdiv(capacity, self.part)
         splits = min(self.splits, *useful)
@@ -345,10 +341,8 @@ def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) 
 
 
 def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> bool:
-    """Whether a step's operands are those of attention_step_mma.py: 16 bytes of a row are loaded at once.
-
-    Args:
-        rest: the tables of RoPE and the norms' weights.
+    """Whether a step's operands are those of attention_step_mma.py: 16 bytes of a row are loaded at once. `rest` are
+    the tables of RoPE and the norms' weights.
     """
     *strides, step = cache.strides
     rows_of_16_bytes = step == 1 and all(stride * cache.dtype.itemsize % 16 == 0 for stride in strides)

@@ -73,10 +73,8 @@ class Norm(NamedTuple):
 
 
 def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
-    """The tile on the CUDA cores: a warp has a row of W, or of a long one a slice, so that few loads follow each other.
-
-    Args:
-        itemsize: bytes of an element of W.
+    """The tile on the CUDA cores, for elements of W of `itemsize` bytes: a warp has a row of W, or of a long one a
+    slice, so that few loads follow each other.
     """
     lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
     while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
@@ -171,9 +169,8 @@ def _balanced(k: int, step: int, most: int) -> int:
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
-    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous.
-
-    Ops that are recorded for a backward pass keep the kernels of training, and so do their results' bits.
+    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous. Ops that
+    are recorded for a backward pass keep the kernels of training, and so do their results' bits.
     """
     return (
         not mode.grad
@@ -213,12 +210,8 @@ def few_rows_linear_into(
     out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
     norm: Norm | None = None,
 ) -> None:  # fmt: skip
-    """out = [norm(x)·W1ᵀ + b1, …] + residual of arrays as ops have them, a launch for each weight.
-
-    Args:
-        out, residual: `[..., ΣN]`, contiguous.
-        x: `[..., K]`, of any strides.
-        biases: for each weight, or none.
+    """out `[..., ΣN]` = [norm(x)·W1ᵀ + b1, …] + residual, a launch for each weight; x `[..., K]` may have any strides,
+    there is a bias for each weight or none.
     """
     y, rows = as_matrix(out), as_matrix(contiguous(x))
     rest = None if residual is None else as_matrix(residual)

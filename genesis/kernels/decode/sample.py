@@ -378,10 +378,8 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
 
 
 def tiles_of(rows: int, vocabulary: int) -> tuple[int, int]:
-    """Ids a tile, and tiles a program of the second and third launch.
-
-    One row is spread over all SMs. Programs of many rows take several tiles, so that about two for each of 132 SMs
-    begin with what they have to know of their row.
+    """Ids a tile, and tiles a program of the second and third launch. One row is spread over all SMs; programs of many
+    rows take several tiles, so that about two for each of 132 SMs begin with what they have to know of their row.
     """
     tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
     return tile, max(1, triton.cdiv(rows * triton.cdiv(vocabulary, tile), PROGRAMS))

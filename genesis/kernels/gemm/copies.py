@@ -68,10 +68,8 @@ def tile(itemsize: int) -> tuple[int, int, int]:
 
 
 def transposed_copy(out: Array, x: Array) -> bool:
-    """Write x into `out` of the same shape, converted to its dtype.
-
-    Returns:
-        False, with nothing done, unless x is contiguous along one axis and `out` along another.
+    """Write x into `out` of the same shape, converted to its dtype; False, with nothing done, unless x is contiguous
+    along one axis and `out` along another.
     """
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     wide_enough = [d for d, n in enumerate(sizes) if n >= MIN_EXTENT]
@@ -141,11 +139,7 @@ class Copy(NamedTuple):
 
 
 def alignment_is_profitable(flops: int, nbytes: int) -> bool:
-    """Whether copying so many bytes of operands first makes a GEMM faster.
-
-    Args:
-        flops: twice the multiply-adds.
-    """
+    """Whether copying so many bytes of operands first makes a GEMM of so many FLOPs faster."""
     return flops > LEAST + FLOPS_PER_BYTE * nbytes
 
 
@@ -218,11 +212,8 @@ def can_extend(rows: int, width: int, rank: int) -> bool:
 
 
 def beside(x: Array, u: Array, parts: int = 1) -> Array:
-    """[x | u], with `parts` > 1 the parts of u's rows in columns of their own, between zeros.
-
-    Args:
-        x: `[rows, width]`, rows contiguous.
-        u: `[rows, rank]`, like x; `parts` divides its rows.
+    """[x | u] of `[rows, width]` and `[rows, rank]` with contiguous rows; with `parts` > 1, which divides them, the
+    parts of u's rows in columns of their own, between zeros.
     """
     (rows, width), rank = x.shape, u.shape[1]
     assert x.strides[1] == u.strides[1] == 1 and u.shape[0] == rows and rows % parts == 0

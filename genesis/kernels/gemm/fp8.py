@@ -155,12 +155,8 @@ def _check(device: Device) -> None:
 
 
 def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Array | None = None) -> None:
-    """Codes, unless they are None, and scales of the rows of x·diag(column_scale).
-
-    Args:
-        codes, x: `[m, k]`, contiguous.
-        scale: `[m]`, contiguous.
-        column_scale: `[k]`, contiguous.
+    """Codes, unless they are None, and scales `[m]` of the rows of x·diag(column_scale); x is `[m, k]`, all are
+    contiguous.
     """
     _check(x.device)
     (rows, k), tile = x.shape, _tile(x.shape[1], column_scale=column_scale is not None)

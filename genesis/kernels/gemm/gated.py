@@ -175,9 +175,8 @@ def adapted_gemm_swiglu_into(
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
-    """The same in 8-bit floats, on any device: `fp8.quantized_gemm_into`, and then silu(gate)·up.
-
-    Where tiles are few, a kernel of its own computes h.
+    """The same in 8-bit floats, on any device: `fp8.quantized_gemm_into`, and then silu(gate)·up; where tiles are few,
+    a kernel of its own computes h.
     """
     if not h.size:
         return

@@ -427,9 +427,8 @@ def _copied(x: Operand, batches: Shape, rows: int, columns: int, distance: int) 
 
 
 def _with_aligned_operands(p: Gemm, has_a: bool, has_b: bool) -> Gemm:
-    """The same GEMM with copies that TMA can address of A, unless `has_a`, and of B, where that is profitable.
-
-    2-byte floats stay in the order that they have; float32 becomes K-major, as tensor cores take it.
+    """The same GEMM with copies that TMA can address of A, unless `has_a`, and of B, where that is profitable. 2-byte
+    floats stay in the order that they have; float32 becomes K-major, as tensor cores take it.
     """
     item = p.a.array.dtype.itemsize
     elements = (0 if has_a else _b_elements(p.swapped)) + (0 if has_b else _b_elements(p))

@@ -83,13 +83,8 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
 
 
 def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
-    """out = x·y, the operands rounded to tf32.
-
-    Args:
-        out, x, y: float32 `[m, n]`, `[m, k]` and `[k, n]`, contiguous along the last dimension.
-
-    Returns:
-        False, with nothing done, where this is not the faster way or TMA cannot address the operands.
+    """out = x·y of float32 with contiguous rows, the operands rounded to tf32; False, with nothing done, where this is
+    not the faster way or TMA cannot address the operands.
     """
     (m, k), n, (bm, bn, bk) = x.shape, y.shape[1], TILE
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn)

@@ -295,10 +295,9 @@ def epilogue_slices(tile: GemmTile, out: int, reads: bool = False) -> int:
 
 
 def _epilogue_bytes(tile: GemmTile, out: int, reads: bool) -> int:
-    """Bytes of shared memory through which a whole tile would be stored, and read.
-
-    What is read of a swapped tile, whose columns are contiguous in memory, Triton upcasts to float32 before it changes
-    the layout to the accumulator's; otherwise after.
+    """Bytes of shared memory through which a whole tile would be stored, and read. What is read of a swapped tile,
+    whose columns are contiguous in memory, Triton upcasts before it changes the layout to the accumulator's; else
+    after.
     """
     return tile.bm * tile.bn * (out + reads * (max(out, 4) if tile.swapped else out))
 
@@ -356,10 +355,9 @@ def split_schedule(tiles: int, steps: int, split: int) -> Schedule:
 
 
 def best_split(tiles: int, steps: int, programs: int) -> int:
-    """Into how many parts along k to split each of the tiles that whole rounds over the programs leave over.
-
-    A round of parts takes its share of the steps along k, and the cost of storing and adding parts. 1 where splitting
-    gains less than a twentieth of the whole.
+    """Into how many parts along k to split each of the tiles that whole rounds over the programs leave over. A round of
+    parts takes its share of the steps, and storing and adding parts; 1 where splitting gains less than a twentieth of
+    the whole.
     """
     rounds, leftover = divmod(tiles, programs)
     if leftover == 0 or steps < 2:

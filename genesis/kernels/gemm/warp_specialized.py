@@ -534,11 +534,8 @@ def ws_residual_into(out: Array, x: Array, weight: Array, residual: Array, scale
 
 
 def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_columns: bool) -> bool:
-    """out = x·weightᵀ of quantised operands, where sums are long. False like above.
-
-    Args:
-        out: `[m, n]`, contiguous, bfloat16.
-        scales: of the rows `[m]`, or of the rows and then of the columns `[m + n]`, as `of_columns` says.
+    """out `[m, n]`, bfloat16, = x·weightᵀ of quantised operands, where sums are long. False like above. The scales are
+    of the rows, then, with `of_columns`, of the columns.
     """
     form, n = SCALED if of_columns else SCALED_ROWS, weight.shape[0]
     tiles = _tiles(x, n, form) if x.shape[1] > MAX_IMPRECISE else 0
@@ -559,10 +556,8 @@ def is_for_swiglu(x: Array, n: int) -> bool:
 
 def ws_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Array | None = None) -> bool:
     """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up; as `gated.gemm_swiglu_into`, and False like above.
-
-    Args:
-        scales: of the rows and then of the columns `[m + 2·n]`, by which the product is multiplied after it was
-            rounded: of quantised operands, or DoRA's.
+    Scales, of the rows and then of the columns, multiply the product after it was rounded: of quantised operands, or
+    DoRA's.
     """
     n = h.shape[1]
     tiles = _tiles(x, n, SWIGLU)

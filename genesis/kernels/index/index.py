@@ -145,13 +145,9 @@ def index_arrays(
     names: Shape | None = None,
     negative: bool = True,
 ) -> IndexArrays:
-    """Index arrays that broadcast to one shape; more than four are first added up to one array of offsets.
-
-    Args:
-        extents: the sizes of the indexed dimensions.
-        steps: the strides of these dimensions.
-        names: the dimensions' numbers in errors.
-        negative: whether negative indices count from the end.
+    """Index arrays that broadcast to one shape; more than four are first added up to one array of offsets. `extents`
+    and `steps` are sizes and strides of the indexed dimensions, `names` their numbers in errors; `negative` indices
+    count from the end.
     """
     names = tuple(range(len(indices))) if names is None else names
     shape = broadcast_shapes(*(i.shape for i in indices))
@@ -204,11 +200,8 @@ def sorted_index_keys(index: IndexArrays, span: int, unit: int) -> SortedKeys:
 
 
 def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape], inner: tuple[Shape, Shape]) -> None:
-    """out[outer, n, inner] = x[outer, indices at n, inner].
-
-    Args:
-        out: contiguous.
-        outer, inner: (sizes, strides of x) of the dimensions before and after.
+    """out[outer, n, inner] = x[outer, indices at n, inner] for a contiguous out; `outer` and `inner` are (sizes,
+    strides of x) of the dimensions before and after.
     """
     before = rows_of((1,), (0,), outer[0], outer[1], outer[1])  # merged dimensions
     after = rows_of((1,), (0,), inner[0], inner[1], inner[1])

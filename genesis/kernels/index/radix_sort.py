@@ -282,10 +282,8 @@ def line_tile(length: int, dtype: DType) -> tuple[int, int] | None:
 def radix_sort(
     values: Array | None, order: Array, x: Array, where: Lines, count: int, bits: int, signed: bool, descending: bool
 ) -> None:
-    """The first `count` elements of each line in order, and their positions.
-
-    Args:
-        bits: how many low bits of the keys (`ordered_keys`) differ, the sign's included where `signed`.
+    """The first `count` elements of each line in order, and their positions. Of the keys (`ordered_keys`) so many low
+    `bits` differ, the sign's included where `signed`.
     """
     lines, length, step, sizes, strides, inner = where
     passes = max(1, -(-bits // 8))
@@ -354,15 +352,9 @@ def rank_tile(length: int) -> tuple[int, int, int]:
 
 
 def argsort_keys(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tuple[Array | None, Array]:
-    """The stable ascending order of each line.
-
-    Args:
-        keys: `[lines, length]` int32 or int64, contiguous.
-        bits: how many of their low bits differ, the sign's included where `signed`.
-        keep_keys: whether the sorted keys are wanted.
-
-    Returns:
-        The sorted keys (None unless wanted), and the position of each in its line, both `[lines, length]`.
+    """The stable ascending order of each line of contiguous integers `[lines, length]`, of which so many low `bits`
+    differ, the sign's included where `signed`: the sorted keys, None unless `keep_keys`, and the position of each in
+    its line.
     """
     lines, length = keys.shape
     if length <= RANK_SORT_MAX and length * length * lines <= COMPARISONS:

@@ -252,11 +252,8 @@ def window_of(count: int, width: int) -> tuple[int, int, int]:
 def scatter_add_rows(
     target: Array, values: Array, found: SortedKeys, rows: Rows, add: bool = True, work: DType | None = None
 ) -> None:
-    """target[key] = or += the sum of values[position] over the positions of each key, in order.
-
-    Args:
-        add: whether to add to the target; False if it holds zeros.
-        work: the accumulator type; by default the target's own (float32 for 2-byte floats).
+    """target[key] = or, with `add`, += the sum of values[position] over the positions of each key, in order; `work` is
+    the type to sum in, by default the target's own (float32 for 2-byte floats).
     """
     count, width = found.keys.size, rows.width
     if count == 0 or width == 0:
@@ -362,10 +359,8 @@ def few_targets_tile(lines: int, targets: int, along_count: bool) -> tuple[int, 
 
 
 def is_profitable(lines: int, count: int, targets: int, tile: tuple[int, int, int], is_shared: bool) -> bool:
-    """Whether comparing takes less than half of what sorting does, of which less is known.
-
-    Args:
-        is_shared: positions are the same for all lines, and are sorted once.
+    """Whether comparing takes less than half of what sorting does, of which less is known. Positions that are
+    `is_shared` by all lines are sorted once.
     """
     sizes = zip((targets, lines, count), tile, strict=True)
     compared = math.prod(triton.cdiv(size, step) * step for size, step in sizes)

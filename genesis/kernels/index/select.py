@@ -177,10 +177,8 @@ def _layout(x: Array) -> tuple[Any, ...]:
 
 
 def count_true(out: Array, x: Array) -> None:
-    """How many elements of x are not 0, into an int64 scalar.
-
-    For a large mask the tiles' offsets are cached for the `true_indices` that usually follows; no plan is kept, because
-    a replay would not refresh the cache.
+    """How many elements of x are not 0, into an int64 scalar. For a large mask the tiles' offsets are cached for the
+    `true_indices` that usually follows; no plan is kept, because a replay would not refresh the cache.
     """
     found = _tile_offsets(x, out)
     recorder = recording()
@@ -202,7 +200,6 @@ def _cached_offsets(x: Array) -> Array | None:
 
 def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
     """The indices of the elements of x that are not 0, `count` of them, at out[rank · by_count + dimension · by_dim].
-
     Another count is reported as a fault; `out` then gets the first `count`, or is padded with 0.
     """
     if out.size == 0:

@@ -251,10 +251,8 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
 
 def chunk_rows(tokens: int, row: int, workspace: int) -> int:
-    """Tokens per chunk, for `row` bytes a token: nearly equal chunks of whole tiles within the workspace.
-
-    Args:
-        workspace: bytes for up to `MANY` tokens; in proportion for more.
+    """Tokens per chunk, for `row` bytes a token: nearly equal chunks of whole tiles within the workspace, whose bytes
+    are for up to `MANY` tokens; in proportion for more.
     """
     room = workspace * max(tokens, MANY) // MANY
     most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)

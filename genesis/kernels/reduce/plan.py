@@ -75,11 +75,8 @@ class Tiles(NamedTuple):
 
 
 def reduction_layout(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
-    """The layout of a reduction of `axes` whose result is contiguous.
-
-    Args:
-        axes: sorted dimension indices.
-        ordered: keep the reduced elements in row-major order (so that indices count in that order).
+    """The layout of a reduction of the sorted `axes` whose result is contiguous; `ordered` keeps the reduced elements
+    in row-major order, in which indices count.
     """
 
     def memory_order(dims: list[int]) -> list[int]:
@@ -114,12 +111,7 @@ def is_inner(kept: Shape, kept_in: Shape, reduced: Shape, reduced_in: Shape) -> 
 
 
 def reduction_tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
-    """The tiles of a reduction.
-
-    Args:
-        itemsize: bytes of an input element.
-        states: accumulators per element of a tile; the more, the smaller the tile.
-    """
+    """The tiles of a reduction; the more accumulators (`states`) an element of a tile has, the smaller the tile."""
     # 4 loads of 16 bytes for each of 128 threads
     full = max(512, 4 * 128 * 16 // itemsize)
     area = full // (1 if states == 1 else 2)
@@ -168,9 +160,8 @@ def column_tiles(layout: Layout, itemsize: int) -> Tiles | None:
 
 
 def group_size(cut: Tiles, itemsize: int) -> int:
-    """Elements of a row whose minimum or maximum is found together: `cut.block_r`, or a part of it.
-
-    Larger groups exchange less between threads; smaller ones reload less.
+    """Elements of a row whose minimum or maximum is found together: `cut.block_r`, or a part of it. Larger groups
+    exchange less between threads; smaller ones reload less.
     """
     return cut.block_r if cut.block_k > 1 else min(cut.block_r, GROUP_PER_BYTE * itemsize)
 
@@ -248,10 +239,8 @@ class LineTiles(NamedTuple):
 
 
 def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int = 1) -> LineTiles:
-    """The tiles of `lines` × `length` elements, where a line is read completely before any of it is written.
-
-    Args:
-        arrays: inputs in registers at a time.
+    """The tiles of `lines` × `length` elements, where a line is read completely before any of it is written, with so
+    many inputs (`arrays`) in registers at a time.
     """
     registers = 2 if itemsize == 8 else 1  # per element
     padded = triton.next_power_of_2(length)

@@ -379,13 +379,8 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.const
 def column_min_max(
     spec: ReduceSpec, merge: Any, values: Array | None, indices: Array, x: Array, layout: Layout, cut: Tiles
 ) -> None:
-    """Minima or maxima of columns and their first indices; NaN beats every element.
-
-    Args:
-        spec: the reduction of (value, index).
-        merge: the elementwise minimum or maximum, which propagates NaN.
-        values, indices: as in `row_min_max`.
-        cut: from `column_tiles`.
+    """Minima or maxima of columns and their first indices, by the reduction of (value, index) and `column_tiles`; the
+    rest is as in `row_min_max`.
     """
     launch(
         column_argminmax_kernel, triton.cdiv(layout.results, cut.block_k), values, indices, x, layout.results,

@@ -178,13 +178,8 @@ def scan_columns_kernel(p_o, p_x, p_totals, nk, nr, span, kept, along, MERGE: tl
 def scan_into(
     spec: ReduceSpec, out: Array, x: Array, axes: Shape, work: DType, *, reverse: bool = False, exclusive: bool = False
 ) -> None:
-    """The scan of `spec` along the dimensions `axes` in row-major order.
-
-    Args:
-        out: of x's shape.
-        work: the type of the accumulator.
-        reverse: scan from the last element to the first.
-        exclusive: each result leaves out its own element.
+    """The scan of `spec` along the dimensions `axes` in row-major order, in the type `work`; from the last element with
+    `reverse`; each result leaves out its own element with `exclusive`.
     """
     if out.size == 0:
         return
@@ -273,15 +268,8 @@ def tile_scan_kernel(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
 
 
 def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None = None) -> Array:
-    """out[i] = counts[0] + … + counts[i - 1].
-
-    Args:
-        counts: `[n]` of any integer type, contiguous; n < 2^31.
-        total: `[]` or `[1]` int64 that gets the sum of all.
-        out: `[n]` int64, contiguous; made here unless given.
-
-    Returns:
-        `[n]` int64.
+    """out[i] = counts[0] + … + counts[i - 1] in int64, for contiguous counts `[n]`, n < 2^31; `total` gets the sum of
+    all.
     """
     n, device = counts.size, counts.device
     total = empty((1,), int64, device) if total is None else total
