@@ -25,35 +25,15 @@ from genesis.autograd import (
 )
 from genesis.backend import Device
 from genesis.backend import Device as device
-from genesis.dtypes import (
-    DType,
-    bfloat16,
-    finfo,
-    float16,
-    float32,
-    float64,
-    iinfo,
-    int8,
-    int16,
-    int32,
-    int64,
-    promote_types,
-    uint8,
-)
-from genesis.dtypes import bool_ as bool
-from genesis.dtypes import float16 as half
-from genesis.dtypes import float32 as float
-from genesis.dtypes import float64 as double
-from genesis.dtypes import int16 as short
-from genesis.dtypes import int32 as int
-from genesis.dtypes import int64 as long
+from genesis.dtypes import NAMES as _types
+from genesis.dtypes import DType, finfo, iinfo, promote_types
 from genesis.functions.reduce import ValuesAndIndices
 from genesis.functions.surface import functions as _functions
 from genesis.keywords import check_calls
 from genesis.random import Generator, manual_seed
 from genesis.shapes import Size
 
-globals().update(_functions)
+globals().update(_types | _functions)
 
 from genesis import nn, optim  # noqa: E402  they need the names above
 
@@ -74,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: PLE0604  the table holds names
+__all__ = [  # noqa: PLE0604  the tables hold names
     "DType",
     "Device",
     "Generator",
@@ -83,35 +63,21 @@ __all__ = [  # noqa: PLE0604  the table holds names
     "ValuesAndIndices",
     "autocast",
     "autograd",
-    "bfloat16",
-    "bool",
     "check_op",
     "cuda",
     "cuda_op",
     "custom",
     "device",
-    "double",
     "enable_grad",
     "errors",
     "finfo",
-    "float",
-    "float16",
-    "float32",
-    "float64",
     "generate",
     "get_autocast_dtype",
-    "half",
     "iinfo",
     "inference_mode",
-    "int",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
     "is_autocast_enabled",
     "is_grad_enabled",
     "load",
-    "long",
     "manual_seed",
     "nn",
     "no_grad",
@@ -121,9 +87,8 @@ __all__ = [  # noqa: PLE0604  the table holds names
     "random",
     "save",
     "set_grad_enabled",
-    "short",
     "triton_op",
-    "uint8",
+    *_types,
     *_functions,
 ]
 __all__.sort()

@@ -50,18 +50,16 @@ bool_ = DType("bool", np.bool_, BOOL)
 float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, FLOAT)
 
 ALL = (float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
-_BY_NAME = {d.name: d for d in ALL} | {
+# By the names that `genesis` has them under, and by further ones in texts.
+NAMES = {d.name: d for d in ALL} | {
     "double": float64,
     "float": float32,
     "half": float16,
     "long": int64,
     "int": int32,
     "short": int16,
-    "fp64": float64,
-    "fp32": float32,
-    "fp16": float16,
-    "bf16": bfloat16,
 }
+_BY_NAME = NAMES | {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # of numbers
 

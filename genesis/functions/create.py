@@ -187,9 +187,9 @@ def arange(
 def _bounds(bounds: tuple[Any, ...], start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
     """(start, end, step) as Python numbers, from the forms arange takes."""
     names = ("start", "end", "step") if len(bounds) > 1 or end is not None else ("end",)
-    given = {"start": start, "end": end, "step": step}
-    wrong = len(bounds) > 3 or any(given[name] is not None for name, _ in zip(names, bounds, strict=False))
-    given |= dict(zip(names, bounds, strict=False))
+    given, placed = {"start": start, "end": end, "step": step}, dict(zip(names, bounds, strict=False))
+    wrong = len(bounds) > 3 or any(given[name] is not None for name in placed)
+    given |= placed
     if wrong or given["end"] is None:
         raise ShapeError(
             f"arange takes end, (start, end) or (start, end, step), got {bounds} with start={start}, end={end},"

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from genesis.autograd.record import TensorBase, apply
-from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError
 from genesis.functions.surface import Sizes, Tensor, array_of, public, sizes_of
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
-from genesis.shapes import normalize_axes, normalize_axis, numel, resolve_shape, view_strides
+from genesis.shapes import Shape, normalize_axes, normalize_axis, numel, resolve_shape, view_strides
 
 # --- Views: the same memory, other sizes ------------------------------------------------------------------------------
 
@@ -65,10 +65,7 @@ def ravel(x: Tensor) -> Tensor:
 @public
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Dimension `dim` divided into `sizes` (one may be -1)."""
-    shape = array_of(x, "unflatten").shape
-    if not shape:
-        raise ShapeError("unflatten() of a tensor without dimensions")
-    dim = normalize_axis(dim, len(shape))
+    shape, dim = _dimension("unflatten", x, dim)
     return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,), "unflatten"), shape[dim]), *shape[dim + 1 :])
 
 
@@ -168,6 +165,14 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
 # --- Views: parts -----------------------------------------------------------------------------------------------------
 
 
+def _dimension(name: str, x: Any, dim: int, error: type[GenesisError] = ShapeError) -> tuple[Shape, int]:
+    """x's shape, and which dimension of it `dim` is; a tensor without dimensions has none."""
+    shape = array_of(x, name).shape
+    if not shape:
+        raise error(f"{name}() of a tensor without dimensions")
+    return shape, normalize_axis(dim, len(shape))
+
+
 def _part(x: Any, dim: int, item: ops.Item) -> Any:
     """`item` (see ops.slice) at dimension `dim`, all other dimensions whole."""
     whole = tuple((0, size, 1) for size in x.array.shape[:dim])
@@ -177,10 +182,7 @@ def _part(x: Any, dim: int, item: ops.Item) -> Any:
 @public
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """The part at `index` of dimension `dim`, which goes away. Raises: IndexRangeError, naming dimension and size."""
-    shape = array_of(x, "select").shape
-    if not shape:
-        raise IndexRangeError("select() of a tensor without dimensions")
-    dim = normalize_axis(dim, len(shape))
+    shape, dim = _dimension("select", x, dim, IndexRangeError)
     if not -shape[dim] <= index < shape[dim]:
         raise IndexRangeError(f"index {index} is out of range for dimension {dim} of size {shape[dim]}")
     return _part(x, dim, index % shape[dim])
@@ -192,10 +194,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
     Raises: IndexRangeError, naming dimension, size and range.
     """
-    shape = array_of(x, "narrow").shape
-    if not shape:
-        raise IndexRangeError("narrow() of a tensor without dimensions")
-    dim = normalize_axis(dim, len(shape))
+    shape, dim = _dimension("narrow", x, dim, IndexRangeError)
     size = shape[dim]
     first = start + size if start < 0 else start
     if not (0 <= first <= size and 0 <= length <= size - first):
@@ -237,10 +236,7 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 @public
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """A view for each index of dimension `dim`, without it."""
-    shape = array_of(x, "unbind").shape
-    if not shape:
-        raise ShapeError("unbind() of a tensor without dimensions")
-    dim = normalize_axis(dim, len(shape))
+    shape, dim = _dimension("unbind", x, dim)
     return tuple(_part(x, dim, i) for i in range(shape[dim]))
 
 
@@ -256,10 +252,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 @public
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in memory."""
-    ndim = array_of(x, "unfold").ndim
-    if not ndim:
-        raise ShapeError("unfold() of a tensor without dimensions")
-    return apply(ops.unfold, x, dim=normalize_axis(dimension, ndim), size=size, step=step)
+    return apply(ops.unfold, x, dim=_dimension("unfold", x, dimension)[1], size=size, step=step)
 
 
 @public
