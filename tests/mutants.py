@@ -46,6 +46,7 @@ LEFT_OUT = " ".join(
 AREAS: Areas = {
     "data": {
         "genesis/data/chat/": "tests/data/chat",
+        "genesis/data/sources": "tests/data tests/cli/test_pull_data.py tests/train/test_run_inputs.py",
         "genesis/data/": "tests/data tests/train/test_run_inputs.py tests/cli/test_data_preview.py",
     },
     "engine": {  # and serving

@@ -130,15 +130,19 @@ class LoRALinear(Linear):
         return low_rank_pairs((self,))
 
     def _of_dora(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
-        """What `dora_factors` takes of a layer; ‖W‖² by rows, in float32, is computed again when W has changed."""
+        """What `dora_factors` takes of a layer."""
         assert self.lora_magnitude_vector is not None
+        pair = self.lora_A.weight, self.lora_B.weight, self.scaling
+        return self.lora_magnitude_vector.weight, self.row_squares(), self.weight, *pair
+
+    def row_squares(self) -> Tensor:
+        """‖W‖² by rows in float32, computed again when W has changed."""
         array = self.weight.array
         if self._squares is None or self._squares[0] is not array or self._squares[1] != array.storage.version:
             with no_grad():
                 squares = self.weight.detach().to(float32).square().sum(-1)
             self._squares = array, array.storage.version, squares
-        pair = self.lora_A.weight, self.lora_B.weight, self.scaling
-        return self.lora_magnitude_vector.weight, self._squares[2], self.weight, *pair
+        return self._squares[2]
 
     def merged_weight(self) -> Tensor:
         """c∘(W + s·B·A) `[out_features, in_features]` in float32, without gradient: the linear layer that does this."""

@@ -132,7 +132,6 @@ class Module:
         if name not in self._parameters and name not in self._buffers and name not in self._modules:
             object.__delattr__(self, name)
         self._forget(name)
-        self._transient.discard(name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})

@@ -295,7 +295,7 @@ def _read(model: CausalLM) -> tuple[object, ...]:
             if scale is not None:
                 tensors.append(scale)
             if isinstance(module, LoRALinear) and module.lora_magnitude_vector is not None:
-                tensors.append(module._of_dora()[1])
+                tensors.append(module.row_squares())
     return cuda.allow_tf32.on, *((each.data_ptr(), each.dtype) for each in tensors)
 
 

@@ -380,3 +380,13 @@ def test_the_footer_of_parquet_has_a_limit(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(parquet, "MAX_FOOTER_BYTES", 10)
     with pytest.raises(DataError, match="more than the 10 allowed"):
         read(tmp_path / "a.parquet")
+
+
+def test_a_deep_record_with_many_brackets_in_a_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_records, "MAX_CONTAINERS", 300)
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "[" * 400, "more": deep}) + "\n")
+    defects = Defects()
+    assert [document.text for document in read(tmp_path / "a.jsonl", defects)] == ["[" * 400]

@@ -64,6 +64,11 @@ def test_numbers_are_cut_after_three_digits() -> None:
     assert [tokenizer.decode([i]) for i in tokenizer.encode("1234567")] == ["123", "456", "7"]
 
 
+def test_pairs_that_occur_once_are_not_merged() -> None:
+    tokenizer = train_bpe(["abcd abce abc q"], vocab_size=300)
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("abcd")] == ["abc", "d"]
+
+
 @pytest.mark.parametrize("text", [END_OF_TEXT, f"a{END_OF_TEXT}b", f"{END_OF_TEXT}{END_OF_TEXT}"])
 def test_special_tokens_written_in_text_are_plain_characters(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)

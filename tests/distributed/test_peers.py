@@ -130,6 +130,19 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
         assert each.code == 3 and "rank 1 was told of 2 ranks, rank 0 of 3" in each.error["what"]
 
 
+@pytest.mark.parametrize("rank", ["1", 1.5, None, [1], 0, 2, -1])
+def test_a_rank_that_is_no_rank_of_the_job(rank: Any) -> None:
+    from unittest import mock
+
+    from genesis.distributed.rendezvous import _Door
+
+    room = mock.Mock(spec=_Door, _world=world(0, 2, 1), _version=VERSION, _there={}, _from={})
+    hello = {"rank": rank, "size": 2, "version": VERSION, "pid": 7, "host": "there"}
+    with pytest.raises(DistributedError, match="the process 7 on there says that it is rank"):
+        _Door._let_in(room, mock.Mock(), hello)
+    assert not room._there
+
+
 def test_a_rank_that_is_there_twice(tmp_path: Path) -> None:
     port = free_port()
     for each in rendezvous(tmp_path, joined(0, 3, port), joined(1, 3, port), joined(1, 3, port)):

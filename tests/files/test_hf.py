@@ -461,3 +461,13 @@ def test_list_names(count: int, text: str) -> None:
     listed = list_names(f"t{i}" for i in range(count))
     assert text in listed
     assert listed.count("'") == 2 * min(count, 10)
+
+
+@pytest.mark.parametrize("shard", [["a.safetensors"], {}, 7, None, "a.bin", "../a.safetensors", ""])
+def test_an_index_whose_files_are_no_names(shard: object, tmp_path: Path) -> None:
+    from genesis.files.hf import read_weight_map
+
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"x": "good.safetensors", "y": shard}}))
+    with pytest.raises(ModelError):
+        read_weight_map(path, "here")

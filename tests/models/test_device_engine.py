@@ -373,6 +373,9 @@ def test_prompts_pass_in_smaller_parts_where_memory_is_short(
     with pytest.raises(OutOfMemoryError) as caught:
         list(DeviceEngine(model, rows=3, capacity=128).run(requests))
     assert "fewer tokens" in (caught.value.next or "")
+    monkeypatch.setattr(device_rows, "FEWEST", 16)  # parts of the fewest tokens fail, too
+    with pytest.raises(OutOfMemoryError):
+        list(DeviceEngine(model, rows=3, capacity=128).run(requests))
 
 
 def test_rows_are_left_to_the_next_engine_of_the_model_and_to_one_run_at_a_time() -> None:
@@ -436,3 +439,26 @@ def test_many_generations_leave_nothing_behind(model: genesis_models.CausalLM) -
     held = pool.allocated
     generations(15)
     assert pool.allocated == held
+
+
+def test_graphs_are_dropped_where_weights_have_moved_and_kept_where_not() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    request = Request([1, 2, 3], GREEDY, 3)
+    list(DeviceEngine(model, rows=1, capacity=32).run([request]))
+    rows = held(model)
+    steps, passes = dict(rows.steps), dict(rows.passes)
+    assert steps
+    rows.begin(model)
+    assert (rows.steps, rows.passes) == (steps, passes)
+    model.model.norm.weight = genesis.nn.Parameter(model.model.norm.weight.detach() * 2)
+    rows.begin(model)
+    assert not rows.steps and not rows.passes
+
+
+def test_a_prompt_s_pass_is_made_once_for_its_length() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    kept = []
+    for ids in ([1, 2, 3], [4, 5, 6], [4, 5, 6]):
+        list(DeviceEngine(model, rows=1, capacity=32).run([Request(ids, GREEDY, 2)]))
+        kept.append(dict(held(model).passes))
+    assert kept[1] and kept[1] == kept[2]

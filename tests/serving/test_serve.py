@@ -199,6 +199,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": []}, 400, "prompt"),
     ("completions", {"prompt": [[1], []]}, 400, "prompt"),
     ("completions", {"prompt": [1, 99_999]}, 400, "token id 99,999 at position 1 of prompt 0"),
+    ("completions", {"prompt": [1, 320]}, 400, "token id 320 at position 1 of prompt 0"),
     ("completions", {"prompt": [[1], [-1]], "stream": True}, 400, "token id -1 at position 0 of prompt 1"),
     ("completions", {"prompt": [[1, 2], [3, 99_999]], "n": 2, "stream": True}, 400, "vocabulary of 320, ids 0 to 319"),
     ("completions", {"prompt": [10**40], "stream": True}, 400, "vocabulary"),

@@ -467,3 +467,19 @@ def test_a_wrong_value_of_a_name_that_the_user_chose_is_told_its_bounds() -> Non
     error = refused(optim={"lr_factors": {"*.bias": 0.0}})
     assert error.what == "optim.lr_factors.*.bias must be a number above 0 and at most 1000, not 0.0"
     assert error.next.startswith("The learning rate of some parameters")
+
+
+@pytest.mark.parametrize(("value", "advice"), [(3.0, "write 3"), (2.5, ""), (float(2**53), "")])
+def test_a_number_with_a_point_is_advice_only_where_it_is_whole(value: float, advice: str) -> None:
+    from genesis.train.config_help import _remedy
+
+    assert _remedy({"type": "integer"}, value) == advice
+
+
+def test_warm_up_and_decay_do_not_overlap() -> None:
+    from genesis.train.config import OptimConfig
+
+    OptimConfig(schedule="wsd", warmup_ratio=0.5, decay_ratio=0.5)
+    for more in ({"decay_ratio": 0.6}, {"warmup_ratio": 0.9}):  # the schedule's own decay is a fifth of the run
+        with pytest.raises(ValueError, match="add up to more than the run"):
+            OptimConfig(**{"schedule": "wsd", "warmup_ratio": 0.5, **more})

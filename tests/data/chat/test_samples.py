@@ -423,3 +423,17 @@ def test_order_and_batches_do_not_matter(encoders: Encoders) -> None:
             assert [sample.ids.tolist() for sample in one] == [sample.ids.tolist() for sample in other]
             assert [sample.is_target.tolist() for sample in one] == [sample.is_target.tolist() for sample in other]
     assert encoder.encode([]) == []
+
+
+@pytest.mark.parametrize("lengths", [[1] * 7, [5, 5, 1, 30, 1, 2], [40], []])
+def test_documents_are_encoded_in_batches_of_bounded_size(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from genesis.data.chat import samples
+
+    monkeypatch.setattr(samples, "_BATCH_CHARS", 10)
+    monkeypatch.setattr(samples, "_BATCH_DOCUMENTS", 3)
+    documents = [Document("x" * length, "a", i) for i, length in enumerate(lengths)]
+    batches = list(samples._batched(documents))
+    assert [each for batch in batches for each in batch] == documents
+    assert all(len(batch) <= 3 and sum(len(d.text) for d in batch[:-1]) < 10 for batch in batches)
+    # A batch ends only where it is full, or where the documents do.
+    assert all(len(batch) == 3 or sum(len(d.text) for d in batch) >= 10 for batch in batches[:-1])
