@@ -373,7 +373,7 @@ def test_prompts_pass_in_smaller_parts_where_memory_is_short(
     with pytest.raises(OutOfMemoryError) as caught:
         list(DeviceEngine(model, rows=3, capacity=128).run(requests))
     assert "fewer tokens" in (caught.value.next or "")
-    monkeypatch.setattr(device_rows, "FEWEST", 16)  # parts of the fewest tokens fail, too
+    monkeypatch.setattr(device, "FEWEST", 16)  # parts of the fewest tokens fail, too
     with pytest.raises(OutOfMemoryError):
         list(DeviceEngine(model, rows=3, capacity=128).run(requests))
 
