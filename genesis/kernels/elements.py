@@ -81,9 +81,7 @@ if is_interpreted():  # which truncates bfloat16 where a GPU rounds, and loads i
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
-    """The same elements in as few dimensions as all operands allow, at least one, in the same order: their sizes and,
-    for each operand, its strides.
-    """
+    """As few dimensions, at least one, as all operands allow, in the same order: sizes, and strides of each operand."""
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):

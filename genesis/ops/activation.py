@@ -34,9 +34,7 @@ def _activation(
     torch_backward: str = "",
     **facts: Any,
 ) -> Op:
-    """An activation with its backward op, dx = gradient(g, x); `facts` are of the record: `public`, `method`, `module`,
-    …
-    """
+    """An activation with its backward op, dx = gradient(g, x); `facts` are further ones of the record."""
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
         sweep(gradient, out, g, x)

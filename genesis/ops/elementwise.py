@@ -117,9 +117,7 @@ def compute_type(*operands: Any) -> np.dtype:
 def _register(
     name: str, doc: str, reference: Callable[..., None], infer: Callable[..., Spec], flops: int = 1, **rest: Any
 ) -> Op:
-    """An elementwise op of so many flops an element, which is a function and a method of its name, and so in torch,
-    unless `rest` differs.
-    """
+    """An op of so many flops an element; a function and a method of its name, so in torch, unless `rest` differs."""
     reference.__doc__ = doc
     facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}
     if flops != 1:

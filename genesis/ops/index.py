@@ -355,9 +355,7 @@ def _spread(keys: np.ndarray, width: int) -> np.ndarray:
 
 
 def sum_rows(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows `[N, W]` added up by key `[N]`, 2-byte floats in float32: the distinct keys `[U]` in rising order, and their
-    sums `[U, W]`.
-    """
+    """Rows `[N, W]` added up by key, narrow floats in float32: distinct keys `[U]` in order, and sums `[U, W]`."""
     order = np.argsort(keys, kind="stable")
     ranked = keys[order]
     first = np.ones(len(ranked), bool)

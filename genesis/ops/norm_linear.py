@@ -138,9 +138,8 @@ class _Kept(NamedTuple):
 
     rstd: Array
     gate_up: Array
-    # normed, h: where they were kept
-    normed: Array | None
-    h: Array | None
+    normed: Array | None  # where it was kept
+    h: Array | None  # where it was kept
     u: Array | None  # of the pairs of gate and up
     of_down: tuple[Array | None, ...]  # u and, with c, z of down's pairs
     end: int  # where the inputs of the pairs of gate and up end, and those of down's begin

@@ -131,9 +131,7 @@ def _run(
     noise: Noise | None,
     attrs: dict[str, Any],
 ) -> None:
-    """Make a step on all elements of the parameter and its states, in threads; `scalars` are learning rate, step count
-    from 1 and gradient scale.
-    """
+    """Make a step on parameter and states, in threads; scalars: learning rate, step count from 1, gradient scale."""
     lr, step, scale = (float(x) for x in scalars)
     if is_left_out(scale):
         return

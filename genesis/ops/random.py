@@ -43,9 +43,7 @@ def _pairs(words: np.ndarray) -> np.ndarray:
 
 
 def _generate(out: np.ndarray, seed: int, offset: int, each: int, values: Values) -> None:
-    """Fill `out` chunk by chunk; `values(words [n, 4], elements)` gives the elements at the flat positions `elements`
-    in order, `each` of one counter.
-    """
+    """Fill `out` by chunks; `values(words [n, 4], elements)` gives those at flat positions, `each` of one counter."""
     flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
     counters = -(-out.size // each)
 

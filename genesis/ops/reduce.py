@@ -54,9 +54,7 @@ def _need_elements(name: str, shape: Shape, axes: Shape) -> None:
 def _rule(
     name: str, dtype: Callable[[DType], DType], *, floats: bool = False, elements: bool = False
 ) -> Callable[..., Spec]:
-    """The infer of a reduction whose result has the type `dtype(input's)`; `floats` refuses integers and bools,
-    `elements` to reduce none.
-    """
+    """The infer of a reduction to `dtype(input's)`; `floats` refuses other types, `elements` to reduce none."""
 
     def infer(x: Array, axes: Axes = None, keepdim: bool = False, **attrs: Any) -> Spec:
         if floats and x.dtype.category != FLOAT:

@@ -101,12 +101,10 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
 class AttentionTile(NamedTuple):
     """How a kernel divides a head."""
 
-    # queries, keys: of a block
-    queries: int
-    keys: int
-    # warps, stages: of a program and of its pipeline
-    warps: int
-    stages: int
+    queries: int  # of a block
+    keys: int  # of a block
+    warps: int  # of a program
+    stages: int  # of its pipeline
     registers: int = 0  # the most that a thread may have, so that more programs share an SM; 0 for no limit
 
 
@@ -153,9 +151,7 @@ LONG_TILE = AttentionTile(64, 128, 4, 2)
 def tiles_of(
     dtype: DType, head_dim: int, tokens: int, keys: int, shared: int, uses_tma: bool
 ) -> tuple[AttentionTile, AttentionTile, AttentionTile]:
-    """The tiles of the forward, dQ and dK/dV kernels, for `shared` bytes of shared memory that a program may use.
-    Blocks of queries of the last divide those of the second.
-    """
+    """The tiles of forward, dQ and dK/dV for `shared` bytes. Blocks of queries of the last divide those of dQ."""
     table = TILES["tma" if uses_tma else "half" if dtype.itemsize == 2 else dtype.name]
     padded = padded_head_dim(head_dim)
     row_bytes, row = padded * dtype.itemsize, next((d for d in table if d >= padded), 256)

@@ -45,9 +45,7 @@ def ds_extent(tokens: int) -> tuple[int, int]:
 
 
 def ds_chunks_of(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> list[tuple[slice, slice]]:
-    """Chunks of (sequences, key heads) of nearly equal size, the first one the largest: as many as fit MAX_CHUNK_BYTES
-    of ds, and at least one key head.
-    """
+    """Even chunks of (sequences, key heads), the first the largest, of MAX_CHUNK_BYTES of ds or one key head."""
     head_bytes = heads // key_heads * math.prod(ds_extent(tokens)) * itemsize
     sequences = _even_part(batches, MAX_CHUNK_BYTES // (head_bytes * key_heads))
     width = _even_part(key_heads, MAX_CHUNK_BYTES // head_bytes)

@@ -279,9 +279,7 @@ IMBALANCE = 1.05  # of the longest program, that heads one by one may cost: less
 
 
 def heads_per_section(blocks: int, heads: int, causal: bool, sm_count: int) -> int:
-    """How many heads go before the next ones: one, whose keys stay in L2, or all of them, where programs would
-    otherwise finish too far apart.
-    """
+    """Heads that go before the next: one, whose keys stay in L2, or all, where programs would end too far apart."""
 
     def longest(section: int) -> int:
         i = np.arange(blocks * heads)
@@ -305,9 +303,7 @@ def _tma_tiles(x: Array, rows: int, columns: int) -> Descriptor:
 
 
 def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, p: Problem) -> bool:
-    """Launch the kernel for a call without documents, whose problem is `p`; False, with nothing done, where it is
-    slower.
-    """
+    """Launch the kernel without documents, for problem `p`; False, with nothing done, where it is slower."""
     heads, blocks = p.batches * p.heads, triton.cdiv(p.tokens, BM)
     sm_count = backend_of(q.device).driver.properties.sm_count
     fits = p.uses_tma and p.is_hopper and p.window is None and p.padded in HEAD_SIZES

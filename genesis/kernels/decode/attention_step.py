@@ -64,9 +64,8 @@ class StepTile(NamedTuple):
     part: int
     splits: int  # the most parts of a sequence
     together: int  # parts that are loaded at once when they are added up
-    # warps, stages: of a program, and of its pipeline
-    warps: int
-    stages: int
+    warps: int  # of a program
+    stages: int  # of its pipeline
     # whether it is one of the kernel that keeps keys and values in registers; a warp then has 16 keys or a multiple of
     # 32, and there is no pipeline
     is_mma: bool = False
@@ -74,9 +73,7 @@ class StepTile(NamedTuple):
     cluster: int = 1
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
-        """The same with no more parts than are of use, for heads of `padded` columns, `group` query heads of a key
-        head, and `pairs` key heads of all sequences.
-        """
+        """No more parts than are of use, for `padded` columns, query heads of a key head, and all key heads."""
         useful = triton.next_power_of_2(max(PROGRAMS // max(pairs, 1), 1)), triton.cdiv(capacity, self.part)
         splits = min(self.splits, *useful)
         held = HELD // (triton.next_power_of_2(group) * padded)
@@ -363,9 +360,7 @@ def attention_step_into(
     query_weight: Array | None = None, key_weight: Array | None = None, active: Array | None = None, *, scale: float,
     window: int = 0, eps: float = 0.0, early: bool = False, tile: StepTile | None = None,
 ) -> None:  # fmt: skip
-    """o = softmax(scale·q·kᵀ)·v over the cache and the token itself, whose key and value are written into the cache;
-    with a given division of the work or the table's.
-    """
+    """With a given division of the work or the table's."""
     _, batch, key_heads, capacity, size = cache.shape
     backend, group = backend_of(qkv.device), out.shape[1] // key_heads
     capability, padded = backend.driver.properties.capability, padded_head_dim(size)

@@ -73,9 +73,7 @@ class Norm(NamedTuple):
 
 
 def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
-    """The tile on the CUDA cores, for elements of W of `itemsize` bytes: a warp has a row of W, or of a long one a
-    slice, so that few loads follow each other.
-    """
+    """The tile on the CUDA cores: a warp has a row of W, or of a long one a slice, so few loads follow each other."""
     lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
     while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
         slices *= 2

@@ -68,9 +68,7 @@ def tile(itemsize: int) -> tuple[int, int, int]:
 
 
 def transposed_copy(out: Array, x: Array) -> bool:
-    """Write x into `out` of the same shape, converted to its dtype; False, with nothing done, unless x is contiguous
-    along one axis and `out` along another.
-    """
+    """out = x in out's dtype; False, with nothing done, unless they are contiguous along different axes."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     wide_enough = [d for d, n in enumerate(sizes) if n >= MIN_EXTENT]
     c = next((d for d in wide_enough if so[d] == 1), None)
@@ -149,9 +147,7 @@ def aligned_columns(columns: int) -> int:
 
 
 def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copy x to out for one or two pairs (out, x) of one dtype: both `[..., rows, columns]` with contiguous columns,
-    out with rows `aligned_columns` apart.
-    """
+    """out = x for one or two (out, x) of one dtype, columns contiguous, out's rows `aligned_columns` apart."""
     copies = [_copy_of(out, x) for out, x in pairs]
     first, second = copies[0], copies[-1]
     wide = any(

@@ -155,9 +155,7 @@ def _check(device: Device) -> None:
 
 
 def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Array | None = None) -> None:
-    """Codes, unless they are None, and scales `[m]` of the rows of x·diag(column_scale); x is `[m, k]`, all are
-    contiguous.
-    """
+    """Codes, unless None, and scales `[m]` of the rows of x·diag(column_scale), x `[m, k]`; all contiguous."""
     _check(x.device)
     (rows, k), tile = x.shape, _tile(x.shape[1], column_scale=column_scale is not None)
     launch(
@@ -212,9 +210,7 @@ def quantize_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
 
 
 def quantize_scaled_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Codes of x·diag(scales of the weight's rows) and of the weight `[n, k]`, transposed to `[k, n]`; x's scales
-    `[m]`.
-    """
+    """Codes of x·diag(scales of the weight's rows), of the weight transposed to `[k, n]`, and x's scales `[m]`."""
     (n, k), (bm, bk) = weight.shape, TRANSPOSE_TILE
     transposed, column_scale = empty((k, n), float8_e4m3fn, weight.device), empty((n,), float32, weight.device)
     quantize_into(None, column_scale, weight)

@@ -34,13 +34,11 @@ from genesis.ops.low_rank import LowRank, Operands
 class SwigluTile(NamedTuple):
     """How the GEMM is tiled."""
 
-    # bm, bn, bk: rows, columns of gate and of up, elements along k
-    bm: int
-    bn: int
-    bk: int
-    # warps, stages: of the compiled kernel
-    warps: int
-    stages: int
+    bm: int  # rows
+    bn: int  # columns of gate and of up
+    bk: int  # elements along k
+    warps: int  # of the compiled kernel
+    stages: int  # of its pipeline
     group: int = 8  # rows of tiles in a group of `grouped_tile`
     ctas_per_sm: int = 1  # programs on an SM at a time
     slices: int = 2  # in which the epilogue stores a tile
@@ -175,9 +173,7 @@ def adapted_gemm_swiglu_into(
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
-    """The same in 8-bit floats, on any device: `fp8.quantized_gemm_into`, and then silu(gate)·up; where tiles are few,
-    a kernel of its own computes h.
-    """
+    """The same in 8-bit floats, on any device; where tiles are few, silu(gate)·up has a kernel of its own."""
     if not h.size:
         return
     codes, rows, scales = quantize_operands(x, weight)

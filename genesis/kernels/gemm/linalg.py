@@ -213,9 +213,8 @@ class TmaRegion(NamedTuple):
     """An operand as TMA addresses it."""
 
     transposed: bool  # its rows are contiguous, not its columns
-    # shape, strides: of the region
-    shape: Shape
-    strides: Shape
+    shape: Shape  # of the region
+    strides: Shape  # of the region
     batch: Shape  # for each batch dimension 1 where the operand has a stride, 0 where it is broadcast
 
     def descriptor(self, array: Array, rows: int, columns: int, tf32: bool = False) -> Descriptor:
@@ -326,9 +325,7 @@ def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
 
 
 def _launch_thin(p: Gemm, e: Epilogue) -> bool:
-    """Launch the kernel for few rows of a sum over many, such as gradients of low-rank matrices; False where the
-    product is another one.
-    """
+    """Launch the kernel for few rows of a sum over many, as of gradients of low-rank matrices; False for others."""
     if e.flags & ~ACCUMULATE.value or p.matrices != 1 or p.a.row != 1 or p.b.column != 1 or p.o.column != 1:
         return False
     if p.m > THIN or p.n < MIN_WIDTH or p.k < MIN_TERMS:
@@ -338,9 +335,7 @@ def _launch_thin(p: Gemm, e: Epilogue) -> bool:
 
 
 def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
-    """Launch `gemm_few_columns`, and `gemm_reduce_splits` where tiles are split along k; False where it does not apply,
-    or is slower.
-    """
+    """Launch `gemm_few_columns`, in parts along k too; False where it does not apply, or is slower."""
     if p.a.array.dtype not in (bfloat16, float16, float32) or e.scales is not None or p.k < MIN_SUM:
         return False
     if p.m < p.n:
@@ -405,9 +400,7 @@ def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
 
 
 def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
-    """A copy with contiguous rows of columns, of an operand whose columns are contiguous; where that is no multiple of
-    16 bytes its rows are further apart.
-    """
+    """A copy whose rows of columns are contiguous, or begin at multiples of 16 bytes where these are none."""
     is_aligned = columns * x.array.dtype.itemsize % 16 == 0
     y, source, found = _copied(x, batches, rows, columns, columns if is_aligned else aligned_columns(columns))
     done = transposed_copy(y, source)
@@ -416,9 +409,7 @@ def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Ope
 
 
 def _copied(x: Operand, batches: Shape, rows: int, columns: int, distance: int) -> tuple[Array, Array, Operand]:
-    """Memory for a copy of an operand whose rows begin `distance` elements apart, what is to be copied there, and the
-    copy as an operand.
-    """
+    """Memory for a copy with rows `distance` elements apart, what is to be copied, and the copy as an operand."""
     shape = tuple(size if step else 1 for size, step in zip(batches, x.batch, strict=True))
     whole = empty((*shape, rows, distance), x.array.dtype, x.array.device)
     y = whole.view((*shape, rows, columns), whole.strides)

@@ -247,9 +247,7 @@ def _factors(c: Array, norm: Array, layers: Sequence[_Layer]) -> None:
 
 
 def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
-    """BM, BK, warps and stages: by count, so many rows a program that a layer's programs are about as many as SMs, and
-    so many columns a step that latency is not most of it.
-    """
+    """BM, BK, warps and stages: about as many programs as SMs, and steps so wide that latency is not most of them."""
     if is_float32:
         return 32 if rank > 64 else 64, 32, 8 if rank > 32 else 4, 3
     if rank > 64:  # A·Aᵀ takes the registers

@@ -83,9 +83,7 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
 
 
 def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
-    """out = x·y of float32 with contiguous rows, the operands rounded to tf32; False, with nothing done, where this is
-    not the faster way or TMA cannot address the operands.
-    """
+    """out = x·y of float32 with contiguous rows, rounded to tf32; False, with nothing done, where it is slower."""
     (m, k), n, (bm, bn, bk) = x.shape, y.shape[1], TILE
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn)
     if is_interpreted() or not _is_faster(tiles, k, backend_of(out.device).driver.properties):

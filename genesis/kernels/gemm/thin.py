@@ -35,12 +35,10 @@ SHARED = 227 << 10  # bytes of shared memory that tiles are chosen for
 class ThinTile(NamedTuple):
     """How g is tiled."""
 
-    # bm, bn: rows and columns
-    bm: int
-    bn: int
-    # warps, stages: of the compiled kernel
-    warps: int
-    stages: int
+    bm: int  # rows
+    bn: int  # columns
+    warps: int  # of the compiled kernel
+    stages: int  # of its pipeline
     ctas_per_sm: int = 1  # programs on an SM at a time
 
 

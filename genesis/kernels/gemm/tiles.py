@@ -13,13 +13,11 @@ from typing import NamedTuple
 class GemmTile(NamedTuple):
     """How a GEMM is tiled."""
 
-    # bm, bn, bk: the tile's sizes
-    bm: int
-    bn: int
-    bk: int
-    # warps, stages: of the compiled kernel
-    warps: int
-    stages: int
+    bm: int  # rows of a tile
+    bn: int  # its columns
+    bk: int  # elements along k
+    warps: int  # of the compiled kernel
+    stages: int  # of its pipeline
     group: int = 8  # rows of tiles in a group of `grouped_tile`
     split: int = 0  # parts along k of each tile that whole rounds over the SMs leave over; 0 lets `best_split` decide
     swapped: bool = False  # compute outᵀ = bᵀ·aᵀ
@@ -35,9 +33,7 @@ class GemmTile(NamedTuple):
 
 
 class TunedShape(NamedTuple):
-    """A measured shape: layout is "nt" for x·wᵀ and so on, with "t" for an operand A that is MN-major or a B that
-    is K-major.
-    """
+    """A measured shape; layout "nt" is x·wᵀ, with "t" for an MN-major operand A or a K-major B."""
 
     layout: str
     m: int
@@ -338,9 +334,7 @@ def persistent_schedule(tiles: int, steps: int, programs: int, split: int = 0) -
 
 
 def simt_schedule(tiles: int, steps: int, sm_count: int, tile: GemmTile) -> Schedule:
-    """For tiles without tensor cores: all in parts where they are so few that most SMs would have at most one, so that
-    several programs share an SM.
-    """
+    """Without tensor cores: parts where tiles are so few that SMs would have one, so that programs share an SM."""
     split = tile.split
     if split == 0 and tiles < 2 * sm_count:
         split = min(PROGRAMS_PER_SM * sm_count // max(tiles, 1), steps // MIN_STEPS, MAX_SPLIT)

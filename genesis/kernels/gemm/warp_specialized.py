@@ -449,9 +449,8 @@ def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.c
 class WsTile(NamedTuple):
     """How a GEMM is tiled."""
 
-    # bm, bn: the tile's sizes
-    bm: int
-    bn: int
+    bm: int  # rows of a tile
+    bn: int  # its columns
     stages: int  # more would leave no room for the accumulator in shared memory
     epilogue_warps: int  # more leave the MMA warps of wide tiles too few registers to begin with
     registers: int  # of a thread of the epilogue; the MMA warps have what is left

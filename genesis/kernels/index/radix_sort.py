@@ -282,9 +282,7 @@ def line_tile(length: int, dtype: DType) -> tuple[int, int] | None:
 def radix_sort(
     values: Array | None, order: Array, x: Array, where: Lines, count: int, bits: int, signed: bool, descending: bool
 ) -> None:
-    """The first `count` elements of each line in order, and their positions. Of the keys (`ordered_keys`) so many low
-    `bits` differ, the sign's included where `signed`.
-    """
+    """The first `count` elements of each line in order, and positions; low `bits` of keys differ, with any sign."""
     lines, length, step, sizes, strides, inner = where
     passes = max(1, -(-bits // 8))
     constants: dict[str, Any] = {"DESCENDING": descending, "FLIP": 0}

@@ -185,13 +185,11 @@ class SortedKeys(NamedTuple):
 class Rows(NamedTuple):
     """Rows of values `[*index dimensions, *rest]` and the rows of a target, dimensions merged."""
 
-    # sizes, strides: the index dimensions of the values
-    sizes: Shape
-    strides: Shape
+    sizes: Shape  # the index dimensions of the values
+    strides: Shape  # and their strides
     rest: Shape  # the sizes of a row
-    # target, values: the strides of a row there
-    target: Shape
-    values: Shape
+    target: Shape  # strides of a row there
+    values: Shape  # strides of a row there
     needs_int64: bool  # whether offsets inside a row need int64
 
     @property

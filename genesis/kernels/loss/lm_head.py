@@ -251,9 +251,7 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
 
 def chunk_rows(tokens: int, row: int, workspace: int) -> int:
-    """Tokens per chunk, for `row` bytes a token: nearly equal chunks of whole tiles within the workspace, whose bytes
-    are for up to `MANY` tokens; in proportion for more.
-    """
+    """Tokens, of `row` bytes, per chunk: nearly equal ones of whole tiles, within the workspace of `MANY` tokens."""
     room = workspace * max(tokens, MANY) // MANY
     most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)
     even = -(-tokens // -(-tokens // most)) if tokens else 0

@@ -137,9 +137,7 @@ def update_kernel(p_p, p_residual, p_g, p_a, p_b, p_c, p_s, s0, s1, n, sizes, st
 def _update(
     rule: Rule, is_split: bool, out: tuple[()], param: Array, *operands: Any, noise: Noise | None = None, **attrs: Any
 ) -> None:
-    """Make a step. The operands are the residual where the parameter is split, the gradient, the states, and the
-    learning rate, step count and gradient scale.
-    """
+    """Make a step; operands are any residual, the gradient, the states, learning rate, step count, gradient scale."""
     residual, grad, *rest = operands if is_split else (None, *operands)
     given, scalars = rest[: len(rule.states)], rest[len(rule.states) :]
     work, choices = float64 if param.dtype is float64 else float32, rule.choices(attrs)

@@ -28,13 +28,11 @@ L2_ELEMENTS = 1 << 22  # elements that stay in L2, where short rows cost little
 class Layout(NamedTuple):
     """The dimensions of a reduction, merged, in the order of memory."""
 
-    # kept, kept_in, kept_out: sizes of the kept dimensions, and their strides in the input and in the result
-    kept: Shape
-    kept_in: Shape
-    kept_out: Shape
-    # reduced, reduced_in: sizes of the reduced dimensions, and their strides in the input
-    reduced: Shape
-    reduced_in: Shape
+    kept: Shape  # sizes of the kept dimensions
+    kept_in: Shape  # their strides in the input
+    kept_out: Shape  # their strides in the result
+    reduced: Shape  # sizes of the reduced dimensions
+    reduced_in: Shape  # their strides in the input
     inner: bool  # whether neighbours in memory are reduced together (else they belong to different results)
 
     @property
@@ -66,18 +64,15 @@ class Layout(NamedTuple):
 class Tiles(NamedTuple):
     """Tile sizes of a reduction or a scan."""
 
-    # block_k, block_r: a tile's extents, powers of 2
-    block_k: int
-    block_r: int
+    block_k: int  # results of a tile, a power of 2
+    block_r: int  # elements of each, a power of 2
     splits: int  # programs that share the elements of a result
     span: int  # elements per split, a multiple of `block_r`
     warps: int  # warps per program
 
 
 def reduction_layout(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
-    """The layout of a reduction of the sorted `axes` whose result is contiguous; `ordered` keeps the reduced elements
-    in row-major order, in which indices count.
-    """
+    """That of a reduction of sorted `axes` to a contiguous result; `ordered` keeps row-major order, for indices."""
 
     def memory_order(dims: list[int]) -> list[int]:
         return sorted(dims, key=lambda i: (strides[i] != 0, -strides[i]))  # repeated dimensions outermost
@@ -229,9 +224,8 @@ def scan_tiles(lines: int, length: int, inner: bool) -> Tiles:
 class LineTiles(NamedTuple):
     """Tile sizes of an op that reads and writes lines (softmax)."""
 
-    # block_k, block_r: lines of a tile, and elements of each
-    block_k: int
-    block_r: int
+    block_k: int  # lines of a tile
+    block_r: int  # elements of each
     unroll: int  # tiles loaded at a time, if a line is longer than a program's registers
     one_pass: bool  # whether a tile holds whole lines
     inner: bool  # whether a line is contiguous
@@ -263,9 +257,8 @@ def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int 
 class NormTiles(NamedTuple):
     """Tile sizes of a norm."""
 
-    # rows, columns: a tile's extents
-    rows: int
-    columns: int
+    rows: int  # of a tile
+    columns: int  # of a tile
     one_pass: bool  # whether a tile holds padded rows
     programs: int  # programs of the backward pass, each with its own partial sums
     warps: int  # warps a program

@@ -379,9 +379,7 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.const
 def column_min_max(
     spec: ReduceSpec, merge: Any, values: Array | None, indices: Array, x: Array, layout: Layout, cut: Tiles
 ) -> None:
-    """Minima or maxima of columns and their first indices, by the reduction of (value, index) and `column_tiles`; the
-    rest is as in `row_min_max`.
-    """
+    """Minima or maxima of columns and their first indices, cut by `column_tiles`; else as `row_min_max`."""
     launch(
         column_argminmax_kernel, triton.cdiv(layout.results, cut.block_k), values, indices, x, layout.results,
         layout.elements, *layout.strided, STEP=spec.step, MERGE=merge, IDENTITY=spec.identity,

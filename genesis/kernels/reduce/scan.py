@@ -268,9 +268,7 @@ def tile_scan_kernel(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
 
 
 def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None = None) -> Array:
-    """out[i] = counts[0] + … + counts[i - 1] in int64, for contiguous counts `[n]`, n < 2^31; `total` gets the sum of
-    all.
-    """
+    """out[i] = counts[0] + … + counts[i - 1] in int64, n < 2^31; `total` gets the sum of all."""
     n, device = counts.size, counts.device
     total = empty((1,), int64, device) if total is None else total
     out = empty((n,), int64, device) if out is None else out
