@@ -448,6 +448,4 @@ class CausalLM(nn.Module):
 
     def generate(self, prompt: Any, **settings: Any) -> Any:
         """What continues a prompt, or each of a list of prompts: texts or ids; see `genesis_models.generate`."""
-        from genesis_models.generate import generate
-
-        return generate(self, prompt, **settings)
+        return genesis.generate(self, prompt, **settings)  # of the layer above, which imports this module

@@ -17,19 +17,9 @@ from genesis.backend import CPU, as_device
 from genesis.data.tokenizer import Tokenizer
 from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ModelError, NumericError, UsageError, escape
+from genesis.files import hf
 from genesis.files.atomic import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.files.boundary import boundary
-from genesis.files.hf import (
-    GENERATION_CONFIG,
-    SIDE_FILES,
-    TOKENIZER_FILES,
-    WeightFolder,
-    copy_side_files,
-    list_names,
-    read_json,
-    save_weights,
-    side_files,
-)
 from genesis.files.paths import exists, is_folder, safe_join
 from genesis.files.safetensors import TensorSource
 from genesis.files.strict_json import indented_bytes, read_limited
@@ -57,7 +47,7 @@ def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
     """
     check_model_folder(folder)
     path = safe_join(folder, "config.json", where=escape(folder))
-    return ModelConfig.from_dict(read_json(path), where=escape(path))
+    return ModelConfig.from_dict(hf.read_json(path), where=escape(path))
 
 
 def stored_dtype(folder: str | os.PathLike[str]) -> str:
@@ -69,11 +59,11 @@ def stored_dtype(folder: str | os.PathLike[str]) -> str:
     config = read_config(folder)
     if config.stored_dtype is not None:
         return config.stored_dtype
-    with WeightFolder(folder) as weights:
+    with hf.WeightFolder(folder) as weights:
         return _main_type(weights)
 
 
-def _main_type(weights: WeightFolder) -> str:
+def _main_type(weights: hf.WeightFolder) -> str:
     """The float type of most bytes; float32 where there is none."""
     sizes: Counter[str] = Counter()
     for entry in map(weights.entry, weights.names):
@@ -164,9 +154,9 @@ def check_weights(folder: str | os.PathLike[str]) -> None:
         _check_names(config, shapes, weights, escape(folder))
 
 
-def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...]]) -> WeightFolder:
+def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...]]) -> hf.WeightFolder:
     """The weights by the names of parameters; as in transformers, a file may leave `model.` out, or double it."""
-    weights = WeightFolder(folder)
+    weights = hf.WeightFolder(folder)
     known, taken, names = {*shapes, HEAD}, set(weights.names), dict[str, str]()
     for name in weights.names:
         other = PREFIX + name if PREFIX + name in known else name.removeprefix(PREFIX)
@@ -178,7 +168,7 @@ def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...
 
 
 def _check_names(
-    config: ModelConfig, expected: Mapping[str, tuple[int, ...]], weights: WeightFolder, where: str
+    config: ModelConfig, expected: Mapping[str, tuple[int, ...]], weights: hf.WeightFolder, where: str
 ) -> None:
     """Compare a folder with the shapes of the parameters that it should have.
 
@@ -192,9 +182,9 @@ def _check_names(
     missing = set(expected) - found
     problems = []
     if missing:
-        problems.append(f"missing: {list_names(missing)}")
+        problems.append(f"missing: {hf.list_names(missing)}")
     if extra:
-        problems.append(f"not part of the model: {list_names(extra)}")
+        problems.append(f"not part of the model: {hf.list_names(extra)}")
     shaped = {**expected, HEAD: expected[EMBEDDING]} if HEAD in found else expected
     for name in sorted(found & set(shaped)):
         entry = weights.entry(name)
@@ -211,7 +201,7 @@ def _check_names(
         raise ModelError("; ".join(problems), where=where, next=next)
 
 
-def _send(weights: WeightFolder, name: str, parameter: Tensor) -> None:
+def _send(weights: hf.WeightFolder, name: str, parameter: Tensor) -> None:
     """One tensor into its parameter on a device, by pieces in pinned memory: one is read while another travels."""
     stored = as_dtype(weights.entry(name).dtype.name)
     with no_grad():
@@ -309,16 +299,16 @@ def write_model(
     """
     tensors = _plain_weights(model, dtype, values)
     writer.write("config.json", indented_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
-    save_weights(writer, tensors, max_shard_bytes)
+    hf.save_weights(writer, tensors, max_shard_bytes)
     extra = dict(extra_files or {})
-    kept = [] if source is None else [name for name in side_files(source) if name not in extra]
+    kept = [] if source is None else [name for name in hf.side_files(source) if name not in extra]
     if "tokenizer.json" in extra:
-        kept = [name for name in kept if not TOKENIZER_FILES.fullmatch(name)]
-    if ends or not {GENERATION_CONFIG} & {*kept, *extra}:
-        extra[GENERATION_CONFIG] = generation_config(model.config, source, ends, eos_token_id)
-        kept = [name for name in kept if name != GENERATION_CONFIG]
+        kept = [name for name in kept if not hf.TOKENIZER_FILES.fullmatch(name)]
+    if ends or not {hf.GENERATION_CONFIG} & {*kept, *extra}:
+        extra[hf.GENERATION_CONFIG] = generation_config(model.config, source, ends, eos_token_id)
+        kept = [name for name in kept if name != hf.GENERATION_CONFIG]
     if source is not None:
-        copy_side_files(source, writer, kept)
+        hf.copy_side_files(source, writer, kept)
     for name, data in extra.items():
         writer.write(name, data)
 
@@ -326,8 +316,8 @@ def write_model(
 @boundary(ModelError, "reading the adapter's folder")
 def side_bytes(folder: Path) -> Mapping[str, bytes]:
     """The tokenizer, template, generation and license files of an adapter's folder."""
-    largest = max(SIDE_FILES.values())
-    return {name: read_limited(safe_join(folder, name), SIDE_FILES.get(name, largest)) for name in side_files(folder)}
+    names, largest = hf.side_files(folder), max(hf.SIDE_FILES.values())
+    return {name: read_limited(safe_join(folder, name), hf.SIDE_FILES.get(name, largest)) for name in names}
 
 
 def _set_tokenizer(model: CausalLM) -> Tokenizer | None:
@@ -337,7 +327,7 @@ def _set_tokenizer(model: CausalLM) -> Tokenizer | None:
     name = "tokenizer.json"
     with boundary(ModelError, "reading the tokenizer"):
         folder = next((each for each in model.folders if exists(each / name)), None)
-        kept = None if folder is None else read_limited(safe_join(folder, name), SIDE_FILES[name])
+        kept = None if folder is None else read_limited(safe_join(folder, name), hf.SIDE_FILES[name])
     return None if kept == model.tokenizer.files()[name] else model.tokenizer
 
 
@@ -382,7 +372,7 @@ def save(
             what = f"{EMBEDDING} has {model.config.vocab_size:,} rows, and the tokenizer {tokenizer.vocab_size:,} ids"
             next = f"load the model with vocab_size={tokenizer.vocab_size}, which gives it the rows"
             raise ModelError(what, where="save", next=next)
-        files = {name: data for name, data in files.items() if not TOKENIZER_FILES.fullmatch(name)}
+        files = {name: data for name, data in files.items() if not hf.TOKENIZER_FILES.fullmatch(name)}
         files, end = files | tokenizer.files(), tokenizer.eos_id
     target, kept = Path(folder), folders[-1] if folders else None
     how: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}

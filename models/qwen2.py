@@ -35,11 +35,12 @@ class DecoderLayer(PreNormLayer):
     make_attention = staticmethod(partial(Attention, bias=True, out_bias=False))
 
 
-def _size(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, tied: bool) -> dict[str, Any]:
+def size(hidden: int, inner: int, layers: int, heads: int, kv: int, tied: bool, **own: Any) -> dict[str, Any]:
+    """The config of a published size of Qwen2, or with keys of its `own` of Qwen3."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "vocab_size": vocab,
+        "vocab_size": 151936 if hidden < 3584 else 152064,
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -53,6 +54,7 @@ def _size(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int,
         "tie_word_embeddings": tied,
         "use_sliding_window": False,
         "attention_dropout": 0.0,
+        **own,
     }
 
 
@@ -61,8 +63,8 @@ class Qwen2ForCausalLM(CausalLM):
 
     make_layer = DecoderLayer
     presets: ClassVar = {
-        "0.5B": _size(896, 4864, 24, 14, 2, 151936, True),
-        "1.5B": _size(1536, 8960, 28, 12, 2, 151936, True),
-        "3B": _size(2048, 11008, 36, 16, 2, 151936, True),
-        "7B": _size(3584, 18944, 28, 28, 4, 152064, False),
+        "0.5B": size(896, 4864, 24, 14, 2, True),
+        "1.5B": size(1536, 8960, 28, 12, 2, True),
+        "3B": size(2048, 11008, 36, 16, 2, True),
+        "7B": size(3584, 18944, 28, 28, 4, False),
     }

@@ -12,6 +12,7 @@ from genesis import Tensor, nn
 from genesis_models import blocks
 from genesis_models.blocks import CausalLM, Context, PreNormLayer
 from genesis_models.config import ModelConfig, Reader, family
+from genesis_models.qwen2 import size
 
 
 @family("qwen3", "Qwen3 without experts")
@@ -51,27 +52,14 @@ class DecoderLayer(PreNormLayer):
     make_attention = Attention
 
 
-def _size(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 40960,
-        "initializer_range": 0.02,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": tied,
-        "use_sliding_window": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-    }
+OWN = {  # beside the keys of Qwen2
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "attention_bias": False,
+}
 
 
 class Qwen3ForCausalLM(CausalLM):
@@ -79,8 +67,8 @@ class Qwen3ForCausalLM(CausalLM):
 
     make_layer = DecoderLayer
     presets: ClassVar = {
-        "qwen3-0.6B": _size(1024, 3072, 28, 16, True),
-        "qwen3-1.7B": _size(2048, 6144, 28, 16, True),
-        "qwen3-4B": _size(2560, 9728, 36, 32, True),
-        "qwen3-8B": _size(4096, 12288, 36, 32, False),
+        "qwen3-0.6B": size(1024, 3072, 28, 16, 8, True, **OWN),
+        "qwen3-1.7B": size(2048, 6144, 28, 16, 8, True, **OWN),
+        "qwen3-4B": size(2560, 9728, 36, 32, 8, True, **OWN),
+        "qwen3-8B": size(4096, 12288, 36, 32, 8, False, **OWN),
     }

@@ -18,16 +18,7 @@ from genesis.files.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.files.hub import hub_name, local_path, pull_advice
 from genesis.files.paths import exists, is_folder, list_folder, quote, safe_join
 from genesis.files.trust import check_owner
-from genesis_models.adapters import (
-    ADAPTER_CONFIG,
-    AdapterConfig,
-    Base,
-    base_of,
-    check_same_base,
-    is_adapter,
-    read_adapter,
-    read_base,
-)
+from genesis_models import adapters
 
 _NEXT = "name the folder of its base model: --base FOLDER"
 CONFIG, RESOLVED = "config.json", "config.resolved.yaml"
@@ -50,8 +41,8 @@ class ModelSource:
 
     folder: Path
     adapter: Path | None = None
-    config: AdapterConfig | None = None
-    base: Base | None = None
+    config: adapters.AdapterConfig | None = None
+    base: adapters.Base | None = None
 
     @property
     def folders(self) -> Iterator[Path]:
@@ -92,7 +83,7 @@ def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | Non
             what = f"{escape(path)} is a model, not an adapter, and has no base"
             raise ModelError(what, next="leave --base out, or name an adapter")
         return ModelSource(Path(path))
-    config, known = read_adapter(path), read_base(path)
+    config, known = adapters.read_adapter(path), adapters.read_base(path)
     folder = _named_base(Path(path), config) if base is None else Path(local_path(base))
     if _is_adapter_alone(folder):
         what = f"the base of the adapter in {escape(path)} would be {escape(folder)}, which is an adapter, too"
@@ -100,7 +91,7 @@ def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | Non
         raise ModelError(what, next=next)
     check_model_folder(folder)
     if known is not None:
-        check_same_base(base_of(folder, known), known, escape(path))
+        adapters.check_same_base(adapters.base_of(folder, known), known, escape(path))
     return ModelSource(folder, Path(path), config, known)
 
 
@@ -108,15 +99,15 @@ def _is_adapter_alone(path: str | os.PathLike[str]) -> bool:
     """Whether a folder holds an adapter and no whole model, which would go before it."""
     folder = Path(path)
     with boundary(ModelError, "looking for the model", folder):
-        if not is_folder(folder) or not is_adapter(folder):
+        if not is_folder(folder) or not adapters.is_adapter(folder):
             return False
         has_weights = exists(folder / WEIGHTS_NAME) or exists(folder / INDEX_NAME)
         return not (has_weights and exists(folder / "config.json"))
 
 
-def _named_base(adapter: Path, config: AdapterConfig) -> Path:
+def _named_base(adapter: Path, config: adapters.AdapterConfig) -> Path:
     """The folder of the base that an adapter names. Raises: ModelError."""
-    where = escape(adapter / ADAPTER_CONFIG)
+    where = escape(adapter / adapters.ADAPTER_CONFIG)
     if not config.base:
         raise ModelError(f"the adapter in {escape(adapter)} names no base model", where=where, next=_NEXT)
     named, shown = Path(config.base), config.base
@@ -140,7 +131,7 @@ def _named_base(adapter: Path, config: AdapterConfig) -> Path:
 def saved_model(path: str | os.PathLike[str]) -> Path:
     """The folder `path` itself, or the newest complete checkpoint of a run that has no final model yet."""
     folder = Path(local_path(path))
-    has_weights = any(exists(folder / name) for name in (WEIGHTS_NAME, INDEX_NAME, ADAPTER_CONFIG))
+    has_weights = any(exists(folder / name) for name in (WEIGHTS_NAME, INDEX_NAME, adapters.ADAPTER_CONFIG))
     return folder if has_weights else newest_checkpoint(folder) or folder
 
 
@@ -228,8 +219,8 @@ def _pickle(where: str) -> ModelError:
 def _other_contents(folder: Path, names: list[str]) -> Iterator[ModelError]:
     """What a folder holds that is not a model's, as errors, the surest first."""
     where = escape(folder)
-    if ADAPTER_CONFIG in names:
-        base = read_json(safe_join(folder, ADAPTER_CONFIG, where=where)).get("base_model_name_or_path")
+    if adapters.ADAPTER_CONFIG in names:
+        base = read_json(safe_join(folder, adapters.ADAPTER_CONFIG, where=where)).get("base_model_name_or_path")
         of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
         next = "name its base, or merge the two: genesis export --merge; a run trains it further with init_from"
         yield ModelError(f"{where} is a PEFT adapter{of}, and a whole model is needed here", next=next)
