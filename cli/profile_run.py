@@ -143,12 +143,12 @@ def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
     """Write all files; a line for each."""
     from genesis.backend import CPU
     from genesis.files.atomic import write_file
-    from genesis.measure.run_tables import stacks_of
+    from genesis.measure.averages import stacks
     from genesis.measure.svg import flame_graph
     from genesis.measure.trace import chrome_trace, collapsed
 
     main = found.recorded[0]
-    stacks = stacks_of(main, found.device != CPU)
+    parts = stacks(main.steps, found.device != CPU)
     steps = {f"{r.mode} step {i}": step for r in found.recorded for i, step in enumerate(r.steps, 1)}
     steps["step with its memory"] = found.memory_step
     title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
@@ -157,8 +157,8 @@ def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
             chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()]),
             "every op and kernel, and memory, for ui.perfetto.dev",
         ),
-        "stacks.txt": (collapsed(stacks), f"collapsed stacks of the {main.mode} step, in microseconds"),
-        "flamegraph.svg": (flame_graph(stacks, title), "the same, drawn"),
+        "stacks.txt": (collapsed(parts), f"collapsed stacks of the {main.mode} step, in microseconds"),
+        "flamegraph.svg": (flame_graph(parts, title), "the same, drawn"),
         "report.json": (report.to_json(), "all figures"),
     }
     yield ""

@@ -11,21 +11,21 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from statistics import fmean
-from types import FrameType, TracebackType
-from typing import Any, overload
+from types import FrameType
+from typing import Any
 
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import UsageError
 from genesis.files.atomic import write_file
 from genesis.keywords import check_calls
-from genesis.measure.averages import EventList, Grouping, averages, metric_of, stacks
+from genesis.measure.averages import EventList, averages, metric_of, stacks
 from genesis.measure.limits import wait_for
 from genesis.measure.recorder import Recorder, recorders
 from genesis.measure.session import Recording, Session
@@ -118,11 +118,9 @@ class record_function(ContextDecorator):  # noqa: N801  torch's name
             self._range.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._range is not None:
-            self._range.__exit__(kind, value, trace)
+            self._range.__exit__(*error)
 
 
 def _cuda_in_use() -> bool:
@@ -137,47 +135,45 @@ def _refuse_in_capture(what: str) -> None:
         backend.refuse_in_capture(what)
 
 
+@dataclass(eq=False)
 class Profiler:
-    """A profile of the block that it is entered for; see `profile`.
+    """A profile of the block that it is entered for; `profile` says what its settings mean.
 
     Attributes:
         step_num: the step that runs, from 0.
     """
 
-    def __init__(
-        self,
-        activities: Iterable[ProfilerActivity] | None,
-        schedule: Schedule | None,
-        on_trace_ready: Callable[[Any], object] | None,
-        profile_memory: bool,
-        with_stack: bool,
-        with_flops: bool,
-        with_modules: bool,
-        acc_events: bool,
-    ) -> None:
-        self._activities = None if activities is None else set(activities)
-        if unknown := (self._activities or set()) - set(ProfilerActivity):
-            raise UsageError(f"{unknown.pop()!r} is no activity", next="use ProfilerActivity.CPU or .CUDA")
-        self._schedule, self._on_trace_ready = schedule, on_trace_ready
-        self._has_memory, self._has_lines, self._has_flops = profile_memory, with_stack, with_flops
-        self._has_modules, self._accumulates = with_modules, acc_events
-        self.step_num, self._action = 0, ProfilerAction.NONE
-        self._watch = ExitStack()
-        self._session: Session | None = None
-        self._outermost: FrameType | None = None
-        self._is_recording, self._thread, self._step_began = False, 0, 0.0
-        self._recordings: list[Recording] = []
-        self._steps: list[tuple[str, float, float]] = []
+    activities: Iterable[ProfilerActivity] | None
+    schedule: Schedule | None
+    on_trace_ready: Callable[[Profiler], object] | None
+    profile_memory: bool
+    with_stack: bool
+    with_flops: bool
+    with_modules: bool
+    acc_events: bool
+    step_num: int = field(default=0, init=False)
+    _action: ProfilerAction = field(default=ProfilerAction.NONE, init=False)
+    _watch: ExitStack = field(default_factory=ExitStack, init=False)
+    _session: Session | None = field(default=None, init=False)
+    _outermost: FrameType | None = field(default=None, init=False)
+    _is_recording: bool = field(default=False, init=False)
+    _step_began: float = field(default=0.0, init=False)
+    _recordings: list[Recording] = field(default_factory=list, init=False)
+    _steps: list[tuple[str, float, float]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.activities = None if self.activities is None else list(self.activities)
+        for each in self.activities or ():
+            if not isinstance(each, ProfilerActivity):
+                raise UsageError(f"{each!r} is no activity", next="use ProfilerActivity.CPU or .CUDA")
 
     # --- Steps --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Profiler:
-        self._start(2)
+        self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -187,15 +183,12 @@ class Profiler:
             UsageError: a profile runs already.
             DeviceError: a CUDA graph is being captured.
         """
-        self._start(2)
-
-    def _start(self, depth: int) -> None:
         if _running:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
         _refuse_in_capture("a profile was started")
-        self.step_num, self._thread = 0, threading.get_ident()
-        self._recordings, self._steps = [], []
-        self._outermost = sys._getframe(depth)
+        self.step_num, self._recordings, self._steps = 0, [], []
+        caller: Any = sys._getframe(1)
+        self._outermost = caller.f_back if caller.f_code is Profiler.__enter__.__code__ else caller
         _running.append(self)
         try:
             self._enter(self._action_of(0))
@@ -214,12 +207,9 @@ class Profiler:
             raise UsageError("step() of a profile that does not run", next="call it inside the block")
         _refuse_in_capture("a profile went to its next step")
         action, before = self._action_of(self.step_num + 1), self._action
-        if self._is_recording:
-            now = time.perf_counter()
-            self._steps.append((f"ProfilerStep#{self.step_num}", self._step_began, now))
-            self._step_began = now
+        self._end_step()
         self.step_num += 1
-        if before is ProfilerAction.RECORD_AND_SAVE or (self._is_recording and action not in _RECORDS):
+        if before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDS:
             self._save()
         self._enter(action)
 
@@ -228,11 +218,15 @@ class Profiler:
         if self not in _running:
             return
         try:
-            if self._is_recording:
-                self._steps.append((f"ProfilerStep#{self.step_num}", self._step_began, time.perf_counter()))
-                self._save()
+            self._end_step()
+            self._save()
         finally:
             self._end()
+
+    def _end_step(self) -> None:
+        if self._is_recording:
+            began, self._step_began = self._step_began, time.perf_counter()
+            self._steps.append((f"ProfilerStep#{self.step_num}", began, self._step_began))
 
     def _end(self) -> None:
         _running.remove(self)
@@ -240,7 +234,7 @@ class Profiler:
         self._watch.close()
 
     def _action_of(self, step: int) -> ProfilerAction:
-        action = ProfilerAction.RECORD if self._schedule is None else self._schedule(step)
+        action = ProfilerAction.RECORD if self.schedule is None else self.schedule(step)
         if not isinstance(action, ProfilerAction):
             raise UsageError(f"the schedule gives {action!r} for step {step}", next="return a ProfilerAction")
         return action
@@ -261,23 +255,21 @@ class Profiler:
     def _new_session(self) -> Session:
         from genesis import cuda
 
-        on_gpu = _cuda_in_use() if self._activities is None else ProfilerActivity.CUDA in self._activities
+        on_gpu = _cuda_in_use() if self.activities is None else ProfilerActivity.CUDA in self.activities
         device = Device("cuda") if on_gpu and cuda.is_available() else CPU
-        memory = dict.fromkeys([CPU, device]) if self._has_memory else ()
-        recorder = Recorder(ambient="", has_lines=self._has_lines, has_flops=self._has_flops)
+        recorder = Recorder(ambient="", has_lines=self.with_stack, has_flops=self.with_flops)
         recorder.outermost = self._outermost
-        return Session(recorder, device, list(memory))
+        return Session(recorder, device, list(dict.fromkeys([CPU, device])) if self.profile_memory else [])
 
     def _save(self) -> None:
-        assert self._session is not None
-        self._is_recording = False
-        recording = self._session.end()
-        if not self._accumulates:
-            self._recordings = []
-            self._steps = [step for step in self._steps if step[1] >= recording.start]
+        if not self._is_recording or self._session is None:
+            return
+        self._is_recording, recording = False, self._session.end()
+        if not self.acc_events:
+            self._recordings, self._steps = [], [step for step in self._steps if step[1] >= recording.start]
         self._recordings.append(recording)
-        if self._on_trace_ready is not None:
-            self._on_trace_ready(self)
+        if self.on_trace_ready is not None:
+            self.on_trace_ready(self)
 
     # --- Results ------------------------------------------------------------------------------------------------------
 
@@ -297,8 +289,7 @@ class Profiler:
         Raises:
             UsageError: nothing was recorded.
         """
-        by = Grouping(self._has_modules, group_by_input_shape, group_by_stack_n)
-        return averages(self._recorded(), self._thread, by)
+        return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
         """Write stacks, outermost first, with microseconds: the format of flamegraph.pl.
@@ -318,7 +309,7 @@ class Profiler:
 
     def _stacks(self, metric: str) -> dict[tuple[str, ...], float]:
         on_gpu = metric_of(metric, STACK_METRICS) == STACK_METRICS[1]
-        return stacks(self._recorded(), self._thread, on_gpu)
+        return stacks(self._recorded(), on_gpu)
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for ui.perfetto.dev, compressed if the name ends with ".gz".
@@ -331,21 +322,6 @@ class Profiler:
         write_file(Path(path), gzip.compress(content) if os.fspath(path).endswith(".gz") else content)
 
 
-@overload
-def profile(description: str, run: Callable[[], object], num_warmups: int = 1, with_stack: bool = False) -> str: ...
-@overload
-def profile(
-    *,
-    with_stack: bool = False,
-    activities: Iterable[ProfilerActivity] | None = None,
-    schedule: Schedule | None = None,
-    on_trace_ready: Callable[[Any], object] | None = None,
-    record_shapes: bool = False,
-    profile_memory: bool = False,
-    with_flops: bool = False,
-    with_modules: bool = False,
-    acc_events: bool = False,
-) -> Profiler: ...
 def profile(
     description: str | None = None,
     run: Callable[[], object] | None = None,
@@ -360,12 +336,11 @@ def profile(
     with_flops: bool = False,
     with_modules: bool = False,
     acc_events: bool = False,
-) -> Profiler | str:
+) -> Any:
     """The profile of a function as a table, or a profile of the block that it is entered for.
 
-    `profile("gelu", run)` returns the ten rows with the longest time; with stacks it writes
-    `var/stacks_gelu.txt` and `var/stacks_gelu.svg`. `with profile() as p: …` has `p.step()`, `p.key_averages()`,
-    `p.export_chrome_trace(path)` and `p.export_stacks(path)`.
+    `profile("gelu", run)` returns the ten rows with the longest time, as text; with stacks it writes
+    `var/stacks_gelu.txt` and `var/stacks_gelu.svg`. `with profile() as p: …` gives a `Profiler`.
 
     Args:
         description: what the function is called.

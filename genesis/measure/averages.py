@@ -1,4 +1,4 @@
-"""Recordings of a user's code by name: the table that `torch.profiler` calls key averages, and its stacks.
+"""Recordings of a user's code by name: the table that `torch.profiler` calls key averages; and stacks of recordings.
 
 A row's own times and those of all other rows add up to the whole: what no op or range explains is a row of its own.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from genesis.errors import UsageError, nearest
-from genesis.measure.record import Column, aligned, format_seconds, table
-from genesis.measure.recorder import OUTSIDE, Frame, by_thread, leaves
+from genesis.measure.record import Column, Unit, aligned, format_seconds, table
+from genesis.measure.recorder import OUTSIDE, Frame, aggregated, divided
 from genesis.measure.session import Recording
 from genesis.shapes import Shape
 
@@ -29,16 +29,13 @@ class RowKey(NamedTuple):
 
 @dataclass
 class Average:
-    """All events of one name; times are microseconds. Names of attributes with cuda for device exist too.
+    """All events of one name; times are microseconds. Each attribute of a device has a second name, with cuda.
 
     Attributes:
         key: name of the op, or of the range; what is in brackets is neither.
-        count: events.
-        cpu_time_total, device_time_total: of the events, with what is inside of them.
-        self_cpu_time_total, self_device_time_total: without it.
+        cpu_time_total, device_time_total: with what is inside of the events; self_… without it.
         cpu_memory_usage, device_memory_usage: bytes taken less bytes given back; self_… without what is inside.
-        input_shapes: of the events, where rows are grouped by them.
-        stack: Python calls that led to them, innermost first, where rows are grouped by them.
+        input_shapes, stack: where rows are grouped by them; calls of Python, innermost first.
         flops: of all events, where they were counted.
     """
 
@@ -56,20 +53,18 @@ class Average:
     stack: list[str] = field(default_factory=list)
     flops: float = 0.0
 
-    @property
-    def cpu_time(self) -> float:
-        """Mean time of an event."""
-        return self.cpu_time_total / max(self.count, 1)
-
-    @property
-    def device_time(self) -> float:
-        """Mean time of an event on the GPU."""
-        return self.device_time_total / max(self.count, 1)
-
     def __getattr__(self, name: str) -> float:
         if "cuda" in name:
             return getattr(self, name.replace("cuda", "device"))  # type: ignore[no-any-return]
+        if name in ("cpu_time", "device_time"):  # of one event
+            return getattr(self, f"{name}_total") / max(self.count, 1)  # type: ignore[no-any-return]
         raise AttributeError(name)
+
+    def add(self, what: str, amount: float, is_own: bool) -> None:
+        """Add to the total of events, and to what is theirs alone."""
+        setattr(self, what, getattr(self, what) + amount)
+        if is_own:
+            setattr(self, f"self_{what}", getattr(self, f"self_{what}") + amount)
 
 
 METRICS = (
@@ -90,17 +85,11 @@ def metric_of(name: str, known: Sequence[str] = METRICS) -> str:
 
 
 class EventList(list[Average]):
-    """Rows, in the order of their first events.
-
-    Attributes:
-        has_memory: whether memory was followed.
-    """
-
-    has_memory = False
+    """Rows, in the order of their first events."""
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Microseconds of the whole, of all threads together."""
+        """Microseconds of the whole."""
         return sum(row.self_cpu_time_total for row in self)
 
     def table(
@@ -129,91 +118,46 @@ class EventList(list[Average]):
             metric = metric_of(sort_by)
             rows.sort(key=lambda row: (getattr(row, metric), row.cpu_time_total), reverse=True)
         host, device = self.self_cpu_time_total, sum(row.self_device_time_total for row in self)
-        columns = _columns(host, device, self.has_memory)
-        shown = table("averages", "", columns, rows[: None if row_limit < 0 else row_limit])
-        for key, width in (
-            ("key", max_name_column_width),
-            ("shapes", max_shapes_column_width),
-            ("source", max_src_column_width),
-        ):
-            for row in shown.rows:
+        shown = table("averages", "", _columns(host, device), rows[: None if row_limit < 0 else row_limit])
+        widths = {"key": max_name_column_width, "input_shapes": max_shapes_column_width, "stack": max_src_column_width}
+        for row in shown.rows:
+            for key, width in widths.items():
                 text = str(row[key] or "")
                 if width is not None and len(text) > width:
                     row[key] = text[: max(0, width - 3)] + "..."
         lines = list(aligned(shown))
         rule = "-" * max(map(len, lines), default=0)
         sums = [f"Self CPU time total: {format_seconds(host * 1e-6)}"]
-        if device:
-            sums.append(f"Self CUDA time total: {format_seconds(device * 1e-6)}")
+        sums += [f"Self CUDA time total: {format_seconds(device * 1e-6)}"] if device else []
         return "\n".join([*([header] if header else []), rule, *lines[:1], rule, *lines[1:], rule, *sums, ""])
 
 
-def _columns(host: float, device: float, has_memory: bool) -> list[Column]:
-    """The table's columns; `host` and `device` are the sums of all rows."""
-    found = [
-        Column("key", "Name", "text", "Op or range.", lambda row: row.key),
-        Column("self_cpu_share", "Self CPU %", "share", "Of the whole.",
-               lambda row: row.self_cpu_time_total / host if host else None),
-        Column("self_cpu", "Self CPU", "s", "On the host, without inner events.",
-               lambda row: row.self_cpu_time_total * 1e-6),
-        Column("cpu_share", "CPU total %", "share", "Of the whole.",
-               lambda row: row.cpu_time_total / host if host else None),
-        Column("cpu", "CPU total", "s", "On the host.", lambda row: row.cpu_time_total * 1e-6),
-        Column("cpu_average", "CPU time avg", "s", "On the host, an event.", lambda row: row.cpu_time * 1e-6),
-    ]  # fmt: skip
-    if device:
-        found += [
-            Column("self_cuda", "Self CUDA", "s", "Kernels.", lambda row: row.self_device_time_total * 1e-6),
-            Column("self_cuda_share", "Self CUDA %", "share", "Of all kernels.",
-                   lambda row: row.self_device_time_total / device),
-            Column("cuda", "CUDA total", "s", "With inner events.", lambda row: row.device_time_total * 1e-6),
-            Column("cuda_average", "CUDA time avg", "s", "An event.", lambda row: row.device_time * 1e-6),
-        ]  # fmt: skip
-    if has_memory:
-        found += [
-            Column("cpu_memory", "CPU Mem", "bytes", "Taken.", lambda row: row.cpu_memory_usage),
-            Column("self_cpu_memory", "Self CPU Mem", "bytes", "Taken.", lambda row: row.self_cpu_memory_usage),
-            Column("cuda_memory", "CUDA Mem", "bytes", "Taken.", lambda row: row.device_memory_usage or None),
-            Column("self_cuda_memory", "Self CUDA Mem", "bytes", "Taken.",
-                   lambda row: row.self_device_memory_usage or None),
-        ]  # fmt: skip
+def _columns(host: float, device: float) -> list[Column]:
+    """The table's columns; what no row has is left out. `host` and `device` are the sums of all rows."""
+
+    def column(title: str, metric: str, unit: Unit, scale: float = 1.0) -> Column:
+        return Column(title, title, unit, metric, lambda row: getattr(row, metric) * scale or None)
+
     return [
-        *found,
-        Column("count", "# of Calls", "count", "Events.", lambda row: row.count),
-        Column("shapes", "Input Shapes", "text", "Of the op.", lambda row: str(row.input_shapes or "")),
-        Column("source", "Source Location", "text", "Innermost call.", lambda row: "; ".join(row.stack)),
-        Column("flops", "Total FLOPs", "FLOP", "Counted, not measured.", lambda row: row.flops or None),
+        Column("key", "Name", "text", "Op or range.", lambda row: row.key),
+        column("Self CPU %", "self_cpu_time_total", "share", 1 / (host or 1)),
+        column("Self CPU", "self_cpu_time_total", "s", 1e-6),
+        column("CPU total %", "cpu_time_total", "share", 1 / (host or 1)),
+        column("CPU total", "cpu_time_total", "s", 1e-6),
+        column("CPU time avg", "cpu_time", "s", 1e-6),
+        column("Self CUDA", "self_device_time_total", "s", 1e-6),
+        column("Self CUDA %", "self_device_time_total", "share", 1 / (device or 1)),
+        column("CUDA total", "device_time_total", "s", 1e-6),
+        column("CUDA time avg", "device_time", "s", 1e-6),
+        column("CPU Mem", "cpu_memory_usage", "bytes"),
+        column("Self CPU Mem", "self_cpu_memory_usage", "bytes"),
+        column("CUDA Mem", "device_memory_usage", "bytes"),
+        column("Self CUDA Mem", "self_device_memory_usage", "bytes"),
+        column("# of Calls", "count", "count"),
+        Column("input_shapes", "Input Shapes", "text", "Of the op.", lambda row: str(row.input_shapes or "")),
+        Column("stack", "Source Location", "text", "Innermost calls.", lambda row: "; ".join(row.stack)),
+        column("Total FLOPs", "flops", "FLOP"),
     ]
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """How events become rows.
-
-    Attributes:
-        has_modules: whether modules have rows.
-        by_shapes: whether the shapes of inputs tell rows apart.
-        stack: so many of the innermost Python calls tell rows apart.
-    """
-
-    has_modules: bool = False
-    by_shapes: bool = False
-    stack: int = 0
-
-    def shown(self, frame: Frame) -> bool:
-        """Whether a frame is an event; an op that raised is none."""
-        return frame.end > 0 and (frame.level != "module" or self.has_modules)
-
-    def events(self, frame: Frame | None) -> Iterator[Frame]:
-        """A frame and those around it that are events, innermost first."""
-        while frame is not None:
-            if self.shown(frame) and frame.name:
-                yield frame
-            frame = frame.parent
-
-    def key(self, frame: Frame) -> RowKey:
-        """The row of an event."""
-        return RowKey(frame.name, frame.shapes[0] if self.by_shapes else (), frame.lines[: self.stack])
 
 
 class _Rows(dict[RowKey, Average]):
@@ -222,82 +166,72 @@ class _Rows(dict[RowKey, Average]):
         self[key] = row
         return row
 
+    def add(self, keys: Sequence[RowKey], what: str, amount: float) -> None:
+        """Add to the innermost event of these, and to the totals of those around it."""
+        for key in dict.fromkeys(keys):
+            self[key].add(what, amount, key == keys[0])
 
-def averages(recordings: Sequence[Recording], thread: int, by: Grouping) -> EventList:
-    """The events of recordings by name; `thread` is the one whose whole time counts, of others their events."""
+
+def averages(
+    recordings: Sequence[Recording], has_modules: bool = False, by_shapes: bool = False, by_stack: int = 0
+) -> EventList:
+    """The events of recordings by name.
+
+    Args:
+        has_modules: whether modules are events.
+        by_shapes: whether the shapes of inputs tell rows apart.
+        by_stack: so many of the innermost Python calls tell rows apart.
+    """
     rows = _Rows()
+
+    def keys(frame: Frame | None) -> Iterator[RowKey]:
+        """The rows of a frame and those around it, innermost first; an op that raised is no event."""
+        while frame is not None:
+            if frame.end > 0 and (frame.level != "module" or has_modules):
+                yield RowKey(frame.name, frame.shapes[0] if by_shapes else (), frame.lines[:by_stack])
+            frame = frame.parent
+
     for recording in recordings:
         for frame in sorted(recording.frames, key=lambda frame: frame.start):
-            if by.shown(frame):
-                row, key = rows[by.key(frame)], by.key(frame)
-                row.count += 1
-                row.flops += frame.flops
-                if all(by.key(each) != key for each in by.events(frame.parent)):
-                    row.cpu_time_total += (frame.end - frame.start) * 1e6
-        _add_own_times(rows, recording, thread, by)
-        _add_kernels(rows, recording, by)
-        _add_memory(rows, recording, by)
-    found = EventList(rows.values())
-    found.has_memory = any(recording.tracks for recording in recordings)
-    return found
+            key, *around = keys(frame) if frame.level != "module" or has_modules else [None]
+            if key is not None:
+                rows[key].count += 1
+                rows[key].flops += frame.flops
+                if key not in around:
+                    rows[key].cpu_time_total += (frame.end - frame.start) * 1e6
+        rows[RowKey(OUTSIDE)].count += 1
+        for innermost, seconds in divided(recording.frames, recording.start, recording.end).items():
+            key = next(keys(innermost), RowKey(OUTSIDE))
+            rows[key].self_cpu_time_total += seconds * 1e6
+            rows[key].cpu_time_total += seconds * 1e6 * (key.name == OUTSIDE)
+        for kernel in recording.kernels:
+            events = list(keys(kernel.frame))
+            if kernel.frame is None or kernel.frame.level != "op":  # a copy or a graph of no op
+                events.insert(0, RowKey(kernel.op))
+                rows[events[0]].count += kernel.op != OUTSIDE
+            rows.add(events, "device_time_total", (kernel.end - kernel.start) * 1e6)
+        for track in recording.tracks:
+            what = "cpu_memory_usage" if track.device == "cpu" else "device_memory_usage"
+            for change in track.changes:
+                rows.add(list(keys(change.frame)) or [RowKey(OUTSIDE)], what, change.nbytes)
+    return EventList(rows.values())
 
 
-def _add_own_times(rows: _Rows, recording: Recording, thread: int, by: Grouping) -> None:
-    outside = recording.seconds
-    for number, frames in by_thread(recording.frames).items():
-        for piece in leaves(frames):
-            seconds = piece.end - piece.start
-            event = next(by.events(piece.frame), None)
-            if event is not None:
-                rows[by.key(event)].self_cpu_time_total += seconds * 1e6
-                outside -= seconds if number == thread else 0.0
-            elif number != thread:
-                outside += seconds
-    row = rows[RowKey(OUTSIDE)]
-    row.count += 1
-    row.self_cpu_time_total += max(outside, 0.0) * 1e6
-    row.cpu_time_total += max(outside, 0.0) * 1e6
+def stacks(recordings: Sequence[Recording], on_gpu: bool) -> dict[Stack, float]:
+    """Seconds of a mean recording by stack, outermost first, of the host or of kernels, which the op ends.
 
-
-def _add_kernels(rows: _Rows, recording: Recording, by: Grouping) -> None:
-    for kernel in recording.kernels:
-        seconds = kernel.end - kernel.start
-        events = list(by.events(kernel.frame))
-        keys = [by.key(event) for event in events]
-        if kernel.frame is None or kernel.frame.level != "op":
-            keys.insert(0, RowKey(kernel.op))
-            rows[keys[0]].count += kernel.op != OUTSIDE
-        rows[keys[0]].self_device_time_total += seconds * 1e6
-        for key in dict.fromkeys(keys):
-            rows[key].device_time_total += seconds * 1e6
-
-
-def _add_memory(rows: _Rows, recording: Recording, by: Grouping) -> None:
-    for track in recording.tracks:
-        name = "cpu_memory_usage" if track.device == "cpu" else "device_memory_usage"
-        for change in track.changes:
-            keys = [by.key(event) for event in by.events(change.frame)] or [RowKey(OUTSIDE)]
-            own = f"self_{name}"
-            setattr(rows[keys[0]], own, getattr(rows[keys[0]], own) + change.nbytes)
-            for key in dict.fromkeys(keys):
-                setattr(rows[key], name, getattr(rows[key], name) + change.nbytes)
-
-
-def stacks(recordings: Sequence[Recording], thread: int, on_gpu: bool) -> dict[Stack, float]:
-    """Seconds by stack, outermost first: Python calls where they were noted, else ranges and modules; then the op."""
+    Before it stand the Python calls that led to it, where they were noted, else phases, ranges and modules, of which
+    layers count together.
+    """
     found: dict[Stack, float] = defaultdict(float)
     for recording in recordings:
         if on_gpu:
-            for kernel in recording.kernels:
+            for kernel in (kernel for kernel in recording.kernels if not kernel.is_concurrent):
                 found[(*_stack(kernel.frame, kernel.op), kernel.name)] += kernel.end - kernel.start
-            continue
-        outside = recording.seconds
-        for number, frames in by_thread(recording.frames).items():
-            for piece in leaves(frames):
-                found[_stack(piece.frame, OUTSIDE)] += piece.end - piece.start
-                outside -= piece.end - piece.start if number == thread else 0.0
-        found[OUTSIDE,] += max(outside, 0.0)
-    return dict(found)
+        else:
+            for frame, seconds in divided(recording.frames, recording.start, recording.end).items():
+                found[_stack(frame, OUTSIDE)] += seconds
+    return {stack: seconds / len(recordings) for stack, seconds in found.items()}
 
 
 def _stack(frame: Frame | None, op: str) -> Stack:
@@ -308,7 +242,9 @@ def _stack(frame: Frame | None, op: str) -> Stack:
         frame = frame.parent
     names: list[str] = []
     while frame is not None:
-        if frame.name:
-            names.append(frame.name)
-        frame = frame.parent
+        around = frame.parent
+        is_inner = frame.level == "module" and around is not None and around.level == "module"
+        name = frame.name.removeprefix(f"{around.name}.") if is_inner and around is not None else frame.name
+        names += [aggregated(name)] if name else []
+        frame = around
     return (*reversed(names), op)

@@ -62,19 +62,6 @@ class Frame:
     lines: tuple[str, ...] = ()
     flops: float = 0.0
 
-    @property
-    def key(self) -> Key:
-        """What its own time counts for."""
-        return Key(self.phase, self.module, self.name if self.level == "op" else OUTSIDE)
-
-
-class Key(NamedTuple):
-    """What time counts for."""
-
-    phase: str
-    module: str
-    op: str
-
 
 class Ranges(Protocol):
     """Where frames are shown to another profiler: ranges of a thread that nest."""
@@ -151,7 +138,7 @@ class Recorder:
             frames += [frame for frame in open_ if frame.level != "op"]  # an open op has raised
             again: list[Frame] = []
             for frame in list(open_):
-                frame.end = now
+                frame.end = 0.0 if frame.level == "op" else now
                 again.append(replace(frame, start=now, parent=again[-1] if again else None))
             self._open[thread] = again
         return frames
@@ -347,14 +334,6 @@ class Piece(NamedTuple):
     frame: Frame
 
 
-def by_thread(frames: Iterable[Frame]) -> dict[int, list[Frame]]:
-    """The frames of each thread."""
-    found: dict[int, list[Frame]] = defaultdict(list)
-    for frame in frames:
-        found[frame.thread].append(frame)
-    return found
-
-
 def leaves(frames: Iterable[Frame]) -> Iterator[Piece]:
     """The innermost frame at each moment of one thread, in order."""
     open_: list[Frame] = []
@@ -377,10 +356,16 @@ def leaves(frames: Iterable[Frame]) -> Iterator[Piece]:
     yield from closed(float("inf"))
 
 
-def divided(frames: Sequence[Frame], start: float, end: float) -> dict[Key, float]:
-    """Seconds between `start` and `end` by what they count for; they add up to `end - start`."""
-    pieces = heapq.merge(*(leaves(own) for own in by_thread(frames).values()), key=lambda piece: piece.start)
-    shares: dict[Key, float] = defaultdict(float)
+def divided(frames: Sequence[Frame], start: float, end: float) -> dict[Frame | None, float]:
+    """Seconds between `start` and `end` by the innermost frame, None where there is none; they add up to all.
+
+    Of threads that work at the same time each has an equal part; ops go before what is no op.
+    """
+    threads: dict[int, list[Frame]] = defaultdict(list)
+    for frame in frames:
+        threads[frame.thread].append(frame)
+    pieces = heapq.merge(*map(leaves, threads.values()), key=lambda piece: piece.start)
+    shares: dict[Frame | None, float] = defaultdict(float)
     active: list[Piece] = []
     at = start
     for piece in itertools.chain(pieces, [None]):
@@ -391,14 +376,36 @@ def divided(frames: Sequence[Frame], start: float, end: float) -> dict[Key, floa
     return dict(shares)
 
 
-def _share(shares: dict[Key, float], active: list[Piece], at: float, until: float) -> float:
+class Key(NamedTuple):
+    """What tables divide time by."""
+
+    phase: str
+    module: str
+    op: str
+
+
+NOTHING = Key("idle", IDLE, IDLE)
+
+
+def by_key(frames: Sequence[Frame], start: float, end: float) -> dict[Key, float]:
+    """`divided` by phase, module and op."""
+    found: dict[Key, float] = defaultdict(float)
+    for frame, seconds in divided(frames, start, end).items():
+        if frame is None:
+            found[NOTHING] += seconds
+        else:
+            found[Key(frame.phase, frame.module, frame.name if frame.level == "op" else OUTSIDE)] += seconds
+    return dict(found)
+
+
+def _share(shares: dict[Frame | None, float], active: list[Piece], at: float, until: float) -> float:
     """Give the time from `at` to `until` to the active pieces, which are taken out where they end."""
     while at < until:
         active[:] = [piece for piece in active if piece.end > at]
         next_ = min([until, *(piece.end for piece in active)])
         ops = [piece for piece in active if piece.frame.level == "op"]
-        chosen = [piece.frame.key for piece in ops or active] or [Key("idle", IDLE, IDLE)]
-        for key in chosen:
-            shares[key] += (next_ - at) / len(chosen)
+        chosen: list[Frame | None] = [piece.frame for piece in ops or active] or [None]
+        for frame in chosen:
+            shares[frame] += (next_ - at) / len(chosen)
         at = next_
     return max(at, until)

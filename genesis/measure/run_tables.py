@@ -8,18 +8,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from genesis.measure.marks import Kernel
 from genesis.measure.memory import Timeline
 from genesis.measure.record import Column, Table, format_seconds, format_share, table
-from genesis.measure.recorder import IDLE, OUTSIDE, Key, aggregated, by_thread, divided, leaves
+from genesis.measure.recorder import NOTHING, OUTSIDE, Key, aggregated, by_key
 from genesis.measure.run import Recorded
 from genesis.measure.session import Recording
 
 PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")
 WAITING = 0.2  # of a step: more is worth a word
 MOST = 12  # rows of a table that are shown to people
-Shares = Mapping[Key, float]
-Stack = tuple[str, ...]
 
 
 class Part(NamedTuple):
@@ -27,7 +24,7 @@ class Part(NamedTuple):
 
     Attributes:
         seconds: what adds up to the step.
-        host: seconds on the host, of all threads together.
+        host: seconds on the host, which threads that work at the same time share.
     """
 
     name: str
@@ -47,47 +44,39 @@ class Stop(NamedTuple):
     seconds: float
 
 
-def shares_of(recorded: Recorded, on_gpu: bool) -> dict[Key, float]:
-    """Seconds of a mean step by phase, module and op; they add up to its time on the GPU, or to its wall time."""
-    total: dict[Key, float] = defaultdict(float)
-    for step in recorded.steps:
-        found = kernel_shares(step.kernels) if on_gpu else divided(step.frames, step.start, step.end)
-        for key, seconds in found.items():
-            total[key] += seconds / len(recorded.steps)
-    return dict(total)
-
-
-def kernel_shares(kernels: Sequence[Kernel]) -> dict[Key, float]:
-    """Seconds on the GPU from the first kernel's start to the last one's end, the gaps between them as idle."""
-    inline = [kernel for kernel in kernels if not kernel.is_concurrent]
-    shares: dict[Key, float] = defaultdict(float)
-    for kernel in inline:
-        shares[Key(kernel.phase, kernel.module, kernel.op)] += kernel.end - kernel.start
-    if inline:
-        whole = max(k.end for k in inline) - min(k.start for k in inline)
-        shares[Key("idle", IDLE, IDLE)] = whole - sum(shares.values())
-    return dict(shares)
-
-
 class Sums:
     """Steps of one kind, added up.
 
     Attributes:
-        whole: what the rows of each table add up to: wall time of a recorded step, or its time on the GPU.
-        idle: the part of it without a phase.
+        shares: seconds of a mean step by (phase, module, op); they add up to `whole`, which is its wall time, or on a
+            GPU the time from the first kernel's start to the last one's end.
+        host: the same on the host.
+        idle: seconds without a phase.
     """
 
     def __init__(self, recorded: Recorded, on_gpu: bool) -> None:
         self.recorded, self.on_gpu = recorded, on_gpu
-        self.shares, self.host = shares_of(recorded, on_gpu), _host_seconds(recorded.steps)
-        self.whole = sum(self.shares.values())
-        self.idle = sum(s for key, s in self.shares.items() if key.phase == "idle")
+        self.host, gpu, count = defaultdict[Key, float](float), defaultdict[Key, float](float), len(recorded.steps)
+        for step in recorded.steps:
+            for key, seconds in by_key(step.frames, step.start, step.end).items():
+                self.host[key] += seconds / count
+            kernels = [kernel for kernel in step.kernels if not kernel.is_concurrent]
+            for kernel in kernels:
+                gpu[Key(kernel.phase, kernel.module, kernel.op)] += (kernel.end - kernel.start) / count
+                gpu[NOTHING] -= (kernel.end - kernel.start) / count
+            if kernels:
+                gpu[NOTHING] += (max(k.end for k in kernels) - min(k.start for k in kernels)) / count
+        self.shares = gpu if on_gpu else self.host
+        self.whole, self.idle = sum(self.shares.values()), self.shares.get(NOTHING, 0.0)
         self.plain = statistics.median(recorded.plain)
         self.watched = statistics.median(step.seconds for step in recorded.steps)
 
     def parts(self, name: Callable[[Key], str], calls: Mapping[str, float] | None = None) -> list[Part]:
         """The time by a name of each key, the longest first."""
-        seconds, host = _by(self.shares, name), _by(self.host, name)
+        seconds, host = Counter[str](), Counter[str]()
+        for into, shares in ((seconds, self.shares), (host, self.host)):
+            for key, each in shares.items():
+                into[name(key)] += each  # type: ignore[assignment]
         found = [
             Part(each, (calls or {}).get(each, 0.0), s := seconds.get(each, 0.0), self.share(s), host.get(each, 0.0))
             for each in {**seconds, **host}
@@ -136,23 +125,6 @@ class Sums:
         return sorted(found, key=lambda stop: (-stop.seconds, stop.line))
 
 
-def _host_seconds(steps: Sequence[Recording]) -> dict[Key, float]:
-    """Seconds of a mean step on the host, of all threads together."""
-    total: dict[Key, float] = defaultdict(float)
-    for step in steps:
-        for frames in by_thread(step.frames).values():
-            for piece in leaves(frames):
-                total[piece.frame.key] += (piece.end - piece.start) / len(steps)
-    return dict(total)
-
-
-def _by(shares: Shares, name: Callable[[Key], str]) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for key, seconds in shares.items():
-        found[name(key)] += seconds
-    return found
-
-
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 STEP = (
@@ -185,7 +157,7 @@ def _part_columns(name: str, on_gpu: bool) -> tuple[Column, ...]:
         Column("seconds", "GPU" if on_gpu else "wall", "s",
                "Adds up to the step. Threads that work at the same time share it.", lambda part: part.seconds),
         Column("share", "share", "share", "Of the step.", lambda part: part.share),
-        Column("cpu_seconds", "host", "s", "Time on the host, of all threads together.",
+        Column("cpu_seconds", "host", "s", "Time on the host.",
                lambda part: part.host or None),
     )  # fmt: skip
 
@@ -270,31 +242,3 @@ def memory_tables(timeline: Timeline) -> Iterator[Table]:
     found.notes = [when]
     yield found
     yield table("held", "memory held at the peak", HELD, timeline.held, most=MOST)
-
-
-# --- Stacks -----------------------------------------------------------------------------------------------------------
-
-
-def stacks_of(recorded: Recorded, on_gpu: bool) -> dict[Stack, float]:
-    """Seconds of a mean step by stack: phase, modules, op, kernel. They add up to the step as `shares_of` has it."""
-    found: dict[Stack, float] = defaultdict(float)
-    for step in recorded.steps:
-        if not on_gpu:
-            for key, seconds in divided(step.frames, step.start, step.end).items():
-                found[_stack(key)] += seconds / len(recorded.steps)
-            continue
-        for kernel in step.kernels:
-            if not kernel.is_concurrent:
-                stack = (*_stack(Key(kernel.phase, kernel.module, kernel.op)), kernel.name)
-                found[stack] += (kernel.end - kernel.start) / len(recorded.steps)
-        idle = sum(s for key, s in kernel_shares(step.kernels).items() if key.phase == "idle")
-        found["idle",] += idle / len(recorded.steps)
-    return dict(found)
-
-
-def _stack(key: Key) -> Stack:
-    """Layers count together; what is in brackets says nothing that the phase does not."""
-    if key.module == IDLE:
-        return (key.phase,)
-    path = "" if key.module.startswith("(") else aggregated(key.module).replace(".*", "·*")
-    return (key.phase, *(part.replace("·", ".") for part in path.split(".") if part), key.op)

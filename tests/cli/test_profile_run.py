@@ -80,7 +80,7 @@ def test_generation_on_request(recipe: Path) -> None:
     report = json.loads(text)
     assert code == 0 and report["command"].endswith("--steps 1 --generate")
     (row,) = tables_of(report)["generation"]
-    assert row["case"] == "1x12+4" and row["rate"] > 0
+    assert row["case"] == "1x12+4" and row["tokens_per_second"] > 0
 
 
 def test_json_alone_on_stdout(recipe: Path) -> None:

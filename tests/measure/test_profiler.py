@@ -213,7 +213,7 @@ def test_ops_of_other_threads_are_recorded_with_ranges_of_their_own() -> None:
     assert frame.parent is not None and frame.parent.name == "other"
     rows = rows_of(p.key_averages())
     assert rows["main"].count == rows["other"].count == 1
-    assert p.key_averages().self_cpu_time_total > p._recordings[0].seconds * 1e6  # two threads
+    assert p.key_averages().self_cpu_time_total == pytest.approx(p._recordings[0].seconds * 1e6)
 
 
 # --- CUDA graphs ------------------------------------------------------------------------------------------------------
@@ -289,9 +289,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="no metric"):
         p.export_stacks("nowhere", "count")
     with pytest.raises(TypeError, match="with_stak"):
-        profile(with_stak=True)  # type: ignore[call-overload]
+        profile(with_stak=True)
     with pytest.raises(UsageError, match="description and a function"):
-        profile("alone")  # type: ignore[call-overload]
+        profile("alone")
     with pytest.raises(UsageError, match="no activity"):
         profile(activities=["CPU"])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="at least 1"):

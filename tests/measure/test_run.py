@@ -17,10 +17,11 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
 from genesis.errors import DeviceError, ShapeError
 from genesis.measure import nvtx
+from genesis.measure.averages import stacks
 from genesis.measure.record import Table
 from genesis.measure.recorder import Recorder
 from genesis.measure.run import Recorded, memory_of, plain_steps, recorded_steps
-from genesis.measure.run_tables import memory_tables, stacks_of, step_tables
+from genesis.measure.run_tables import memory_tables, step_tables
 from genesis.measure.svg import flame_graph
 from genesis.measure.trace import collapsed
 from genesis.nn.fused import linear_sum
@@ -148,13 +149,14 @@ def test_a_captured_step_has_the_kernels_of_the_eager_one(recorded: tuple[Record
 
 
 def test_stacks_add_up_and_the_flame_graph_is_as_wide(recorded: tuple[Recorded, Device], tables: Tables) -> None:
-    stacks = stacks_of(recorded[0], recorded[1] != CPU)
-    whole = summed(tables["ops"], "seconds")
-    assert sum(stacks.values()) == pytest.approx(whole)
-    lines = [line.rpartition(" ") for line in collapsed(stacks).decode().splitlines()]
-    assert sum(int(count) for _, _, count in lines) == pytest.approx(whole * 1e6, abs=len(stacks))
+    found = stacks(recorded[0].steps, recorded[1] != CPU)
+    (row,) = tables["steps"].rows
+    whole: Any = row["attributed"] if recorded[1] != CPU else row["seconds"]
+    assert sum(found.values()) == pytest.approx(whole)
+    lines = [line.rpartition(" ") for line in collapsed(found).decode().splitlines()]
+    assert sum(int(count) for _, _, count in lines) == pytest.approx(whole * 1e6, abs=len(found))
     assert any(stack.startswith("forward;blocks.*;up;linear") for stack, _, _ in lines)
-    picture = ElementTree.fromstring(flame_graph(stacks, "a <title> & more"))
+    picture = ElementTree.fromstring(flame_graph(found, "a <title> & more"))
     rects = [(float(r.get("y", 0)), float(r.get("x", 0)), float(r.get("width", 0))) for r in picture.iter(f"{SVG}rect")]
     width = rects[0][2]
     below = sum(w for y, _, w in rects if y == sorted({y for y, _, _ in rects})[1])

@@ -21,7 +21,7 @@ from genesis.files.hf import read_json
 from genesis.measure.call_memory import peak_bytes
 from genesis.measure.limits import Limits
 from genesis.measure.record import Failure
-from genesis.measure.recorder import COLLECTIVE, Key, divided
+from genesis.measure.recorder import COLLECTIVE, Key, by_key
 from genesis.measure.run import Subject, recorded_steps
 from genesis.measure.session import Recording
 from genesis.measure.timing import Plan
@@ -293,9 +293,7 @@ def recorded_parts(subject: Subject, limits: Limits, warm_up: int, per_take: int
 
     with observe(count):
         records = recorded_steps(subject, RECORDED, warm_up)
-    found = [
-        _kernel_times(record) if on_gpu else divided(record.frames, record.start, record.end) for record in records
-    ]
+    found = [_kernel_times(record) if on_gpu else by_key(record.frames, record.start, record.end) for record in records]
     if not all(found):
         return None
     noted, taken = (1 if on_gpu else RECORDED + warm_up) * per_take, RECORDED * per_take
