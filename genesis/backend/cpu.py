@@ -30,17 +30,13 @@ _SLACK = 64 << 20  # bytes kept for reuse beyond a quarter of the peak
 
 
 class Pool:
-    """Blocks of host memory by size, with counters in bytes. `poison` fills fresh float memory with NaN patterns.
-
-    Attributes:
-        watch: told the address and the bytes of every block that is taken, and of every one that is given back the
-            bytes below 0; None while nobody looks.
-    """
+    """Blocks of host memory by size, with counters in bytes. `poison` fills fresh float memory with NaN patterns."""
 
     def __init__(self) -> None:
         self.free: dict[int, list[np.ndarray]] = {}
         self.allocated = self.max_allocated = self.cached = 0
         self.poison = False
+        # told the address of each block that is taken or given back, and its bytes, which are below 0 for the latter
         self.watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a finalizer may run in the middle of take() of the same thread
 

@@ -66,23 +66,17 @@ class NcclGroup(Group):
     is_in_stream_order = True
 
     def __init__(
-        self,
-        peers: Peers,
-        device: Device,
-        communicator: Communicator,
-        staging: int = STAGING,
-        *,
-        is_mapped: bool = False,
+        self, peers: Peers, device: Device, nccl: Communicator, staging: int = STAGING, *, is_mapped: bool = False
     ) -> None:
         self.rank, self.size, self.device = peers.rank, peers.size, device
-        self._peers, self._nccl, self._backend = peers, communicator, backend_of(device)
+        self._peers, self._nccl, self._backend = peers, nccl, backend_of(device)
         self._row = max(staging // max(1, self.size - 1) // _ROW, 1) * _ROW
         with self._backend.owned_by("staging of collectives"):
             self._staging = empty((self._row * max(1, self.size - 1),), uint8, device)
         _ = self._backend.lane  # made outside captures
         self._deadline = Deadline(self._backend.driver)
         wait = functools.partial(self._wait, peers.limit_s)
-        self._mapped = MappedMemory(peers, communicator, self._backend, wait) if is_mapped else None
+        self._mapped = MappedMemory(peers, nccl, self._backend, wait) if is_mapped else None
         # Have the kernel that adds loaded before anything waits for another rank: to load one, the driver waits for the
         # device, and answers no other thread meanwhile.
         for dtype in (bfloat16, float32):
@@ -225,7 +219,7 @@ class NcclGroup(Group):
         peers = self._peers
         if not self._nccl.is_open:
             return None
-        where = ", ".join([*([peers.phase] if peers.phase else []), f"step {peers.step}"])
+        where = peers.where()
         if what := self._nccl.fault():
             return DistributedError(f"NCCL on rank {self.rank} failed: {what}", where=where, next="NCCL_DEBUG=INFO")
         try:
@@ -274,22 +268,18 @@ def _copy(source: Array, out: Array) -> None:
 # --- Memory that the GPUs of all ranks have mapped --------------------------------------------------------------------
 
 
-# DMA engines copy there: no SM takes part, and nothing waits for one that a GEMM holds. NCCL calls it windows, and the
-# copies its zero-CTA policy; ranks of one host have it over NVLink. Where some memory of a send is mapped and some not,
-# NCCL 2.28 hangs. So gradients and weights go from here to here alone, and everything else, in memory of the pool, the
-# other way.
-
-
 class MappedMemory:
-    """What is sent of it goes in parts of one size, to the last element of memory that has room for all of them.
-    `wait` waits for the device, with the ranks' limit.
+    """DMA engines copy there: no SM takes part, and nothing waits for one that a GEMM holds. NCCL calls it windows, and
+    the copies its zero-CTA policy; ranks of one host have it over NVLink.
+
+    Where some memory of a send is mapped and some is not, NCCL 2.28 hangs. So gradients and weights go from here to here
+    alone, and everything else, in memory of the pool, the other way. What is sent goes in parts of one size, to the last
+    element of memory that has room for all of them. `wait` waits for the device, with the ranks' limit.
     """
 
-    def __init__(
-        self, peers: Peers, communicator: Communicator, backend: CudaBackend, wait: Callable[[], None]
-    ) -> None:
+    def __init__(self, peers: Peers, nccl: Communicator, backend: CudaBackend, wait: Callable[[], None]) -> None:
         self.rank, self.size = peers.rank, peers.size
-        self._peers, self._nccl, self._backend, self._wait = peers, communicator, backend, wait
+        self._peers, self._nccl, self._backend, self._wait = peers, nccl, backend, wait
         self.arena = ForeignArena(backend.pool)
         self._arrived: Array | None = None  # a bucket: what each rank has sent
         self._instead: int | None = None  # of the default stream

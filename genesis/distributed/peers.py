@@ -76,9 +76,7 @@ class Peers:
         if said is not None:
             steps = [_STOP.unpack(each)[1] for each in said]
             if len(set(steps)) > 1:
-                self._fail(
-                    DistributedError(f"the ranks are at different steps: {_by_rank(steps)}", where=self._where())
-                )
+                self._fail(DistributedError(f"the ranks are at different steps: {_by_rank(steps)}", where=self.where()))
             stop = max(_STOP.unpack(each)[0] for each in said)
         (agreed,) = struct.unpack("<q", self.broadcast("agree", struct.pack("<q", stop), 8))
         self.step = step
@@ -95,7 +93,7 @@ class Peers:
         differing = self.broadcast_json("compare", differing)
         if differing:
             next = "give all ranks the same configuration, data and release of Genesis"
-            raise ConfigError(f"the ranks differ in {differing}", where=self._where(), next=next)
+            raise ConfigError(f"the ranks differ in {differing}", where=self.where(), next=next)
 
     def barrier(self, name: str = "barrier") -> None:
         """Return once every rank is here."""
@@ -157,7 +155,7 @@ class Peers:
         said = self.gather("call", call.encode(), _MAX_TEXT)
         if said is not None and len(set(said)) > 1:
             calls = [escape(each.decode("utf-8", "replace")) for each in said]
-            self._fail(DistributedError(f"the ranks make different calls: {_by_rank(calls)}", where=self._where()))
+            self._fail(DistributedError(f"the ranks make different calls: {_by_rank(calls)}", where=self.where()))
         self.broadcast("call", b"", 0)
 
     # The end
@@ -169,7 +167,7 @@ class Peers:
         self.is_ending = True
         what = error.what if isinstance(error, GenesisError) else f"{type(error).__name__}: {error}"
         where = error.where if isinstance(error, GenesisError) else ""
-        self._tell(self.rank, what or type(error).__name__, where or self._where())
+        self._tell(self.rank, what or type(error).__name__, where or self.where())
         if not isinstance(error, GenesisError) or not self.rank:
             return
         until = time.monotonic() + _FAREWELL_S
@@ -262,7 +260,7 @@ class Peers:
             self._told(payload)
         if said != name or len(payload) > most:
             what = f"rank {rank} is at {escape(said)!r}, and rank {self.rank} at {name!r}"
-            self._fail(DistributedError(what, where=self._where(), next="report it as a bug in Genesis"))
+            self._fail(DistributedError(what, where=self.where(), next="report it as a bug in Genesis"))
         return payload
 
     @contextlib.contextmanager
@@ -277,14 +275,15 @@ class Peers:
         except (EOFError, OSError):
             self._gone(rank)
 
-    def _where(self) -> str:
+    def where(self) -> str:
+        """What the ranks are doing, for errors."""
         return ", ".join([*([self.phase] if self.phase else []), f"step {self.step}"])
 
     def _late(self, ranks: Sequence[int], name: str) -> None:
         who = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
         what = f"{who} did not answer rank {self.rank} within {self.limit_s:.3g} s, at {name!r}"
         next = f"see what holds {who} up: py-spy dump --pid, or a stopped process"
-        self._fail(DistributedError(what, where=self._where(), next=next))
+        self._fail(DistributedError(what, where=self.where(), next=next))
 
     def _gone(self, rank: int) -> None:
         """A closed connection: by what the rank has said last, if anything, or without a word."""
@@ -296,7 +295,7 @@ class Peers:
                 kind, _name, payload = channel.receive(_MAX_TEXT)
                 if kind == FAILURE:
                     self._told(payload)
-        self._lost(rank, f"rank {rank} is gone: its connection closed without a word", self._where())
+        self._lost(rank, f"rank {rank} is gone: its connection closed without a word", self.where())
 
     def _told(self, payload: bytes) -> None:
         """A rank has said that one fails, itself or another."""

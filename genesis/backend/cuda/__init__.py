@@ -39,12 +39,7 @@ _CURRENT = nullcontext()
 
 
 class CudaBackend(Backend):
-    """Memory and execution on one device.
-
-    Attributes:
-        stream: the stream on which work is launched now.
-        idle_streams: streams that nobody uses, by priority.
-    """
+    """Memory and execution on one device."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -52,8 +47,8 @@ class CudaBackend(Backend):
         self.pool = Pool(self.driver)
         self.pool.backend = self
         self.pool.describe = self._described
-        self.stream = 0
-        self.idle_streams: dict[int, list[int]] = {}
+        self.stream = 0  # on which work is launched now
+        self.idle_streams: dict[int, list[int]] = {}  # that nobody uses, by priority
         self._given = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
         self._into: dict[Any, Call] = {}  # into memory that is given, which comes before the inputs

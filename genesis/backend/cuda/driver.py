@@ -136,16 +136,14 @@ class Driver:
     """One GPU through cuda-python, in its primary context (shared with other libraries of the process).
 
     Addresses and handles are integers, sizes bytes; copies follow stream order.
-
-    Attributes:
-        pending: launches that wait for a kernel's compilation, in order.
-        capturing: a graph is being captured: nothing waits.
-        dependent: launches in a graph may be brought to the SMs before the one before has ended.
-        prepare: makes a launch of a Triton kernel where no machine code runs: (backend, kernel, grid, args, keywords).
     """
 
     index: int
     properties: Properties
+    pending: deque[Callable[[], None]]  # launches that wait for a kernel's compilation, in order
+    capturing = False  # a graph is being captured: nothing waits
+    dependent = True  # launches in a graph may be brought to the SMs before the one before has ended
+    # makes a launch of a Triton kernel where no machine code runs: (backend, kernel, grid, args, keywords)
     prepare: Callable[..., Any] | None = None
 
     def __init__(self, index: int) -> None:
@@ -157,8 +155,7 @@ class Driver:
         self._success = cuda.CUresult.CUDA_SUCCESS
         self._device = self._call(cuda.cuDeviceGet, index)
         self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
-        self.pending: deque[Callable[[], None]] = deque()
-        self.capturing, self.dependent, self._is_first = False, True, True
+        self.pending, self._is_first = deque(), True
         self._flushing = threading.RLock()
         self._inside = False
         self.enter()

@@ -52,11 +52,9 @@ class Block:
 class Arena:
     """Segments whose blocks are reused in the order of one stream.
 
-    Attributes:
-        compact: blocks are as large as what was asked for and merged before the next one is taken, which costs the host
-            more time and reserves less memory.
-        room: bytes of the first segment for large blocks, at least. They are taken from its lowest free address, as
-            `room_for` counts.
+    Blocks of a `compact` arena are as large as what was asked for and merged before the next one is taken, which costs
+    the host more time and reserves less memory. Its first segment for large blocks has `room` bytes or more; they are
+    taken from its lowest free address, as `room_for` counts.
     """
 
     def __init__(self, pool: Pool, compact: bool = False) -> None:
@@ -190,16 +188,7 @@ class ForeignArena(Arena):
 
 
 class Pool:
-    """All arenas of a device, with counters in bytes.
-
-    Attributes:
-        give: `give(block)` takes a block back for reuse in its stream's order; never waits.
-        reserved: taken from the driver; `max_reserved` and `max_allocated` are the peaks since the last reset.
-        foreign: arenas of blocks that other libraries made.
-        poison: fill fresh memory with NaN patterns, so that reading what was never written shows.
-        owner: whose memory is taken now: the op that runs, or "empty" outside of ops. What knows better says so.
-        advice: what to do where memory runs out, for errors.
-    """
+    """All arenas of a device, with counters in bytes; what is `reserved` was taken from the driver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -208,20 +197,20 @@ class Pool:
         self.private: Arena | None = None  # where a capture and its warm-up take their memory, while they run
         self.graphs: Arena | None = None  # the memory of all graphs
         self.graph_count = 0
-        self.capturing = False  # from here on blocks that are given back are held, until `end_capture`
+        self.capturing = False  # whether blocks that are given back are held, until `end_capture`
         self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
         self.kept: deque[list[Block]] = deque()  # given back since each piece of work in a branch of a capture began
         self.given: deque[Block] = deque()  # given back, not dealt with yet
-        self.give: Callable[[Block], None] = self.given.append
+        self.give: Callable[[Block], None] = self.given.append  # for reuse in its stream's order; never waits
         self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
         # Ends of graphs that nobody holds any more, which wait for the device: for one who may wait.
         self.retired: deque[Callable[[], None]] = deque()
         self.segments: dict[int, int] = {}
-        self.foreign: list[ForeignArena] = []
+        self.foreign: list[ForeignArena] = []  # of blocks that other libraries made
         self._allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
-        self.poison = False
-        self.owner = "empty"
+        self.poison = False  # fill fresh memory with NaN patterns, so that reading what was never written shows
+        self.owner = "empty"  # whose memory is taken now: the op that runs; what knows better says so
         self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of what is in blocks, by address
         self._watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a failing `take` reads the snapshot, and watched finalizers interrupt it

@@ -133,8 +133,7 @@ class HostDriver(Driver):
         if index:
             raise DeviceError(f"device cuda:{index} was asked for; the interpreter has one device", next="use cuda:0")
         self.index: int = index
-        self.pending: deque[Callable[[], None]] = deque()
-        self.capturing, self.dependent = False, True
+        self.pending = deque()
         self.properties = Properties("Triton's interpreter", (9, 0), MEMORY, 4, 227 << 10, 50 << 20)
         self._blocks: dict[int, np.ndarray] = {}
         self._handles = itertools.count(16)  # 1 and 2 name the default streams
