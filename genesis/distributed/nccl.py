@@ -272,9 +272,9 @@ class MappedMemory:
     """DMA engines copy there: no SM takes part, and nothing waits for one that a GEMM holds. NCCL calls it windows, and
     the copies its zero-CTA policy; ranks of one host have it over NVLink.
 
-    Where some memory of a send is mapped and some is not, NCCL 2.28 hangs. So gradients and weights go from here to here
-    alone, and everything else, in memory of the pool, the other way. What is sent goes in parts of one size, to the last
-    element of memory that has room for all of them. `wait` waits for the device, with the ranks' limit.
+    Where some memory of a send is mapped and some is not, NCCL 2.28 hangs. So gradients and weights go from here to
+    here alone, and everything else, in memory of the pool, the other way. What is sent goes in parts of one size, to
+    the last element of memory that has room for all of them. `wait` waits for the device, with the ranks' limit.
     """
 
     def __init__(self, peers: Peers, nccl: Communicator, backend: CudaBackend, wait: Callable[[], None]) -> None:

@@ -18,12 +18,12 @@ MEASURING = (
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (9_700, MEASURING),
     "kernels": (16_850, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (6_200, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_650, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (4_750, ("genesis/files/", "genesis/saving.py")),
-    "optim": (3_600, ("genesis/optim/",)),
+    "optim": (3_450, ("genesis/optim/",)),
     "train": (6_900, ("genesis/train/",)),
     "data": (7_250, ("genesis/data/",)),
-    "distributed": (2_850, ("genesis/distributed/",)),
+    "distributed": (2_650, ("genesis/distributed/",)),
     "core and nn": (20_350, ("genesis/",)),
     "generation and serving": (
         4_050,

@@ -14,6 +14,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from genesis.backend import ArrayLike, Device, OpLike, mode
@@ -123,13 +124,11 @@ def is_value(value: Any) -> bool:
     return value.__class__ in _VALUES or isinstance(value, enum.Enum)
 
 
+@dataclass(slots=True, eq=False)
 class Layout:
     """Shape, strides, dtype, device, address modulo 16; one object for each combination, compared by its identity."""
 
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts = parts
+    parts: tuple[Any, ...]
 
 
 ABSENT = object()  # the layout of what is no array

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from genesis.backend import Device, backend_for
@@ -39,13 +40,13 @@ def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
     return _numbers[found]
 
 
+@dataclass(eq=False)
 class Word:
     """The word as kernels take it: what a launch asks of an array (of a layer above)."""
 
+    storage: Any
+    device: Device
     dtype: DType = int64
-
-    def __init__(self, storage: Any, device: Device) -> None:
-        self.storage, self.device = storage, device
 
     def data_ptr(self) -> int:
         """Its address, which host and device share."""
