@@ -56,6 +56,9 @@ class Corpus:
 
     Attributes:
         weights: the name of each file -> how often its documents are seen in an epoch.
+        formats: how many records have which format; complete once the documents have been read.
+        not_learned: how many turns of assistants are in conversations that say they are not to be learned, and the name
+            of the first such document; complete once the documents have been read.
 
     Raises:
         DataError: a source that matches no file, a named file that is no text, or sources without any text.
@@ -84,25 +87,13 @@ class Corpus:
         self._format = RecordFormat(format, fields)
         self._own_formats = {f.name: RecordFormat(format, f.fields) for f in self.files if f.fields is not None}
         self._max_line_bytes = max_line_bytes
-        self._formats: Counter[str] = Counter()
-        self._not_learned, self._first_not_learned = 0, ""
+        self.formats: Counter[str] = Counter()
+        self.not_learned = 0, ""
 
     def counts(self) -> FileCounts:
         """The files by what they are; complete once the documents have been read."""
         read = Counter(self._labels[name] for name in self._read_files)
         return FileCounts(dict(read), dict(Counter(self._labels.values()) - read), tuple(self._like_records))
-
-    @property
-    def formats(self) -> dict[str, int]:
-        """How many records have which format; complete once the documents have been read."""
-        return dict(self._formats)
-
-    @property
-    def not_learned(self) -> tuple[int, str]:
-        """How many turns of assistants are in conversations that say they are not to be learned, and the name of the
-        first such document; complete once the documents have been read.
-        """
-        return self._not_learned, self._first_not_learned
 
     @property
     def is_divided(self) -> bool:
@@ -123,13 +114,9 @@ class Corpus:
         Raises:
             DataError: the first defect, with file and line, unless defects are skipped.
         """
-        self._formats.clear()
-        self._not_learned = 0
+        self.formats, self.not_learned = Counter(), (0, "")
         for document in self._documents(defects):
-            if self._tail is None:
-                yield document
-            else:
-                yield from _divided(document, self._tail)
+            yield from (document,) if self._tail is None else _divided(document, self._tail)
 
     def _documents(self, defects: Defects | None) -> Iterator[Document]:
         for file in self.files:
@@ -190,15 +177,14 @@ class Corpus:
 
     def _document(self, file: SourceFile, row: Row) -> Document:
         format, found = self._format_of(file).read(row.value, Position(file.name, row.line, row.path))
-        self._formats[format] += 1
+        self.formats[format] += 1
         if isinstance(found, str):
             return Document(found, file.name, row.line)
         document = Document(record_text(found), file.name, row.line, found)
         if isinstance(found, Conversation):
             turns = sum(m["role"] == "assistant" and not is_learned(m) for m in found.messages)
-            if turns and not self._not_learned:
-                self._first_not_learned = document.name
-            self._not_learned += turns
+            count, first = self.not_learned
+            self.not_learned = count + turns, first or document.name * bool(turns)
         return document
 
 

@@ -125,7 +125,9 @@ class _BestFit:
         fitting = self._rooms >> length
         if fitting:
             room = (fitting & -fitting).bit_length() - 1 + length
-            row = self._take(room)
+            row = self._open[room].pop()
+            if not self._open[room]:
+                self._rooms ^= 1 << room
         else:
             room, row = self._seq_len, self._next_row
             self._next_row += 1
@@ -133,13 +135,6 @@ class _BestFit:
         if room - length >= 2:
             self._open.setdefault(room - length, []).append(row)
             self._rooms |= 1 << (room - length)
-        return row
-
-    def _take(self, room: int) -> int:
-        rows = self._open[room]
-        row = rows.pop()
-        if not rows:
-            self._rooms ^= 1 << room
         return row
 
 

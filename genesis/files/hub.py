@@ -258,8 +258,7 @@ class _Fetch:
                 raise DataError(what, where=self.hub.where, next=next)
             files = list(self.listed.values())
         else:
-            small, weights = self._wanted(check)
-            files = [*small, *weights]
+            files = self._wanted(check)
         self.total = sum(file.size for file in files)
         check_room(self.blobs, sum(file.size - self._present(file) for file in files))
         for file in files:
@@ -272,7 +271,7 @@ class _Fetch:
         left = tuple(sorted(each for each in self.listed if each not in taken))
         return Pulled(self.snapshot, self.commit, tuple(files), self.fetched, left)
 
-    def _wanted(self, check: Check) -> tuple[list[HubFile], list[HubFile]]:
+    def _wanted(self, check: Check) -> list[HubFile]:
         """Side files and weights. The config is fetched and checked on the way, and the index of weights."""
         config = next((name for name in (CONFIG, ADAPTER_CONFIG) if name in self.listed), None)
         if config is None:
@@ -291,7 +290,7 @@ class _Fetch:
             raise self._no_model(f"has no {quote(missing[0])}{kind}")
         if config == CONFIG:
             check(read_json(self._fetch(self.listed[config])))
-        return side, [self.listed[name] for name in names]
+        return [*side, *(self.listed[name] for name in names)]
 
     def _no_model(self, lack: str) -> ModelError:
         what = f"{self.hub.name} {lack}; Genesis reads safetensors weights and {CONFIG}"
@@ -307,10 +306,8 @@ class _Fetch:
     # --- One file ----------------------------------------------------------------------------------------------------
 
     def _present(self, file: HubFile) -> int:
-        for path in (self.blobs / file.hash, self._incomplete(file)):
-            if (size := _size(path)) is not None:
-                return min(size, file.size)
-        return 0
+        blob = _size(self.blobs / file.hash)
+        return min(_size(self._incomplete(file)) or 0 if blob is None else blob, file.size)
 
     def _incomplete(self, file: HubFile) -> Path:
         return self.blobs / f"{file.hash}.genesis.incomplete"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
@@ -232,28 +232,18 @@ class TextParts:
         return len(text.text.encode("utf-8")) - specials
 
 
-class TextIds:
-    """The ids of many parts, each encoded once: `want` all of them, `fetch`, then ask."""
+def text_ids(tokenizer: Tokenizer, parts: Iterable[Part]) -> Callable[[Sequence[Part]], Ids]:
+    """Encodes each of `parts` once; what it gives has the ids of any of them, one after another."""
+    texts = list(dict.fromkeys(part for part in parts if not isinstance(part, int)))
+    known: dict[Part, Ids] = {}
+    for parse_special in (False, True):
+        new = [text for text in texts if text[2] is parse_special]
+        follows = [text[1] for text in new]
+        found = tokenizer.encode_batch([text[0] for text in new], parse_special=parse_special, follows=follows)
+        known.update(zip(new, found, strict=True))
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: dict[Part, Ids | None] = {}
-
-    def want(self, parts: Sequence[Part]) -> None:
-        """See that `fetch` encodes these."""
-        for part in parts:
-            if not isinstance(part, int):
-                self._ids.setdefault(part, None)
-
-    def fetch(self) -> None:
-        """Encode what is wanted and not there yet."""
-        for parse_special in (False, True):
-            new = [part for part, ids in self._ids.items() if ids is None and part[2] is parse_special]  # type: ignore[index]
-            texts, follows = [part[0] for part in new], [part[1] for part in new]  # type: ignore[index]
-            found = self._tokenizer.encode_batch(texts, parse_special=parse_special, follows=follows)
-            self._ids.update(zip(new, found, strict=True))
-
-    def ids(self, parts: Sequence[Part]) -> Ids:
-        """The ids of the parts, one after another."""
-        arrays = [np.array([part], np.int64) if isinstance(part, int) else self._ids[part] for part in parts]
+    def joined(wanted: Sequence[Part]) -> Ids:
+        arrays = [np.array([part], np.int64) if isinstance(part, int) else known[part] for part in wanted]
         return np.concatenate([np.zeros(0, np.int64), *arrays])
+
+    return joined

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from genesis.data.chat.marks import Marked, MarksError, Part, TextIds, TextParts, unmarked
+from genesis.data.chat.marks import Marked, MarksError, Part, TextParts, text_ids, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
 from genesis.data.chat.template import NO_TEMPLATE, ChatTemplate, template_variables
 from genesis.data.chat.turns import (
@@ -222,14 +222,9 @@ class ChatEncoder(_Chats):
             return _defect(document, TurnError("bad record", what, "write it in a simpler form"))
 
     def _encoded(self, plans: Sequence[_Plan | Defect]) -> Iterator[list[Sample] | Defect]:
-        known = TextIds(self._tokenizer)
-        for plan in plans:
-            if isinstance(plan, _Plan):
-                for pieces in plan.turns:
-                    for piece in pieces:
-                        known.want(piece.parts)
-        known.fetch()
-        return (plan if isinstance(plan, Defect) else self._samples(plan, known) for plan in plans)
+        pieces = [piece for plan in plans if isinstance(plan, _Plan) for turn in plan.turns for piece in turn]
+        ids_of = text_ids(self._tokenizer, (part for piece in pieces for part in piece.parts))
+        return (plan if isinstance(plan, Defect) else self._samples(plan, ids_of) for plan in plans)
 
     def _asked(self, document: Document, conversation: Conversation) -> _Asked:
         turns = wanted_turns(conversation, self._loss)
@@ -289,9 +284,9 @@ class ChatEncoder(_Chats):
         asked = _Piece((*start, *before), len(prompt.encode("utf-8")) if is_all else 0)
         return _Plan([(asked, _Piece((*after, *end), len(completion.encode("utf-8"))))], is_all)
 
-    def _samples(self, plan: _Plan, known: TextIds) -> list[Sample]:
+    def _samples(self, plan: _Plan, ids_of: Callable[[Sequence[Part]], Ids]) -> list[Sample]:
         """The samples of a plan, those of later turns after those of earlier ones."""
-        pairs = [(known.ids(prompt.parts), known.ids(target.parts)) for prompt, target in plan.turns]
+        pairs = [(ids_of(prompt.parts), ids_of(target.parts)) for prompt, target in plan.turns]
         left = list(range(len(pairs)))
         samples: list[Sample] = []
         while left:
@@ -400,7 +395,6 @@ class ChatPrompts(_Chats):
             raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "see what it asks for")
         if most is not None and self._tokenizer.is_beyond(prompt, most, parse_special=True):
             raise TurnError("too long", f"the conversation has more than {most:,} tokens", "shorten it")
-        wanted, known = self._parts.parts(unmarked(prompt, marks), follows=False), TextIds(self._tokenizer)
-        known.want(wanted)
-        known.fetch()
-        return [int(token) for token in known.ids(wanted)]
+        wanted = self._parts.parts(unmarked(prompt, marks), follows=False)
+        ids: list[int] = text_ids(self._tokenizer, wanted)(wanted).tolist()
+        return ids
