@@ -79,8 +79,7 @@ class PackedLoader:
             raise ConfigError(what, next="give a batch size of 1 or more and data.seq_len of 2 or more")
         if not 0 <= seed < 1 << 64:
             raise ConfigError(f"seed {seed} is not between 0 and 2^64 - 1", next="give another seed")
-        _check_targets(tokens)
-        _check_weights(tokens)
+        _check_samples(tokens)
         self.tokens = tokens
         self.batch_size, self.seq_len, self.seed, self.shuffle = batch_size, seq_len, seed, shuffle
         self.epoch = 0
@@ -255,15 +254,12 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
     return ranges
 
 
-def _check_targets(tokens: TokenSet) -> None:
+def _check_samples(tokens: TokenSet) -> None:
     if len(tokens) == 0:
         raise DataError("there are no documents to make batches of", next="check data.train and data.eval")
     if not (tokens.target_counts > 0).all():
         name = escape(tokens.index.name(int(tokens.documents[np.argmin(tokens.target_counts > 0)])))
         raise DataError("the document has no target token", where=name, next="remove the document")
-
-
-def _check_weights(tokens: TokenSet) -> None:
     weights = tokens.weights
     if weights is None:
         return

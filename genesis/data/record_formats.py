@@ -388,7 +388,10 @@ def _message(value: object, position: Position, field: str, keys: MessageKeys) -
         if key not in ("role", "content", keys.role, keys.content) and item is not None:
             check_plain(item, position, f"{field}.{key}")
             message[key] = item
-    _check_learned(message, position, field)
+    for key in ("weight", "train"):
+        if role == "assistant" and message.get(key, True) not in (0, 1):
+            what = f"the {key} of the turn is {quote(message[key])}, and a turn is learned (1) or not (0)"
+            raise position.defect("bad weight", what, field=f"{field}.{key}")
     if "function_call" in message:
         what = "the call is a function_call, the old form, which chat templates leave out"
         raise position.defect("bad tool call", what, "write it as tool_calls", f"{field}.function_call")
@@ -400,17 +403,9 @@ def _message(value: object, position: Position, field: str, keys: MessageKeys) -
     return message
 
 
-def _check_learned(message: Message, position: Position, field: str) -> None:
-    for key in ("weight", "train"):
-        if message["role"] == "assistant" and message.get(key, True) not in (0, 1):
-            what = f"the {key} of the turn is {quote(message[key])}, and a turn is learned (1) or not (0)"
-            raise position.defect("bad weight", what, field=f"{field}.{key}")
-
-
 def _role(value: dict[str, Any], position: Position, field: str, keys: MessageKeys) -> str:
     if keys.role not in value:
-        found = ", ".join(quote(key, 40) for key in list(value)[:10]) or "none"
-        what = f"the message has no {quote(keys.role)}; its fields: {found}"
+        what = f"the message has no {quote(keys.role)}; its fields: {_listed(value)}"
         raise position.defect("no role", what, "name the field with data.fields.role", f"{field}.{keys.role}")
     role = value[keys.role]
     known = {**{name: name for name in ROLES}, **(keys.roles or {})}
@@ -450,19 +445,20 @@ def _check_part(part: object, position: Position, field: str) -> None:
 
 def _tool_calls(value: object, role: str, position: Position, field: str) -> list[dict[str, Any]]:
     """The calls, each `{function: {name, arguments}}` or `{name, arguments}`, its arguments an object or JSON text."""
-    calls = [_tool_call(call, position, f"{field}[{n}]") for n, call in enumerate(objects(value, position, field))]
+    calls = []
+    for number, call in enumerate(objects(value, position, field)):
+        path = f"{field}[{number}]"
+        if not isinstance(call, dict):
+            raise position.defect("bad tool call", f"the call is {describe(call)}, not an object", field=path)
+        if "function" in call:
+            call = {**call, "function": _called(call["function"], position, f"{path}.function")}
+        else:
+            call = _called(call, position, path)
+        calls.append(call)
     if calls and role != "assistant":
         what = f"tools are called by the {role}, and only the assistant can"
         raise position.defect("bad tool call", what, field=field)
     return calls
-
-
-def _tool_call(call: object, position: Position, field: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise position.defect("bad tool call", f"the call is {describe(call)}, not an object", field=field)
-    if "function" in call:
-        return {**call, "function": _called(call["function"], position, f"{field}.function")}
-    return _called(call, position, field)
 
 
 def _called(function: object, position: Position, field: str) -> dict[str, Any]:

@@ -189,18 +189,12 @@ def _check_parent(descriptor: int, shown: Path) -> None:
 
 def _trusted() -> set[int]:
     """Whose folders may be above ours: this user's and root's, also where a container shows root as nobody."""
-    return {os.geteuid(), 0} | _hidden_root()
-
-
-def _hidden_root() -> set[int]:
-    """The id under which a user namespace without root shows the folders of root."""
-    try:
+    users = {os.geteuid(), 0}
+    with suppress(OSError, ValueError):
         ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-        if any(int(first) == 0 for first, _, _ in ranges):
-            return set()
-        return {int(Path("/proc/sys/kernel/overflowuid").read_text())}
-    except (OSError, ValueError):
-        return set()
+        if all(int(first) != 0 for first, _, _ in ranges):  # a user namespace without root
+            users.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
+    return users
 
 
 def _is_private_group(group: int) -> bool:

@@ -30,10 +30,10 @@ from genesis.data.chat.turns import (
     TurnError,
     TurnNote,
     TurnReader,
-    marked_job,
     probes,
     read_ends,
     remarks,
+    template_messages,
     wanted_turns,
 )
 from genesis.data.records import Completion, Conversation, Defect, Document, Message, Remark
@@ -45,6 +45,8 @@ Ids = npt.NDArray[np.int64]
 
 _BATCH_DOCUMENTS = 128
 _BATCH_CHARS = 1 << 20
+# What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
+_MEMORY_A_BYTE = 16
 _FORMAT = 3  # of the rules by which a record becomes ids and targets
 
 
@@ -120,8 +122,24 @@ class _Chats:
     def _job(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, turns: Sequence[int]
     ) -> tuple[Job, str]:
-        """As of `marked_job`."""
-        return marked_job(messages, tools, turns, marker=self._parts.marker, avoid=self._avoid, limits=self._limits)
+        """The job of a conversation, the special tokens in its texts marked, and the two characters that mark, or "".
+
+        Args:
+            turns: the messages whose prompts are wanted; the one behind the last stands for what is to be generated.
+
+        Raises:
+            TurnError: more than a template may be given. MarksError: no characters are left to mark with.
+            ValueError, RecursionError: as in `Job.of`.
+        """
+        named = template_messages(messages)
+        # Roles stay as they are: many templates make a special token of one, `'<|' + message.role + '|>'`.
+        (bare, tools), marks = self._parts.marker.marked([[{**m, "role": ""} for m in named], tools], self._avoid)
+        shown = [{**message, "role": known.get("role")} for message, known in zip(bare, named, strict=True)]
+        job = Job.of(shown, tools, turns)
+        if len(job.data) > self._limits.memory_bytes // _MEMORY_A_BYTE:
+            what = f"the conversation has {len(job.data):,} bytes, more than a template may be given"
+            raise TurnError("huge conversation", what, "split it")
+        return job, marks
 
     def _rendered(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
         if self._renderer is not None:
