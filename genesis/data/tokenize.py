@@ -210,7 +210,7 @@ class _Writer:
     ) -> None:
         """Write all files, those of samples where there are `records`; `progress` gets the bytes of text done."""
         done = 0
-        with folder.create(TOKENS_NAME) as tokens:
+        with folder.part(TOKENS_NAME) as append:
             for batch in self._batches(documents):
                 pieces = [item for item in batch if isinstance(item, _Piece)]
                 parts = self._encoded(pieces, records)
@@ -220,7 +220,7 @@ class _Writer:
                         self._ends.append(self._size)
                         parts.append(ids)
                 if parts:
-                    tokens.write(np.concatenate(parts).astype(self._dtype).tobytes())
+                    append(np.concatenate(parts).astype(self._dtype).tobytes())
                 done += sum(len(item.text.encode("utf-8")) for item in batch)
                 progress(done)
         folder.write(OFFSETS_NAME, np.array(self._ends, "<u8").tobytes())

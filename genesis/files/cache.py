@@ -403,28 +403,34 @@ class EntryWriter:
         self._descriptor, self._name, self._path, self._fs = descriptor, name, path, fs
         self._digest, self._place = hashlib.sha256(), 0
         self._sizes: dict[str, int] = {}
-        self._open: PartWriter | None = None
-        self._append(MARK)
-        self._pad()
+        self._is_open = False
+        self._append(MARK + bytes(_aligned(len(MARK)) - len(MARK)))
 
-    def create(self, name: str) -> PartWriter:
-        """A writer of the part `name`, to be finished before the next one is begun.
+    @contextmanager
+    def part(self, name: str) -> Iterator[Callable[[Buffer], None]]:
+        """A block that writes the part `name`, by the function that appends to it.
         Raises: DiskError: the disk is full or fails. ValueError: the name is taken, or another part is open.
         """
-        if name in self._sizes or (self._open is not None and not self._open.finished):
+        if name in self._sizes or self._is_open:
             raise ValueError(f"the part {name!r} cannot begin here")
-        self._sizes[name] = 0
-        self._open = PartWriter(self, name)
-        return self._open
+        self._sizes[name], self._is_open = 0, True
+
+        def append(data: Buffer) -> None:
+            self._append(data)
+            self._sizes[name] += memoryview(data).nbytes
+
+        yield append
+        self._append(bytes(_aligned(self._place) - self._place))
+        self._is_open = False
 
     def write(self, name: str, data: Buffer) -> None:
-        """Write the whole part `name`; errors as in `create`."""
-        with self.create(name) as part:
-            part.write(data)
+        """Write the whole part `name`; errors as in `part`."""
+        with self.part(name) as append:
+            append(data)
 
     def finish(self, *, flush: bool) -> None:
         """Write what makes the entry whole; with `flush`, return once it is on the medium."""
-        if self._open is not None and not self._open.finished:
+        if self._is_open:
             raise ValueError(f"a part of {self._name} was not finished")
         index = _index(self._name, self._sizes)
         self._append(index + LENGTH.pack(len(index)))
@@ -433,45 +439,11 @@ class EntryWriter:
             self._fs.fsync(self._descriptor, self._path)
 
     def close(self) -> None:
-        """Close the file; closing again does nothing. Raises: DiskError: what was written may be lost."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            self._fs.close(descriptor, self._path)
-
-    def _part(self, name: str, data: Buffer) -> None:
-        self._append(data)
-        self._sizes[name] += memoryview(data).nbytes
-
-    def _pad(self) -> None:
-        if gap := _aligned(self._place) - self._place:
-            self._append(bytes(gap))
+        """Close the file. Raises: DiskError: what was written may be lost."""
+        self._fs.close(self._descriptor, self._path)
 
     def _append(self, data: Buffer) -> None:
         view = as_bytes(data)
         self._digest.update(view)
         self._place += len(view)
         self._fs.write(self._descriptor, self._path, view)
-
-
-class PartWriter:
-    """Appends to one part of an entry; a context manager."""
-
-    def __init__(self, entry: EntryWriter, name: str) -> None:
-        self._entry, self._name, self.finished = entry, name, False
-
-    def write(self, data: Buffer) -> None:
-        """Append `data`. Raises: DiskError."""
-        assert not self.finished, "a part that is finished"
-        self._entry._part(self._name, data)
-
-    def finish(self) -> None:
-        """Nothing more comes."""
-        self._entry._pad()
-        self.finished = True
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and not self.finished:
-            self.finish()

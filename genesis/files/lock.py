@@ -24,7 +24,7 @@ from typing import Any
 
 from genesis.errors import BusyError, DiskError, ModelError, escape
 from genesis.files.boundary import close_read, closed_on_error
-from genesis.files.filesystem import DEFAULT, disk_error
+from genesis.files.filesystem import DEFAULT
 from genesis.files.strict_json import parse_object, read_limited
 from genesis.files.trust import Refused, check_file
 
@@ -69,18 +69,17 @@ class FolderLock:
         if self.held:
             raise ValueError(f"the lock on {self.folder} is held by this object already")
         try:
-            DEFAULT.makedirs(self.folder)
-            self._descriptor = self._lock_file()
-            _held[self._descriptor] = self
-            if not self._made:
-                info = os.fstat(self._descriptor)
-                self._before = os.pread(self._descriptor, _MAX_BYTES, 0), info.st_atime_ns, info.st_mtime_ns
-            _write_holder(self._descriptor)
-        except OSError as error:
+            with DEFAULT.errors("lock", self.path, size=_MAX_BYTES):
+                DEFAULT.makedirs(self.folder)
+                self._descriptor = self._lock_file()
+                _held[self._descriptor] = self
+                if not self._made:
+                    info = os.fstat(self._descriptor)
+                    self._before = os.pread(self._descriptor, _MAX_BYTES, 0), info.st_atime_ns, info.st_mtime_ns
+                _write_holder(self._descriptor)
+        except OSError:
             self.release()
-            if isinstance(error, DiskError):
-                raise
-            raise disk_error(error, "lock", self.path, needed=_MAX_BYTES) from error
+            raise
 
     def release(self, *, undo: bool = False) -> None:
         """Give the lock back; the file stays, empty. With `undo` it is left as it was before, or not at all."""
@@ -136,11 +135,9 @@ class FolderLock:
         except BlockingIOError:
             raise self._busy(descriptor) from None
         except OSError as error:
-            raise DiskError(
-                f"the file system of {escape(self.folder)} cannot lock files: {error.strerror}",
-                where=escape(self.path),
-                next="choose an output folder on a local disk, or mount this one with locking",
-            ) from error
+            what = f"the file system of {escape(self.folder)} cannot lock files: {error.strerror}"
+            next = "choose an output folder on a local disk, or mount this one with locking"
+            raise DiskError(what, where=escape(self.path), next=next) from error
 
     def _busy(self, descriptor: int) -> BusyError:
         """The error that names the holder, who may be about to write its name: a short wait, counted in tries."""

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from genesis.errors import DataError, DiskError, ModelError, escape
 from genesis.files.boundary import boundary, close_read, closed_after, closed_on_error
-from genesis.files.filesystem import DEFAULT, Call, disk_error
+from genesis.files.filesystem import DEFAULT, Call
 from genesis.files.paths import exists, safe_join
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -213,17 +213,12 @@ def stranger(path: str | os.PathLike[str]) -> int | None:
 
     Root also works in folders of others: there the folder's owner is no stranger. Raises: DiskError.
     """
-    try:
+    with DEFAULT.errors("look at", Path(path)), suppress(FileNotFoundError):
         owner = os.lstat(path).st_uid
-        if owner in _trusted():
-            return None
-        if os.geteuid() == 0 and owner == os.stat(Path(path).absolute().parent).st_uid:
-            return None
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise disk_error(error, "look at", Path(path)) from error
-    return owner
+        is_root = os.geteuid() == 0
+        if owner not in _trusted() and not (is_root and owner == os.stat(Path(path).absolute().parent).st_uid):
+            return owner
+    return None
 
 
 def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
@@ -235,10 +230,8 @@ def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
     Raises:
         ModelError: with the user. DiskError: the folder cannot be listed.
     """
-    try:
+    with DEFAULT.errors("list", path):
         inside = [path / name for name in sorted(os.listdir(path))] if path.is_dir() else []
-    except OSError as error:
-        raise disk_error(error, "list", path) from error
     for one in (path, *inside):
         if (user := stranger(one)) not in (None, trusted):
             raise ModelError(f"{escape(one)} was put there by user {user}", where=escape(path), next=next)
@@ -290,11 +283,8 @@ def _new_private() -> Path:
             return path
         except (OSError, Refused) as error:
             reason = reason or f"{base}: {(isinstance(error, OSError) and error.strerror) or error}"
-    raise DiskError(
-        f"there is no safe folder for temporary files: {escape(reason)}",
-        where="TMPDIR",
-        next="set TMPDIR to a folder that only you can write",
-    )
+    what = f"there is no safe folder for temporary files: {escape(reason)}"
+    raise DiskError(what, where="TMPDIR", next="set TMPDIR to a folder that only you can write")
 
 
 def _remove(process: int, folder: Path) -> None:

@@ -185,7 +185,7 @@ class ChatEncoder(_Chats):
             "loss": loss,
         }
         self.fingerprint = hashlib.sha256(canonical_bytes(decisive)).hexdigest()
-        self._reader = TurnReader(self._parts.marker, "")
+        self._reader = TurnReader(self._parts.marker)
         self.end_of_turn_ids: tuple[int, ...] = ()
         if template is not None:
             [found] = self._rendered([probes()])
@@ -196,8 +196,7 @@ class ChatEncoder(_Chats):
                 raise ModelError(what, where=template.where, next=next)
             self.end_of_turn_ids = tuple(map(self._parts.special_id, ends.tokens))
             switch = "enable_thinking" * ("enable_thinking" in template.texts["default"])
-            how = (ends.closing, ends.opening, ends.following, switch)
-            self._reader = TurnReader(self._parts.marker, template.where, *how)
+            self._reader = TurnReader(self._parts.marker, template.where, ends, switch)
 
     def encode(self, documents: Sequence[Document]) -> list[list[Sample] | Defect]:
         """The samples of each document, or what is wrong with it.

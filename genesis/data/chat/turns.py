@@ -92,23 +92,36 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 TurnNote = TurnError | MarksError | Remark
 
 
+@dataclass(frozen=True)
+class Ends:
+    """How a template ends turns.
+
+    Attributes:
+        tokens: the special tokens that end turns, the usual one first; "" among them where a turn ends without one.
+        closing: what is only at the end of a whole render, after the turn's own end (Phi-3's end of text), or "".
+        opening: what is at the end of a prompt and before no answer (DeepSeek-R1's start of its reasoning), or "".
+        following: what ends an answer, and a call, that the template ends with no special token: the next message's
+            start, up to and with its first one (GLM-4's `<|user|>` and `<|observation|>`), or "".
+    """
+
+    tokens: tuple[str, ...] = ()
+    closing: str = ""
+    opening: str = ""
+    following: Sequence[str] = ("", "")
+
+
 @dataclass(frozen=True, slots=True)
 class TurnReader:
     """Reads turns from the renders of one template.
 
     Attributes:
         where: how errors name the template.
-        closing: what the template adds at the end of a whole render, after the turn's own end.
-        opening: what the template's prompts end with and its renders of answers lack (DeepSeek-R1's `<think>`).
-        following: what ends an answer, and a call, that the template ends with no special token.
         switch: the argument by which the template's prompts ask for reasoning or not, or "".
     """
 
     marker: Marker
-    where: str
-    closing: str = ""
-    opening: str = ""
-    following: Sequence[str] = ("", "")
+    where: str = ""
+    ends: Ends = Ends()
     switch: str = ""
 
     def read(
@@ -147,8 +160,8 @@ class TurnReader:
         if isinstance(prompt, RenderError):
             raise _UnaskedError(f"the template gives no prompt for it: {prompt.what}", "see what it asks for")
         prompt, said, remark = self._apart(number, messages, prompt, end, marks)
-        more = self.following[bool(messages[number].get("tool_calls"))]
-        turn = self._turn(unmarked(prompt, marks), unmarked(said.removesuffix(self.closing), marks), more)
+        more = self.ends.following[bool(messages[number].get("tool_calls"))]
+        turn = self._turn(unmarked(prompt, marks), unmarked(said.removesuffix(self.ends.closing), marks), more)
         _check_said(turn, messages[number], number)
         if not turn.end and messages[number].get("tool_calls"):
             what = f"the template ends the calls of messages[{number}] with no special token, so a model would not stop"
@@ -164,9 +177,9 @@ class TurnReader:
         """
         if end.startswith(prompt):
             return prompt, end[len(prompt) :], None
-        plain = prompt.removesuffix(self.opening)
+        plain = prompt.removesuffix(self.ends.opening)
         if end.startswith(plain):
-            kind = f"turns are learned without {quote(self.opening)}, which the template adds to prompts alone"
+            kind = f"turns are learned without {quote(self.ends.opening)}, which the template adds to prompts alone"
             return plain, end[len(plain) :], Remark(kind, f"messages[{number}]")
         same = common_start(prompt, end)
         before, asked, said = (
@@ -272,24 +285,6 @@ _CALL = {"type": "function", "id": "call00001", "function": {"name": "now", "arg
 _RESULT = {"role": "tool", "name": "now", "tool_call_id": "call00001", "content": "12:00"}
 _ANSWERED = [_QUESTION, {"role": "assistant", "content": _ANSWER}]
 _CALLED: list[dict[str, Any]] = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}]
-
-
-@dataclass(frozen=True)
-class Ends:
-    """What comes at the end of a turn.
-
-    Attributes:
-        tokens: the special tokens that end turns, the usual one first; "" among them where a turn ends without one.
-        closing: what is only at the end of a whole render, after the turn's own end (Phi-3's end of text), or "".
-        opening: what is at the end of a prompt and before no answer (DeepSeek-R1's start of its reasoning), or "".
-        following: what ends an answer, and a call, that the template ends with no special token: the next message's
-            start, up to and with its first one (GLM-4's `<|user|>` and `<|observation|>`), or "".
-    """
-
-    tokens: tuple[str, ...]
-    closing: str
-    opening: str
-    following: Sequence[str]
 
 
 def probes() -> list[Job]:
