@@ -27,7 +27,7 @@ from genesis.files.boundary import closed_after
 from genesis.files.filesystem import DEFAULT, FileSystem
 from genesis.files.paths import open_regular, quote
 from genesis.files.safetensors import MAX_NAME_CHARS, SafeTensors, write_tensors
-from genesis.files.strict_json import parse_object
+from genesis.files.strict_json import is_unicode, parse_object
 from genesis.keywords import check_calls
 from genesis.tensor import Tensor
 
@@ -159,7 +159,7 @@ def _scalar(value: Any, key_path: tuple[Any, ...]) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, str):
-        if any("\ud800" <= c <= "\udfff" for c in value):
+        if not is_unicode(value):
             raise UsageError(f"save: {_shown(key_path)} is a text with half a surrogate pair, which no encoding writes")
         return str(value)
     next = "save tensors, numbers, texts, None, and dicts, lists and tuples of them"

@@ -50,7 +50,7 @@ from genesis.data.worker_thread import call_in_thread, feed_in_thread
 from genesis.errors import ConfigError, DataError, InterruptedRun, ModelError, escape
 from genesis.files.atomic import FolderUpdate
 from genesis.files.hf import TOKENIZER_CONFIG
-from genesis.files.strict_json import canonical_bytes, parse_object
+from genesis.files.strict_json import canonical_bytes, is_unicode, parse_object
 
 _ENCODING = threading.Lock()  # how a library reads special tokens is set before each call, of any thread
 
@@ -199,7 +199,7 @@ class Tokenizer:
             DataError: a text with half a surrogate pair. ModelError: the tokenizer failed on a text.
         """
         for index, text in enumerate(texts):
-            if not _is_encodable(text):
+            if not is_unicode(text):
                 what = "the text holds half a surrogate pair, which is no character"
                 where = f"text {index} of {len(texts)}"
                 raise DataError(what, where=where, next="decode the text with errors='replace'")
@@ -273,7 +273,7 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of the token whose text is exactly `token`."""
-        number: int | None = self._library.token_to_id(token) if _is_encodable(token) else None
+        number: int | None = self._library.token_to_id(token) if is_unicode(token) else None
         return number
 
     def token(self, token_id: int) -> str | None:
@@ -399,14 +399,6 @@ def _library() -> ModuleType:
     # A forked child has none of the parent's threads: it must not wait for them.
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
     return tokenizers
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager

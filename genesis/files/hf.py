@@ -154,16 +154,6 @@ class WeightFolder:
         """The names of the weight files, sorted."""
         return tuple(sorted(self._files))
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The metadata of the first weight file."""
-        return self._files[self.files[0]].metadata
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(self.entry(name).nbytes for name in self._owner)
-
     def entry(self, name: str) -> TensorEntry:
         """Dtype, shape and offset of the tensor `name`; the byte range is that of its own file."""
         return self._owner_of(name).entries[self._stored.get(name, name)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from genesis.errors import DTypeError, ModelError, OutOfMemoryError, ShapeError,
 from genesis.files.boundary import boundary, close_read
 from genesis.files.filesystem import Writer
 from genesis.files.paths import open_regular, quote
-from genesis.files.strict_json import check_structure
+from genesis.files.strict_json import check_structure, is_unicode
 
 # The library reads headers up to 100 MB. The largest published checkpoints would need about 130 bytes for each of
 # 40,000 tensors if all stood in one file; three times that bounds what a hostile header costs to a few hundred MiB.
@@ -352,7 +351,7 @@ def _check_metadata(value: object, where: str) -> dict[str, str]:
         raise _bad(_METADATA, "is not a JSON object", where)
     result: dict[str, str] = {}
     for key, text in value:
-        if not isinstance(text, str) or not (_is_unicode(key) and _is_unicode(text)):
+        if not isinstance(text, str) or not (is_unicode(key) and is_unicode(text)):
             raise _bad(_METADATA, f"has the key {quote(key)}, whose value is not plain text", where)
         if key in result:
             raise _bad(_METADATA, f"has the key {quote(key)} twice", where)
@@ -403,11 +402,6 @@ def _check_cover(entries: dict[str, TensorEntry], start: int, stop: int, where: 
 def _is_count(value: object) -> bool:
     """Whether `value` is a whole number from 0 to 2^63 - 1; a JSON true is none."""
     return type(value) is int and value <= _LARGEST
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether `text` has no half surrogate pairs, which no encoding can write."""
-    return not re.search("[\ud800-\udfff]", text)
 
 
 def _read_exactly(descriptor: int, view: memoryview, offset: int, where: str, what: str) -> None:

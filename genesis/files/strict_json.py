@@ -24,6 +24,15 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
+def is_unicode(text: str) -> bool:
+    """Whether `text` has no half surrogate pairs, which no encoding can write."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_structure(
     data: bytes, *, where: str, max_depth: int = MAX_DEPTH, max_containers: int = MAX_CONTAINERS
 ) -> None:

@@ -28,6 +28,8 @@ _MAX_KEYS = 4096
 class MarksError(ValueError):
     """A text in which marks are impossible, or a render in which they no longer enclose anything."""
 
+    kind, next = "special token", "take the special token out of the text"  # as of `TurnError`
+
 
 @dataclass(frozen=True, slots=True)
 class Marked:

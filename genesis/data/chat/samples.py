@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Self
@@ -225,18 +225,13 @@ class ChatEncoder(_Chats):
 
     def _begin(self, document: Document) -> _Plan | _Asked | Defect:
         try:
-            document.text.encode("utf-8")
-            if isinstance(document.record, Conversation):
-                return self._asked(document, document.record)
-            return self._plain_plan(document)
+            with _encodable("record"):
+                document.text.encode("utf-8")
+                if isinstance(document.record, Conversation):
+                    return self._asked(document, document.record)
+                return self._plain_plan(document)
         except (TurnError, MarksError) as error:
             return _defect(document, error)
-        except UnicodeEncodeError:
-            what = "the text holds half a surrogate pair, which is no character"
-            return _defect(document, TurnError("bad text", what, "decode the text with errors='replace'"))
-        except (ValueError, RecursionError):
-            what = "the record is nested too deep, or holds a number of thousands of digits"
-            return _defect(document, TurnError("bad record", what, "write it in a simpler form"))
 
     def _encoded(self, plans: Sequence[_Plan | Defect]) -> Iterator[list[Sample] | Defect]:
         pieces = [piece for plan in plans if isinstance(plan, _Plan) for turn in plan.turns for piece in turn]
@@ -349,10 +344,22 @@ def _begins(ids: Ids, prompt: Ids, target: Ids) -> bool:
 
 
 def _defect(document: Document, error: TurnError | MarksError, which: str = "") -> Defect:
-    kind, next = "special token", "take the special token out of the text"
-    if isinstance(error, TurnError):
-        kind, next = error.kind, error.next
-    return Defect(which + kind, escape(error), document.file, document.line, next)
+    return Defect(which + error.kind, escape(error), document.file, document.line, error.next)
+
+
+@contextmanager
+def _encodable(what: str) -> Iterator[None]:
+    """A block that makes JSON of `what`, which may not be possible. Raises: TurnError."""
+    try:
+        yield
+    except (TurnError, MarksError, GenesisError):  # some are ValueErrors
+        raise
+    except UnicodeEncodeError:
+        text = "the text holds half a surrogate pair, which is no character"
+        raise TurnError("bad text", text, "decode the text with errors='replace'") from None
+    except (ValueError, RecursionError):
+        text = f"the {what} is nested too deep, or holds a number of thousands of digits"
+        raise TurnError("bad record", text, "write it in a simpler form") from None
 
 
 # --- Conversations to prompts -----------------------------------------------------------------------------------------
@@ -391,18 +398,10 @@ class ChatPrompts(_Chats):
         if not isinstance(conversation, Conversation):
             conversation = Conversation(tuple(dict(message) for message in conversation))
         try:
-            return self._ids(conversation, most)
+            with _encodable("conversation"):
+                return self._ids(conversation, most)
         except (TurnError, MarksError) as error:
-            next = error.next if isinstance(error, TurnError) else "take the special token out of the text"
-            raise DataError(escape(error), where=where, next=next) from error
-        except GenesisError:  # some are ValueErrors
-            raise
-        except UnicodeEncodeError:
-            what = "the text holds half a surrogate pair, which is no character"
-            raise DataError(what, where=where, next="decode the text with errors='replace'") from None
-        except (ValueError, RecursionError):
-            what = "the conversation is nested too deep, or holds a number of thousands of digits"
-            raise DataError(what, where=where, next="write it in a simpler form") from None
+            raise DataError(escape(error), where=where, next=error.next) from error
 
     def _ids(self, conversation: Conversation, most: int | None) -> list[int]:
         job, marks = self._job(conversation.messages, conversation.tools, [len(conversation.messages)])

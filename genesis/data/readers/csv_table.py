@@ -15,6 +15,7 @@ from genesis.data.readers.stream import BOM, Columns, FileFormat, Stream
 from genesis.data.records import Defect, Row
 from genesis.errors import escape
 from genesis.files.paths import quote
+from genesis.files.strict_json import is_unicode
 
 MAX_COLUMNS = 10_000
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
@@ -33,9 +34,8 @@ def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | De
         try:
             values = _next(reader, limit)
         except csv.Error as error:
-            yield Defect(
-                "bad CSV", f"the row is not CSV: {escape(error)}{_REST}", stream.name, line, "check its quotes"
-            )
+            what = f"the row is not CSV: {escape(error)}{_REST}"
+            yield Defect("bad CSV", what, stream.name, line, "check its quotes")
             return
         except Defect as defect:
             yield defect
@@ -49,9 +49,8 @@ def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | De
             _check_header(stream, header, line)
         elif len(values) != len(header):
             what = f"the row has {len(values):,} columns, the header {len(header):,}"
-            yield Defect(
-                "bad CSV", what, stream.name, line, f"quote values that hold {_DELIMITERS[delimiter]} or line ends"
-            )
+            advice = f"quote values that hold {_DELIMITERS[delimiter]} or line ends"
+            yield Defect("bad CSV", what, stream.name, line, advice)
         else:
             yield _row(stream, header, values, line)
 
@@ -84,7 +83,7 @@ def _check_header(stream: Stream, header: list[str], line: int) -> None:
     twice = next((name for number, name in enumerate(header) if name in header[:number]), None)
     if twice is not None:
         raise Defect("bad CSV", f"the column {quote(twice)} appears twice in the header", stream.name, line)
-    invalid = next((name for name in header if not _is_text(name)), None)
+    invalid = next((name for name in header if not is_unicode(name)), None)
     if invalid is not None:
         raise Defect("invalid UTF-8", "the header is not UTF-8", stream.name, line, "save the file as UTF-8")
 
@@ -92,18 +91,9 @@ def _check_header(stream: Stream, header: list[str], line: int) -> None:
 def _row(stream: Stream, header: list[str], values: list[str], line: int) -> Row | Defect:
     row = dict(zip(header, values, strict=True))
     for name, value in row.items():
-        if not _is_text(value):
+        if not is_unicode(value):
             return Defect("invalid UTF-8", "the value is not UTF-8", stream.name, line, "save the file as UTF-8", name)
     return Row(line, row)
-
-
-def _is_text(value: str) -> bool:
-    """Whether no byte of `value` failed to decode."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class _Lines:
