@@ -19,10 +19,10 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (9_700, MEASURING),
     "kernels": (16_850, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_650, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
-    "files": (4_750, ("genesis/files/", "genesis/saving.py")),
+    "files": (4_300, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_450, ("genesis/optim/",)),
     "train": (6_900, ("genesis/train/",)),
-    "data": (7_250, ("genesis/data/",)),
+    "data": (6_850, ("genesis/data/",)),
     "distributed": (2_650, ("genesis/distributed/",)),
     "core and nn": (20_350, ("genesis/",)),
     "generation and serving": (
