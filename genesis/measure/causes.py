@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from genesis.array import Array
+from genesis.array import Array, empty
 from genesis.autograd import TensorBase
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import set_threads, threads
+from genesis.dtypes import float32
 from genesis.errors import GenesisError
 from genesis.measure.call_memory import peak_bytes
 from genesis.measure.kernels import Launch, launches_of
@@ -35,8 +35,8 @@ LEAST = 0.3  # of the time must go with what was changed
 MOST_OF_IT = 0.5  # the same for a limit or a fixed cost, which every call has some of
 FREE = 1.3  # twice the rows in less than this time: there was room for them
 CACHED = 1.05  # above this share of a copy's rate, data came out of a cache
-ROUNDS = 3
-NOISY = 1.5  # rounds whose ratios lie further apart say nothing
+ROUNDS, MOST_ROUNDS = 3, 8
+NOISY = 1.15  # two shortest times that lie further apart say nothing
 SMALL = 4 << 20  # bytes below which inputs are made larger to see the fixed cost, and smaller above
 
 Call = Callable[[], object]
@@ -151,15 +151,19 @@ class _Examined:
             return None
 
     def ratio(self, call: Call, base: Call | None = None) -> float | None:
-        """Another call's time over this one's, in interleaved rounds; None where they disagree or it fails."""
-        base, ratios = base or self.subject.call, list[float]()
+        """Another call's time over this one's: of each the shortest in interleaved rounds, as what slows the machine
+        only adds time. None where the two shortest of one do not agree, or the call fails.
+        """
+        times: tuple[list[float], list[float]] = ([], [])
         try:
-            for _ in range(ROUNDS):
-                other, ours = self.clock(call), self.clock(base)
-                ratios.append(other / ours)
+            for count in range(1, MOST_ROUNDS + 1):
+                for each, seconds in zip((call, base or self.subject.call), times, strict=True):
+                    seconds.append(self.clock(each))
+                if count >= ROUNDS and all(sorted(t)[1] <= NOISY * min(t) for t in times):
+                    return min(times[0]) / min(times[1])
         except (GenesisError, MemoryError):
-            return None
-        return median(ratios) if max(ratios) <= NOISY * min(ratios) else None
+            pass
+        return None
 
     def clock(self, call: Call) -> float:
         """Seconds of a call, by the clock that `seconds` is of."""
@@ -252,12 +256,12 @@ def _launch(seen: _Examined) -> Finding | None:
         return Finding("launch", share, evidence, "capture the calls in a CUDA graph, or fuse them")
     if seen.other_size is not None:
         longer, factor = seen.other_size
-        fixed = (factor - longer) / (factor - 1) * seen.wall
+        fixed, least = (factor - longer) / (factor - 1) * seen.wall, MOST_OF_IT
         evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long: {format_seconds(fixed)} are fixed"
     else:
-        fixed = len(seen.steps[0]) * seen.limits.call_seconds
-        evidence = f"{len(seen.steps[0])} ops of {format_seconds(seen.limits.call_seconds)} each on one element"
-    if fixed < MOST_OF_IT * seen.wall:
+        fixed, least = len(seen.steps[0]) * seen.limits.call_seconds, LEAST
+        evidence = f"calls on one element would take {format_seconds(fixed)} of {format_seconds(seen.wall)}"
+    if fixed < least * seen.wall:
         return None
     return Finding("launch", fixed / seen.wall, evidence, "make fewer calls on larger tensors, or fuse several ops")
 
@@ -295,7 +299,8 @@ def _temporaries(seen: _Examined) -> Finding | None:
     between = sum(x.nbytes for step in steps for x in step.outputs if id(x.storage) in read)
     outside = sum(size for key, size in read.items() if key not in made)
     results = sum(x.nbytes for step in steps for x in step.outputs if id(x.storage) not in read)
-    extra, share = max(seen.work[0] - outside - results, 0) if between else 0, 0.0
+    extra = max(seen.work[0] - outside - results, 0) if between else 0
+    share = seen.saved_when_small if extra > outside + results else 0.0
     if not between and seen.subject.device == CPU:
         hidden = peak_bytes(seen.subject.call, CPU) - results
         if hidden >= max(results, SMALL // 4):  # fresh memory, which is slower than a copy's: so the smaller call tells
@@ -340,19 +345,29 @@ def _occupancy(seen: _Examined) -> Finding | None:
 
 def _idle_threads(seen: _Examined) -> Finding | None:
     count = threads()
-    if count < 2:
+    if count < 2 or (ratio := seen.ratio(_alone(seen.subject.call))) is None or ratio > 1.1:
         return None
-    set_threads(1)
-    try:
-        alone = seen.wall_of(seen.subject.call)
-    finally:
-        set_threads(count)
-    together = seen.wall_of(seen.subject.call)
-    share = 1 - (alone / together - 1) / (count - 1)  # 0 where all threads help fully, 1 where none does
-    if alone > 1.15 * together:
+    x = empty((512, 512), float32)
+    known = seen.ratio(_alone(product := partial(_run, registry["matmul"], (x, x), {})), product)
+    if known is None or known < FREE:  # now the machine has no second core for anybody
         return None
-    evidence = f"one thread takes {format_seconds(alone)}, {count} take {format_seconds(together)}"
+    share = 1 - (ratio - 1) / (count - 1)  # 0 where all threads help fully, 1 where none does
+    evidence = f"one thread takes {ratio:.2f} of the time of {count}, and {known:.2f} for a product"
     return Finding("occupancy", share, evidence, "it runs in one thread: give it more rows")
+
+
+def _alone(call: Call) -> Call:
+    """The call in one thread."""
+
+    def one() -> object:
+        count = threads()
+        set_threads(1)
+        try:
+            return call()
+        finally:
+            set_threads(count)
+
+    return one
 
 
 def _cache(seen: _Examined) -> Finding | None:
@@ -374,8 +389,9 @@ def _cache(seen: _Examined) -> Finding | None:
 
 def _bandwidth(seen: _Examined) -> Finding | None:
     """Bytes at the rate of a copy."""
-    if seen.moved < MOST_OF_IT or seen.multiplied > seen.moved:
-        return None
+    is_cached = seen.other_size is not None and seen.other_size[1] < 1 and seen.saved_when_small < 0.1
+    if seen.moved < (0.9 if is_cached else MOST_OF_IT) or seen.multiplied > seen.moved:
+        return None  # what takes as long in a cache does not wait for memory
     source = ", out of a cache" if seen.moved > CACHED else ""
     evidence = f"{format_bytes(seen.work[0])} at {format_share(seen.moved)} of a copy's rate{source}"
     return Finding("bandwidth", seen.moved, evidence, "only fewer bytes help: a narrower dtype, or fusion")
@@ -386,7 +402,7 @@ def _compute(seen: _Examined) -> Finding | None:
     if seen.multiplied >= MOST_OF_IT:
         evidence = f"{format_share(seen.multiplied)} of the largest product's rate"
         return Finding("compute", seen.multiplied, evidence, "only fewer FLOPs or a narrower dtype help")
-    if seen.other_size is None or seen.moved >= MOST_OF_IT:
+    if seen.other_size is None:
         return None
     longer, factor = seen.other_size
     if not 0.7 < longer / factor < 1.5:

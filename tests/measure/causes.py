@@ -1,0 +1,202 @@
+"""Calls made so that the cause of their time is known: how many does `genesis.measure.causes` name rightly?
+
+    .venv/bin/python -m tests.measure.causes [--device cuda]
+
+Prints a table of what was expected, what was found and why. Cases that need a GPU are skipped without one. Ends with 1
+where fewer than nine of ten are named rightly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import genesis
+from genesis import Tensor, no_grad
+from genesis.backend import CPU, Device
+from genesis.dtypes import float32
+from genesis.measure.cases import make_case
+from genesis.measure.causes import Finding, Subject, examine, of_function
+from genesis.measure.limits import has_gpu_time, limits_of
+from genesis.measure.op import _scaled, call_of
+from genesis.measure.timing import Plan
+
+SHARE = 0.9  # of the cases must be named rightly
+
+
+class Case(NamedTuple):
+    """A call whose cause is known; some have two right names."""
+
+    name: str
+    expected: tuple[str, ...]
+    function: Callable[..., Any] | Subject
+    inputs: tuple[Any, ...]
+    needs: str = ""  # "gpu" or "cpu"
+
+
+def values(device: Device, *shape: int) -> Tensor:
+    rng = np.random.default_rng(0)
+    return genesis.tensor(np.resize(rng.random(1 << 16, np.float32) + 0.5, shape), device=str(device))
+
+
+# --- Functions --------------------------------------------------------------------------------------------------------
+
+
+def waits(x: Tensor) -> Tensor:
+    time.sleep(3e-3)
+    return x + x
+
+
+def counts(x: Tensor) -> Tensor:
+    sum(i * i for i in range(50_000))
+    return x * x
+
+
+def between(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = x + 1.0
+        time.sleep(1e-3)
+    return x
+
+
+def parses(x: Tensor) -> Tensor:
+    " ".join(str(i) for i in range(20_000)).split(" ")
+    return x * x
+
+
+def chain(count: int, x: Tensor) -> Tensor:
+    for _ in range(count):
+        x = x + x
+    return x
+
+
+def gelu_by_hand(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + (0.79788456 * (x + 0.044715 * x * x * x)).tanh())
+
+
+def softmax_by_hand(x: Tensor) -> Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def norm_by_hand(x: Tensor) -> Tensor:
+    d = x - x.mean(-1, keepdim=True)
+    return d / ((d * d).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def spilling(device: Device) -> Callable[[Tensor], Tensor]:
+    """A kernel whose one warp holds 16,384 numbers."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def normalize_kernel(p_out, p_x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(p_x + i, mask=i < n, other=0.0)
+        tl.store(p_out + i, x / tl.sum(tl.exp(x)), mask=i < n)
+
+    sizes: dict[str, Any] = {"BLOCK": 16384, "num_warps": 1}
+    return genesis.triton_op(
+        "normalized", normalize_kernel, inputs=("x",), out=lambda x: x, grid=lambda out, x: -(-out.size // 16384),
+        constants=sizes,
+    )  # fmt: skip
+
+
+def cases(device: Device) -> Iterator[Case]:
+    """Thirty calls."""
+    make = partial(values, device)
+    few, small, large = make(8), make(256, 256), make(4096, 4096)
+    square = make(2048, 2048)
+    # Small calls: their work is nothing.
+    yield Case("add of 8 numbers", ("launch",), lambda x: x + x, (few,))
+    yield Case("matmul of 4x4", ("launch",), lambda x: x @ x, (make(4, 4),))
+    yield Case("softmax of 2x8", ("launch",), lambda x: x.softmax(-1), (make(2, 8),))
+    yield Case("30 adds of 8 numbers", ("launch", "latency"), partial(chain, 30), (few,))
+    yield Case("exp of one number", ("launch",), lambda x: x.exp(), (make(1),))
+    # The host works or waits.
+    yield Case("sleep and add", ("host",), waits, (small,))
+    yield Case("a Python sum and mul", ("host",), counts, (small,))
+    yield Case("sleeps between adds", ("host",), between, (small,))
+    yield Case("words split and mul", ("host",), parses, (small,))
+    # Operands with gaps.
+    yield Case("add of a transpose", ("strides",), lambda x: x.t() + x, (square,))
+    yield Case("a transpose copied", ("strides",), lambda x: x.t().contiguous(), (square,))
+    yield Case("every 16th column", ("strides",), lambda x: x[:, ::16] * 2.0, (large,))
+    yield Case("a sum of every 32nd column", ("strides",), lambda x: x[:, ::32].sum(-1), (large,))
+    # Results that only the next op reads.
+    yield Case("GELU by hand", ("temporaries",), gelu_by_hand, (square,))
+    yield Case("eight adds", ("temporaries",), partial(chain, 8), (large,))
+    yield Case("softmax by hand", ("temporaries",), softmax_by_hand, (square,))
+    yield Case("norm by hand", ("temporaries",), norm_by_hand, (square,))
+    # One pass over memory.
+    yield Case("a large add", ("bandwidth",), lambda x: x + x, (large,))
+    yield Case("a large copy", ("bandwidth",), lambda x: x.clone(), (large,))
+    yield Case("a large negation", ("bandwidth",), lambda x: -x, (large,))
+    # Arithmetic.
+    yield Case("matmul of 1024", ("compute",), lambda x: x @ x, (make(1024, 1024),), "cpu")
+    yield Case("matmul of 4096", ("compute",), lambda x: x @ x, (large,), "gpu")
+    weights = make(2048, 896), make(896, 896)
+    yield Case("linear of 2048x896", ("compute",), genesis.nn.functional.linear, weights, "cpu")
+    yield Case("GELU, one op", ("temporaries",), genesis.nn.functional.gelu, (square,), "cpu")
+    yield Case("a power", ("compute",), lambda x: x**2.37, (make(1024, 1024),), "cpu")
+    # What a cache holds, and what not.
+    yield Case("a random gather", ("cache",), gathers(device), (), "cpu")
+    yield Case("an add that fits into L2", ("cache",), lambda x: x + x, (make(2048, 1536),), "gpu")
+    # A GPU whose places stay empty.
+    yield Case("matmul of 129 rows", ("occupancy",), lambda x, w: x @ w, (make(129, 4096), make(4096, 1024)), "gpu")
+    yield Case("matmul of 64x4096x64", ("occupancy",), lambda x, w: x @ w, (make(64, 4096), make(4096, 64)), "gpu")
+    yield Case("softmax of one row", ("occupancy", "latency"), lambda x: x.softmax(-1), (make(1, 1 << 20),), "gpu")
+    yield Case("norm of 16 rows", ("occupancy", "latency", "launch"), norm_of_rows, (make(16, 1 << 16),), "gpu")
+    if has_gpu_time(device):
+        yield Case("a kernel that spills", ("spills",), spilling(device), (make(4096, 16384),), "gpu")
+
+
+def norm_of_rows(x: Tensor) -> Tensor:
+    return genesis.nn.functional.rms_norm(x, (x.shape[-1],))
+
+
+def gathers(device: Device) -> Subject:
+    """Single numbers of a table in random order; the op's own rule makes a smaller table."""
+    case = make_case("index_get", (1 << 23, 1), None, None, device)
+    return Subject(call_of(case), device, partial(_scaled, case, limits_of(device, float32)))
+
+
+def found_in(case: Case, device: Device, plan: Plan) -> Finding | None:
+    given = case.function
+    subject = given if isinstance(given, Subject) else of_function(given, case.inputs, device)
+    with no_grad():
+        return examine(subject, limits_of(device, float32), plan)
+
+
+def main() -> int:
+    """Examine every case and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if genesis.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    device = CPU if given.device == "cpu" else Device("cuda", 0)
+    kind = "gpu" if has_gpu_time(device) else "cpu"
+    right = tried = 0
+    for case in cases(device):
+        if given.only not in case.name:
+            continue
+        if case.needs not in ("", kind):
+            print(f"skipped  {case.name}: for a {case.needs.upper()}")
+            continue
+        found = found_in(case, device, Plan(seconds=1.0))
+        issue = "nothing" if found is None else found.issue
+        tried, right = tried + 1, right + (issue in case.expected)
+        mark = "right  " if issue in case.expected else "WRONG  "
+        print(f"{mark}  {case.name:28} {issue:12} {' or '.join(case.expected):20} {found.evidence if found else ''}")
+    print(f"{right} of {tried} named rightly")
+    return 0 if right >= SHARE * tried else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
