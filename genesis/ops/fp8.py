@@ -57,11 +57,6 @@ def check_quantizable(name: str, *weights: Array) -> None:
             )
 
 
-def is_wide_enough(fp8: int, columns: int) -> bool:
-    """Whether a product whose result has so many columns is made in 8-bit floats, by an op's attribute `fp8`."""
-    return 0 < fp8 <= columns
-
-
 # --- Quantising -------------------------------------------------------------------------------------------------------
 
 # The exponent field of a float32 is that of its power of two plus 127. 448 is 1.75·2^8.

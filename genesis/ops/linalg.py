@@ -36,6 +36,11 @@ def _for_blas(x: np.ndarray) -> np.ndarray:
     return x if by_row or by_column else np.ascontiguousarray(x)
 
 
+def is_wide_enough(fp8: int, columns: int) -> bool:
+    """Whether a product whose result has so many columns is made in 8-bit floats, by an op's attribute `fp8`."""
+    return 0 < fp8 <= columns
+
+
 def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     """out = x @ y, in float32 for 2-byte floats; a batch against one matrix is one product `[B·T, in] x [in, out]`."""
     if is_narrow(out.dtype):

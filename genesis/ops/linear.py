@@ -19,9 +19,10 @@ from genesis.errors import ShapeError
 from genesis.op import Accumulated, Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.elementwise import add, cast
-from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
+from genesis.ops.fp8 import check_quantizable, multiply_quantized, quantized_matmul
 from genesis.ops.linalg import (
     add_matmul,
+    is_wide_enough,
     matmul,
     matmul_add,
     matmul_flops,

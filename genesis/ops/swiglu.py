@@ -15,8 +15,8 @@ from genesis.op import gradient_like, op, through
 from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
 from genesis.ops.blocks import as_type, each_block, rows_of, store, upcast, work_type, working
 from genesis.ops.elementwise import sigmoid_values
-from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
-from genesis.ops.linalg import multiply, same_type
+from genesis.ops.fp8 import check_quantizable, multiply_scaled
+from genesis.ops.linalg import is_wide_enough, multiply, same_type
 
 
 def _half(name: str, gate_up: Array) -> Spec:

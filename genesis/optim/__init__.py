@@ -6,7 +6,6 @@ The optimizers are those that `rules` found; `__init__.pyi`, made by `make stubs
 from genesis.keywords import check_calls
 from genesis.optim import lr_scheduler
 from genesis.optim.flat import FlatBuffers
-from genesis.optim.groups import decay_groups, muon_groups
 from genesis.optim.lr_scheduler import LambdaLR
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.rules import OPTIMIZERS
@@ -22,6 +21,7 @@ from genesis.optim.schedules import (
     Step,
     make_schedule,
 )
+from genesis.optim.states import decay_groups, muon_groups
 
 globals().update({each.__name__: each for each in OPTIMIZERS.values()})
 

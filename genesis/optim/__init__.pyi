@@ -5,8 +5,6 @@ Made by `make stubs`: do not edit.
 
 from genesis.optim import lr_scheduler as lr_scheduler
 from genesis.optim.flat import FlatBuffers as FlatBuffers
-from genesis.optim.groups import decay_groups as decay_groups
-from genesis.optim.groups import muon_groups as muon_groups
 from genesis.optim.lr_scheduler import LambdaLR as LambdaLR
 from genesis.optim.optimizer import Optimizer as Optimizer
 from genesis.optim.rules.adafactor import Adafactor as Adafactor
@@ -25,6 +23,8 @@ from genesis.optim.schedules import Schedule as Schedule
 from genesis.optim.schedules import Sequential as Sequential
 from genesis.optim.schedules import Step as Step
 from genesis.optim.schedules import make_schedule as make_schedule
+from genesis.optim.states import decay_groups as decay_groups
+from genesis.optim.states import muon_groups as muon_groups
 
 __all__ = [
     "OPTIMIZERS",

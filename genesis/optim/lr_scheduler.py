@@ -14,10 +14,10 @@ from typing import Any
 
 from genesis.errors import ConfigError
 from genesis.keywords import check_calls
+from genesis.optim.flat import check_range
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.saving import check_saved
 from genesis.optim.schedules import along_cosine
-from genesis.optim.shard import check_range
 
 __all__ = [
     "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR",

@@ -29,12 +29,20 @@ from genesis.functions.transfer import overwrite, pinned_empty
 from genesis.op import registry
 from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
-from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
-from genesis.optim.groups import Group, check_keywords, decay_groups, without_neutral
+from genesis.optim.flat import (
+    ALIGNED_ELEMENTS,
+    FlatBuffers,
+    Piece,
+    Rounded,
+    Run,
+    Shard,
+    check_flags,
+    check_range,
+    scale_value,
+)
 from genesis.optim.saving import SavedStates
-from genesis.optim.shard import Rounded, Shard, check_flags, check_range, scale_value
 from genesis.optim.shared import SharedBuffers
-from genesis.optim.states import MASTER, RESIDUAL, LowPrecision
+from genesis.optim.states import MASTER, RESIDUAL, Group, LowPrecision, check_keywords, decay_groups, without_neutral
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:

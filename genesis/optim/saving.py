@@ -19,9 +19,8 @@ from genesis.errors import ModelError
 from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.ops.rounding import join_master, split_master
-from genesis.optim.groups import OF_GROUPS, check_keywords, without_neutral
 from genesis.optim.shared import SharedBuffers
-from genesis.optim.states import MASTER, RESIDUAL, GroupStates
+from genesis.optim.states import MASTER, OF_GROUPS, RESIDUAL, GroupStates, check_keywords, without_neutral
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 

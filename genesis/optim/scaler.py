@@ -8,9 +8,9 @@ from typing import Any
 
 from genesis.dtypes import float16
 from genesis.errors import ConfigError, GradientError
+from genesis.optim.flat import check_range
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.saving import check_saved
-from genesis.optim.shard import check_range
 from genesis.tensor import Tensor
 
 

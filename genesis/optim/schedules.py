@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis.errors import ConfigError
-from genesis.optim.shard import check_range
+from genesis.optim.flat import check_range
 
 
 @dataclass(frozen=True, kw_only=True)

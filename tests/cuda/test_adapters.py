@@ -12,7 +12,7 @@ import genesis
 from genesis import random
 from genesis.ops.shape import joined
 from genesis.optim import AdamW
-from genesis.optim.groups import decay_groups
+from genesis.optim.states import decay_groups
 from genesis.train.device_steps import DeviceSteps
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.registry import build

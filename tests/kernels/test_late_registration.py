@@ -16,7 +16,7 @@ from genesis.errors import DeviceError
 from genesis.op import Op, registry
 from genesis.ops.rule import RULES, Rule
 from genesis.optim import Optimizer
-from genesis.optim.shard import RuleCall
+from genesis.optim.flat import RuleCall
 from genesis.shapes import Shape
 
 

@@ -14,7 +14,7 @@ from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis.op import observe
 from genesis.optim import AdamW
-from genesis.optim.groups import decay_groups
+from genesis.optim.states import decay_groups
 
 
 def head_and_states() -> tuple[nn.Embedding, genesis.Tensor, genesis.Tensor]:

@@ -13,7 +13,7 @@ from genesis import nn
 from genesis.nn import fused
 from genesis.op import observe
 from genesis.optim.flat import FlatBuffers
-from genesis.optim.groups import pairs_together
+from genesis.optim.states import pairs_together
 
 # The layers of a block by name: which of them have adapters.
 CHOSEN = {"all": ("gate", "up", "down"), "one of two": ("up",), "the last": ("down",)}

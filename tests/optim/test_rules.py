@@ -16,8 +16,8 @@ from genesis.errors import ConfigError
 from genesis.functions.create import tensor
 from genesis.op import registry
 from genesis.ops import rule as language
+from genesis.ops.optimizers import program_of
 from genesis.ops.rule import RULES, Rule, divide, sign, sqrt, where
-from genesis.ops.rule_in_numpy import program_of
 from genesis.optim import rules
 from genesis.train.config import OptimConfig
 from genesis.train.optimizer import build_optimizer

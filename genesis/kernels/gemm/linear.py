@@ -14,7 +14,7 @@ from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, scale_columns_into, terms_of
-from genesis.ops.fp8 import is_wide_enough
+from genesis.ops.linalg import is_wide_enough
 from genesis.ops.linear import split_parameters
 from genesis.ops.low_rank import LowRank, split_pairs
 from genesis.ops.shape import columns, contiguous

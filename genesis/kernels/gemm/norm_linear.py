@@ -14,7 +14,7 @@ from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_int
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed
-from genesis.ops.fp8 import is_wide_enough
+from genesis.ops.linalg import is_wide_enough
 from genesis.ops.linear import own_parameters, split_parameters
 from genesis.ops.low_rank import LowRank, split_pairs
 from genesis.ops.shape import contiguous, slices

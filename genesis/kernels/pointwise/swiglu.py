@@ -31,7 +31,7 @@ from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import gelu_tanh, gelu_tanh_derivative, gelu_tanh_fast, sigmoid
-from genesis.ops.fp8 import is_wide_enough
+from genesis.ops.linalg import is_wide_enough
 from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides, numel
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Unpack
 
 from genesis.dtypes import float64
 from genesis.ops.matrix_optimizers import adafactor_step, adafactor_vector_step
+from genesis.optim.flat import MatrixRule, RuleCall, check_range
 from genesis.optim.optimizer import How, Optimizer
-from genesis.optim.shard import MatrixRule, RuleCall, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Unpack
 
 from genesis.ops.rule import Rule, sign
+from genesis.optim.flat import RuleCall
 from genesis.optim.optimizer import How, Optimizer, betas_of
-from genesis.optim.shard import RuleCall
 from genesis.shapes import Shape
 
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Unpack
 
 from genesis.errors import ConfigError
 from genesis.ops.matrix_optimizers import muon_step
-from genesis.optim.groups import muon_groups
+from genesis.optim.flat import MatrixRule, RuleCall, check_range
 from genesis.optim.optimizer import How, Optimizer, betas_of
 from genesis.optim.rules.adam import ADAMW
-from genesis.optim.shard import MatrixRule, RuleCall, check_range
+from genesis.optim.states import muon_groups
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Unpack
 
 from genesis.errors import ConfigError
 from genesis.ops.rule import Rule, where
+from genesis.optim.flat import RuleCall
 from genesis.optim.optimizer import How, Optimizer
-from genesis.optim.shard import RuleCall
 from genesis.shapes import Shape
 
 
