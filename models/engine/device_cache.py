@@ -15,9 +15,8 @@ from genesis import Tensor
 from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis.ops.attention_step import LARGEST
-from genesis_models.blocks import LayerCache, PackedHeads, Tables
+from genesis_models.blocks import LayerCache, PackedHeads, Rotary, Tables
 from genesis_models.config import ModelConfig
-from genesis_models.rope import Rotary
 
 GRAIN = 16  # tokens: a copy of keys and values of each length is prepared once, so there must be few
 

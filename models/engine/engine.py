@@ -20,10 +20,9 @@ import genesis
 from genesis import Tensor
 from genesis.errors import ModelError, UsageError
 from genesis.nn import functional as F
-from genesis_models.blocks import CausalLM, EngineCache, KeyValueCache, Tables
+from genesis_models.blocks import CausalLM, EngineCache, KeyValueCache, Rotary, Tables
 from genesis_models.config import ModelConfig
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
-from genesis_models.rope import Rotary
 
 
 class RowCache:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from genesis.errors import GenesisError, ModelError, OutOfMemoryError
+from genesis_models.blocks import tables
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load
-from genesis_models.rope import tables
 from tests.models.golden import FAMILIES, FIXTURES
 
 __all__ = ["BAD", "MEMORY", "bases", "limited", "mutations", "outcome", "refusal"]

@@ -12,10 +12,9 @@ import genesis
 import genesis_models
 from genesis.backend import CPU
 from genesis.errors import ConfigError, ModelError
-from genesis_models.blocks import CausalLM, KeyValueCache
+from genesis_models.blocks import CausalLM, KeyValueCache, Rotary, tables
 from genesis_models.config import ModelConfig
 from genesis_models.registry import PRESETS, parameter_count, preset
-from genesis_models.rope import Rotary, tables
 from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, extra, golden, relative_error
 
 ROPES = json.loads((FIXTURES / "rope.json").read_text())

@@ -15,6 +15,7 @@ import genesis_models
 from genesis.backend.cpu import pool
 from genesis.errors import NumericError, OutOfMemoryError, UsageError
 from genesis_models.adapters import AdapterConfig, apply_adapters
+from genesis_models.blocks import Rotary
 from genesis_models.engine import (
     EagerEngine,
     Request,
@@ -25,7 +26,6 @@ from genesis_models.engine import (
     device_rows,
 )
 from genesis_models.engine.device import DeviceEngine
-from genesis_models.rope import Rotary
 from genesis_models.weights import quantize
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
 from tests.models.test_engine import GREEDY, by_request, prompts

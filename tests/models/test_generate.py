@@ -11,9 +11,9 @@ import pytest
 import genesis
 import genesis_models
 from genesis.errors import NumericError, UsageError
+from genesis_models.blocks import Rotary
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Sampling, choose
-from genesis_models.rope import Rotary
 from tests.models.continued import continue_ids
 from tests.models.golden import golden
 
