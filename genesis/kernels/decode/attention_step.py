@@ -338,9 +338,7 @@ def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) 
 
 
 def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> bool:
-    """Whether a step's operands are those of attention_step_mma.py: 16 bytes of a row are loaded at once. `rest` are
-    the tables of RoPE and the norms' weights.
-    """
+    """Whether attention_step_mma.py takes these; `rest`: RoPE's tables, norms' weights. It loads 16 bytes at once."""
     *strides, step = cache.strides
     rows_of_16_bytes = step == 1 and all(stride * cache.dtype.itemsize % 16 == 0 for stride in strides)
     types = (float32, float32, qkv.dtype, qkv.dtype)

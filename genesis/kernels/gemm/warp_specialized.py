@@ -533,9 +533,7 @@ def ws_residual_into(out: Array, x: Array, weight: Array, residual: Array, scale
 
 
 def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_columns: bool) -> bool:
-    """out `[m, n]`, bfloat16, = x·weightᵀ of quantised operands, where sums are long. False like above. The scales are
-    of the rows, then, with `of_columns`, of the columns.
-    """
+    """out `[m, n]`, bfloat16, = x·weightᵀ, of long sums; scales of rows, then of columns if set. False like above."""
     form, n = SCALED if of_columns else SCALED_ROWS, weight.shape[0]
     tiles = _tiles(x, n, form) if x.shape[1] > MAX_IMPRECISE else 0
     if not tiles or not _are_describable(x, weight, out) or not _holds_unscaled_sums(out, scales):

@@ -357,9 +357,7 @@ def few_targets_tile(lines: int, targets: int, along_count: bool) -> tuple[int, 
 
 
 def is_profitable(lines: int, count: int, targets: int, tile: tuple[int, int, int], is_shared: bool) -> bool:
-    """Whether comparing takes less than half of what sorting does, of which less is known. Positions that are
-    `is_shared` by all lines are sorted once.
-    """
+    """Whether comparing takes under half of sorting, of which less is known; `is_shared`: one sort for all lines."""
     sizes = zip((targets, lines, count), tile, strict=True)
     compared = math.prod(triton.cdiv(size, step) * step for size, step in sizes)
     taken = COMPARED * compared + STORED * lines * targets

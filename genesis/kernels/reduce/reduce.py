@@ -356,9 +356,7 @@ for _name in REDUCTIONS:
 def _arg_min_max(
     largest: bool, out: Array | tuple[Array, Array], x: Array, axis: int | None = None, keepdim: bool = False
 ) -> None:
-    """Index of the largest or smallest element, the first of equals, where NaN beats every element; of two outputs the
-    first one is the element.
-    """
+    """Index of the largest or smallest element, first of equals, NaN before all; of two outputs behind its value."""
     values, indices = out if isinstance(out, tuple) else (None, out)
     work, merge = load_type(x.dtype), maximum if largest else minimum
     spec = in_type(ARGMAX if largest else ARGMIN, work)
