@@ -106,21 +106,21 @@ class record_function(ContextDecorator):  # noqa: N801  torch's name
 
     def __init__(self, name: str, args: str | None = None) -> None:
         self.name, self.args = name, args
-        self._range: AbstractContextManager[None] | None = None
+        self._entered: list[AbstractContextManager[None]] = []
 
     def _recreate_cm(self) -> record_function:
         return record_function(self.name, self.args)  # calls may be inside of each other
 
     def __enter__(self) -> record_function:
-        name = self.name if self.args is None else f"{self.name} {self.args}"
-        self._range = recorders[-1].range(name) if recorders else None
-        if self._range is not None:
-            self._range.__enter__()
+        if recorders:
+            range_ = recorders[-1].range(self.name if self.args is None else f"{self.name} {self.args}")
+            range_.__enter__()
+            self._entered.append(range_)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._range is not None:
-            self._range.__exit__(*error)
+        if self._entered:
+            self._entered.pop().__exit__(*error)
 
 
 def _cuda_in_use() -> bool:
@@ -181,7 +181,7 @@ class Profiler:
 
         Raises:
             UsageError: a profile runs already.
-            DeviceError: a CUDA graph is being captured.
+            DeviceError: a CUDA graph is being captured; so does `step`.
         """
         if _running:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
@@ -197,12 +197,7 @@ class Profiler:
             raise
 
     def step(self) -> None:
-        """The next step begins.
-
-        Raises:
-            UsageError: the profile does not run.
-            DeviceError: a CUDA graph is being captured.
-        """
+        """The next step begins. Raises: UsageError: the profile does not run."""
         if self not in _running:
             raise UsageError("step() of a profile that does not run", next="call it inside the block")
         _refuse_in_capture("a profile went to its next step")
@@ -287,7 +282,7 @@ class Profiler:
             group_by_stack_n: so are different innermost calls, as many as this, if the profile has stacks.
 
         Raises:
-            UsageError: nothing was recorded.
+            UsageError: nothing was recorded; the exports as well.
         """
         return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
@@ -295,16 +290,12 @@ class Profiler:
         """Write stacks, outermost first, with microseconds: the format of flamegraph.pl.
 
         Args:
-            metric: "self_cpu_time_total", or "self_cuda_time_total" for kernels.
-
-        Raises:
-            UsageError: nothing was recorded, or there is no such metric.
-            DiskError: writing failed.
+            metric: "self_cpu_time_total", or "self_cuda_time_total" for kernels; another is a UsageError.
         """
         write_file(Path(path), collapsed(self._stacks(metric)))
 
     def export_flame_graph(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
-        """Write the same stacks as an SVG. Raises: as `export_stacks`."""
+        """Write the same stacks as an SVG."""
         write_file(Path(path), flame_graph(self._stacks(metric), f"Flame graph of {metric}"))
 
     def _stacks(self, metric: str) -> dict[tuple[str, ...], float]:
@@ -312,12 +303,7 @@ class Profiler:
         return stacks(self._recorded(), on_gpu)
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace for ui.perfetto.dev, compressed if the name ends with ".gz".
-
-        Raises:
-            UsageError: nothing was recorded.
-            DiskError: writing failed.
-        """
+        """Write a trace for ui.perfetto.dev, compressed if the name ends with ".gz"."""
         content = chrome_trace(self._recorded(), self._steps)
         write_file(Path(path), gzip.compress(content) if os.fspath(path).endswith(".gz") else content)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
@@ -148,7 +148,9 @@ class CollectiveWatch:
     def __init__(self, optimizer: Optimizer, group: Group, device: Device) -> None:
         self._group, self._device = group, device
         self._lane = None if device == CPU or not group.is_in_stream_order else _backend(device).lane
-        self._clock: _Clock = _HostClock(device) if self._lane is None else _DeviceClock(_backend(device))
+        self._clock: _HostClock | _DeviceClock = (
+            _HostClock(device) if self._lane is None else _DeviceClock(_backend(device))
+        )
         parameters = [p for each in optimizer.param_groups for p in each["params"]]
         self._weights = [p.array.storage for p in parameters]
         self._gradients = [each.storage for each in optimizer.shared_memory()["gradients"]]
@@ -224,15 +226,6 @@ class _Moments:
 
     calls: list[tuple[str, int, Any, Any]] = field(default_factory=list)
     waits: list[tuple[Any, Any]] = field(default_factory=list)
-
-
-class _Clock(Protocol):
-    """Moments of the current stream."""
-
-    def begin(self) -> None: ...
-    def now(self) -> Any: ...
-    def seconds(self, moment: Any) -> float: ...
-    def close(self) -> None: ...
 
 
 class _HostClock:

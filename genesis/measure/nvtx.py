@@ -53,14 +53,10 @@ def _loaded() -> Any:
 def _places() -> Iterator[str]:
     """Where the library may be: known to the linker, or in the package nvidia-nvtx."""
     for name in NAMES:
-        found = ctypes.util.find_library(name)
-        if found is not None:
-            yield found
-        yield f"lib{name}.so.1"
-        yield f"lib{name}.so"
+        yield from filter(None, (ctypes.util.find_library(name), f"lib{name}.so.1", f"lib{name}.so"))
     try:
         package = importlib.util.find_spec("nvidia.nvtx")
     except ModuleNotFoundError:
-        package = None
+        return
     for folder in (package.submodule_search_locations or ()) if package is not None else ():
         yield from (str(path) for name in NAMES for path in sorted(Path(folder).glob(f"lib/lib{name}*.so*")))

@@ -7,8 +7,6 @@ has an equal part, and ops go before the Python around them.
 from __future__ import annotations
 
 import functools
-import heapq
-import itertools
 import sys
 import threading
 import time
@@ -285,7 +283,7 @@ class Recorder:
         self._pop(depth)
         frame.shapes = _shapes(inputs), _shapes(outputs)
         if self._has_lines:
-            frame.lines = tuple(calling_lines(self.outermost))
+            frame.lines = tuple([f"{file}({line}): {name}" for file, line, name in callers(self.outermost)])
         if self._has_flops:
             frame.flops = float(op.cost(inputs, outputs, attrs).flops)
 
@@ -294,15 +292,13 @@ def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
     return tuple([x.shape for x in operands if isinstance(x, Array)])
 
 
-def calling_lines(outermost: FrameType | None = None) -> Iterator[str]:
-    """file(line): function of the callers outside the framework's inner parts, innermost first, to `outermost`."""
+def callers(outermost: FrameType | None = None) -> Iterator[tuple[str, int, str]]:
+    """File, line and function of the callers outside the framework's inner parts, innermost first, to `outermost`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(PLUMBING):
-            yield f"{frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}"
-        if frame is outermost:
-            return
-        frame = frame.f_back
+            yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = None if frame is outermost else frame.f_back
 
 
 def aggregated(module: str) -> str:
@@ -326,53 +322,26 @@ def shadowed(of: object, **methods: Callable[..., Any]) -> Iterator[None]:
 # --- Time divided among frames ----------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
-    """A part of a thread's time with the innermost frame in it."""
-
-    start: float
-    end: float
-    frame: Frame
-
-
-def leaves(frames: Iterable[Frame]) -> Iterator[Piece]:
-    """The innermost frame at each moment of one thread, in order."""
-    open_: list[Frame] = []
-    at = 0.0
-
-    def closed(until: float) -> Iterator[Piece]:
-        nonlocal at
-        while open_ and open_[-1].end <= until:
-            inner = open_.pop()
-            if inner.end > at:
-                yield Piece(at, inner.end, inner)
-                at = inner.end
-
-    for frame in sorted(frames, key=lambda f: (f.start, -f.end)):
-        yield from closed(frame.start)
-        if open_ and frame.start > at:
-            yield Piece(at, frame.start, open_[-1])
-        open_.append(frame)
-        at = max(at, frame.start)
-    yield from closed(float("inf"))
-
-
-def divided(frames: Sequence[Frame], start: float, end: float) -> dict[Frame | None, float]:
+def divided(frames: Iterable[Frame], start: float, end: float) -> dict[Frame | None, float]:
     """Seconds between `start` and `end` by the innermost frame, None where there is none; they add up to all.
 
     Of threads that work at the same time each has an equal part; ops go before what is no op.
     """
-    threads: dict[int, list[Frame]] = defaultdict(list)
-    for frame in frames:
-        threads[frame.thread].append(frame)
-    pieces = heapq.merge(*map(leaves, threads.values()), key=lambda piece: piece.start)
+    frames = [frame for frame in frames if frame.end > frame.start]
+    begins = [(frame.start, 1, -frame.end, frame) for frame in frames]  # of two that begin together the outer one first
+    ends = [(frame.end, 0, 0.0, frame) for frame in frames]
     shares: dict[Frame | None, float] = defaultdict(float)
-    active: list[Piece] = []
+    threads: dict[int, list[Frame]] = defaultdict(list)  # open frames, the innermost last
     at = start
-    for piece in itertools.chain(pieces, [None]):
-        until = end if piece is None else min(max(piece.start, start), end)
-        at = _share(shares, active, at, until)
-        if piece is not None and piece.end > at:
-            active.append(piece)
+    for moment, is_begin, _, frame in [*sorted([*begins, *ends], key=lambda event: event[:3]), (end, 2, 0.0, None)]:
+        if (until := min(max(moment, start), end)) > at:
+            innermost = [open_[-1] for open_ in threads.values() if open_]
+            chosen: Sequence[Frame | None] = [each for each in innermost if each.level == "op"] or innermost or [None]
+            for share in chosen:
+                shares[share] += (until - at) / len(chosen)
+            at = until
+        if frame is not None:
+            (threads[frame.thread].append if is_begin else threads[frame.thread].remove)(frame)
     return dict(shares)
 
 
@@ -396,16 +365,3 @@ def by_key(frames: Sequence[Frame], start: float, end: float) -> dict[Key, float
         else:
             found[Key(frame.phase, frame.module, frame.name if frame.level == "op" else OUTSIDE)] += seconds
     return dict(found)
-
-
-def _share(shares: dict[Frame | None, float], active: list[Piece], at: float, until: float) -> float:
-    """Give the time from `at` to `until` to the active pieces, which are taken out where they end."""
-    while at < until:
-        active[:] = [piece for piece in active if piece.end > at]
-        next_ = min([until, *(piece.end for piece in active)])
-        ops = [piece for piece in active if piece.frame.level == "op"]
-        chosen: list[Frame | None] = [piece.frame for piece in ops or active] or [None]
-        for frame in chosen:
-            shares[frame] += (next_ - at) / len(chosen)
-        at = next_
-    return max(at, until)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.backend import CPU, Device, backend_for
-from genesis.measure.recorder import PLUMBING, shadowed
+from genesis.measure.recorder import callers, shadowed
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -31,14 +30,6 @@ class Wait(NamedTuple):
     start: float
     seconds: float
     thread: int
-
-
-def calling_line() -> str:
-    """file:line of the innermost caller outside the framework's inner parts: a model's, the loop's, the user's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PLUMBING):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class _Thread(threading.local):
@@ -94,6 +85,7 @@ class Waits:
             finally:
                 own.inside = False
                 seconds = time.perf_counter() - started
-                self.found.append(Wait(what, calling_line(), started, seconds, threading.get_ident()))
+                file, line, _ = next(callers(), ("genesis", 0, ""))
+                self.found.append(Wait(what, f"{file}:{line}", started, seconds, threading.get_ident()))
 
         return call
