@@ -12,9 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from genesis.errors import DistributedError, InterruptedRun
-from genesis_cli.bench_all import bench
+from genesis_cli.bench import bench, bench_ops
 from genesis_cli.bench_model import bench_model
-from genesis_cli.bench_ops import bench_ops
 from genesis_cli.chat import chat
 from genesis_cli.data import data
 from genesis_cli.demo import demo

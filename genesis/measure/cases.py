@@ -27,7 +27,7 @@ from genesis.shapes import Shape
 # What decoding and ranks run is registered when it is imported.
 from genesis.ops import attention_step, gradients, quantized_linear, sample  # noqa: F401  isort: skip
 
-CATEGORIES = ("element", "activation", "reduction", "matmul", "memory", "optimizer", "other")
+CATEGORIES = ("element", "activation", "reduction", "matmul", "memory", "optimizer")
 # Size classes, in the order of the work they are; "batch" is a batch of a language model's tokens.
 SIZES = ("small", "medium", "batch", "large", "xlarge")
 
@@ -75,7 +75,7 @@ class Kind:
     shape: str
     make: Callable[[Request], Arguments]
     shapes: tuple[Shape, ...]
-    category: str
+    category: str = "element"
     counts: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     axes: tuple[Axes, ...] = ()
@@ -102,64 +102,46 @@ HEAD = ((128, 256, 4096), (256, 896, 4096), (2048, 896, 151936), (512, 896, 3276
 REDUCTIONS = (
     "sum", "mean", "count_nonzero", "var", "std", "prod", "amax", "amin", "any", "all", "logsumexp", "norm"
 )  # fmt: skip
-ALONG_AXIS = ("argmax", "argmin", "max_with_indices", "min_with_indices", "cumsum", "sort", "topk")
+ALONG_AXIS = (
+    "argmax", "argmin", "max_with_indices", "min_with_indices", "cumsum", "sort", "topk", "put_along_axis"
+)  # fmt: skip
 ALL_AXES: tuple[Axes, ...] = (None, -1, (0, 1))
 OVER_WHOLE = "any, summed over the axes, which stay as 1"
-IN_SINGLE = {  # names of `factories.SINGLE` that are in another category than "other"
-    "memory": ("fill", "cast", "cat", "flip", "roll", "tril", "triu", "pad", "reshape", "permute", "expand", "slice",
-               "diagonal", "unfold", "as_strided", "as_strided_scatter", "masked_select", "arange", "linspace"),
-    "element": ("where", "clamp", "dropout", "stochastic_round"),
-    "reduction": ("total_norm", "square_spans", "mask_count", "nonzero_count", "bincount"),
-    "optimizer": ("join_master", "split_master", "clip_factor", "clip_factor_of_ranks", "adafactor_vector_step"),
-}  # fmt: skip
 F = factories
+# Categories of ops by the file that defines them, where their kind does not say.
+FAMILIES = {
+    "shape": "memory", "create": "memory", "index": "memory", "activation": "activation", "elementwise": "element",
+    "random": "element", "sort": "reduction", "gradients": "optimizer", "rounding": "optimizer",
+    "matrix_optimizers": "optimizer", "rank_sum": "optimizer",
+}  # fmt: skip
+MOVING = ("copy", "overwrite", "cast", "fill")  # elementwise ops that compute nothing
 
 KINDS: dict[str, Kind] = {
-    "elementwise": Kind("any", F.elementwise, SQUARES, "element"),
+    "elementwise": Kind("any", F.elementwise, SQUARES),
     "transpose": Kind(
         "rows,columns", F.transposed, tuple((x[0], x[-1]) for x in SQUARES), "memory", (2,), ("transpose",)
     ),
     "reduction": Kind("any", F.reduction, REDUCED, "reduction", (), REDUCTIONS, ALL_AXES),
     "sum to a shape": Kind(OVER_WHOLE, F.sum_to_shape, REDUCED, "reduction", (), ("sum_to_shape",), ALL_AXES),
     "along one axis": Kind("any", F.along_axis, REDUCED, "reduction", (), ALONG_AXIS, (-1,)),
-    "put along an axis": Kind("any", F.put_along_axis, REDUCED, "memory", (), ("put_along_axis",), (-1,)),
     "softmax": Kind(
         "any", F.along_axis, (*SQUARES[:4], (16384, 16384)), "activation", (), ("softmax", "log_softmax"), (-1,)
     ),
     "matmul": Kind(
-        "N, or M,K,N for [M, K] x [K, N]",
-        F.matmul,
-        PRODUCTS,
-        "matmul",
-        (1, 3),
-        ("matmul", "mixed_matmul", "matmul_add", "add_matmul", "matmul_sum", "quantized_matmul"),
-        multiplies=True,
+        "N, or M,K,N for [M, K] x [K, N]", F.product("mk", "kn"), PRODUCTS, "matmul", (1, 3),
+        ("matmul", "mixed_matmul", "matmul_add", "add_matmul", "matmul_sum", "quantized_matmul"), multiplies=True,
     ),
     "linear": Kind(
-        "N, or M,K,N for x [M, K] and a weight [N, K]",
-        F.linear,
-        LAYERS,
-        "matmul",
-        (1, 3),
+        "N, or M,K,N for x [M, K] and a weight [N, K]", F.product("mk", "nk"), LAYERS, "matmul", (1, 3),
         ("linear", "packed_linear", "norm_linear", "norm_mlp", "swiglu_linear_backward", "quantized_linear",
-         "low_rank_backward"),
-        multiplies=True,
+         "low_rank_backward"), multiplies=True,
     ),
     "norm": Kind(
-        "any, normed over the last",
-        F.norm,
-        TOKENS,
-        "reduction",
-        (),
+        "any, normed over the last", F.rms_norm, TOKENS, "reduction", (),
         ("rms_norm", "layer_norm", "quantize_rows", "rms_norm_scale", "scale_columns"),
     ),
     "attention": Kind(
-        "B,T,heads,size",
-        F.attention,
-        HEADS,
-        "matmul",
-        (4,),
-        ("attention", "attention_packed", "attention_step"),
+        "B,T,heads,size", F.attention, HEADS, "matmul", (4,), ("attention", "attention_packed", "attention_step"),
         multiplies=True,
     ),
     "rope": Kind("B,T,heads,size", F.rope, HEADS, "element", (4,), ("rope", "norm_rope")),
@@ -167,39 +149,23 @@ KINDS: dict[str, Kind] = {
         "any, of gate and of up", F.swiglu, GATES, "activation", (), ("swiglu", "swiglu_packed", "geglu_packed")
     ),
     "rows by index": Kind(
-        "rows,width",
-        F.rows_by_index,
-        ROWS,
-        "memory",
-        (2,),
+        "rows,width", F.index_put, ROWS, "memory", (2,),
         ("embedding", "embedding_add_", "index_get", "index_put", "index_put_"),
     ),
     "classes": Kind(
-        "rows,classes", F.classes, LOGITS, "reduction", (2,), ("cross_entropy", "sample", "next_tokens", "multinomial")
+        "rows,classes", F.cross_entropy, LOGITS, "reduction", (2,),
+        ("cross_entropy", "sample", "next_tokens", "multinomial"),
     ),
     "linear cross entropy": Kind(
-        "rows,width,classes",
-        F.linear_cross_entropy,
-        HEAD,
-        "matmul",
-        (3,),
-        ("linear_cross_entropy",),
-        multiplies=True,
+        "rows,width,classes", F.linear_cross_entropy, HEAD, "matmul", (3,), ("linear_cross_entropy",), multiplies=True
     ),
     "step of a matrix": Kind(
-        "rows,columns",
-        F.matrix_step,
-        MATRICES,
-        "optimizer",
-        (2,),
+        "rows,columns", F.adafactor_step, MATRICES, "optimizer", (2,),
         ("newton_schulz", "muon_step", "adafactor_step", "dora_factors", "dequantize_rows", "scale_rows"),
         multiplies=True,
     ),
     "step of a rule": Kind(
-        "any",
-        F.rule_step,
-        SQUARES,
-        "optimizer",
+        "any", F.rule_step, SQUARES, "optimizer",
         names=tuple(f"{rule}{split}_step" for rule in F.RULES for split in ("", "_split")),
     ),
 }  # fmt: skip
@@ -223,18 +189,17 @@ ALIASES = {
 def kind_of(name: str) -> Kind | None:
     """The kind of an op or an alias; None where there is no such op, or nothing says how to call it."""
     meant = ALIASES.get(name, name)
+    op, make = registry.get(meant), factories.CALLS.get(meant)
     for key in (name, meant):  # an alias may be of a kind of its own, as a transpose is a copy
         for kind in KINDS.values():
             if key in kind.names:
-                return kind
-    if (make := factories.SINGLE.get(meant)) is not None:
-        category = next((each for each, names in IN_SINGLE.items() if meant in names), "other")
-        return replace(KINDS["elementwise"], make=make, category=category)
-    op = registry.get(meant)
-    if op is not None and op.elementwise and op.family in ("elementwise", "activation"):
-        category = "memory" if meant in ("copy", "overwrite") else "element"
-        return replace(KINDS["elementwise"], category="activation" if op.family == "activation" else category)
-    forward = kind_of(meant.removesuffix("_backward")) if op is not None and meant.endswith("_backward") else None
+                return replace(kind, make=make or kind.make)
+    if op is None:
+        return None
+    if make is not None or (op.elementwise and op.family in ("elementwise", "activation")):
+        category = "memory" if meant in MOVING else FAMILIES.get(op.family, "element")
+        return replace(KINDS["elementwise"], make=make or factories.elementwise, category=category)
+    forward = kind_of(meant.removesuffix("_backward")) if meant.endswith("_backward") else None
     return None if forward is None else replace(forward, make=functools.partial(factories.backward_of, forward.make))
 
 

@@ -20,9 +20,9 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import set_threads, threads
 from genesis.dtypes import float32
 from genesis.errors import GenesisError
-from genesis.measure.call_memory import peak_bytes
 from genesis.measure.kernels import Launch, launches_of
 from genesis.measure.limits import Limits, has_gpu_time, time_on_gpu, wait_for
+from genesis.measure.memory import peak_bytes
 from genesis.measure.record import format_bytes, format_seconds, format_share
 from genesis.measure.timing import Plan, cold_calls, measure, of_wall
 from genesis.op import Op, execute, observe, registry

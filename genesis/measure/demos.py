@@ -13,8 +13,8 @@ from genesis.array import Array
 from genesis.autograd import no_grad
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import DeviceError, NumericError
-from genesis.measure.call_memory import peak_bytes
 from genesis.measure.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
+from genesis.measure.memory import peak_bytes
 from genesis.measure.record import Column, Table, format_ratio, table
 from genesis.measure.timing import Plan, Timing, measure, of_wall
 from genesis.op import Op, observe

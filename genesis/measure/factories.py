@@ -145,149 +145,129 @@ def along_axis(r: Request) -> Arguments:
     return call(r.x(), **{"dim" if r.op.family == "softmax" else "axis": axis}, **extra)
 
 
-def put_along_axis(r: Request) -> Arguments:
-    """Each row's values in reversed order."""
-    axis = normalize_axes(one_axis(r), len(r.shape))[0]
-    size = r.shape[axis]
-    order = np.arange(size)[::-1].reshape([size if d == axis else 1 for d in range(len(r.shape))])
-    return call(r.x(), r.placed(np.broadcast_to(order, r.shape).copy(), int64), axis=axis, size=size)
-
-
-def product(r: Request) -> tuple[int, int, int]:
+def sizes(r: Request) -> tuple[int, int, int]:
     """M, K, N of a product."""
     return (r.shape * 3)[:3] if len(r.shape) == 1 else r.shape  # type: ignore[return-value]
 
 
-def matmul(r: Request) -> Arguments:
-    """`[M, K]` and `[K, N]`, and what is added."""
-    m, k, n = product(r)
-    x, y = r.values(m, k), r.values(k, n)
-    match r.op.name:
-        case "mixed_matmul":
-            return call(x, y, dtype=float32)
-        case "matmul_add":
-            return call(x, y, r.values(m, n))
-        case "add_matmul":
-            return call(r.values(m, n), x, y)
-        case "matmul_sum":
-            return call(x, y, r.values(m, RANK), r.values(RANK, n))
-        case _:
-            return call(x, y)
+def product(*operands: str, **attrs: Any) -> Callable[[Request], Arguments]:
+    """Operands of a product by their dimensions, such as "mk" for `[M, K]`; r is a low rank, "2n" is 2N.
+
+    An "i" behind a comma makes int8 codes, an "f" float32, and a "w" values as small as a model's weights are.
+    """
+
+    def make(r: Request) -> Arguments:
+        m, k, n = sizes(r)
+        known = {"m": m, "k": k, "n": n, "r": RANK, "N": 2 * n}
+        made = []
+        for operand in operands:
+            names, _, kind = operand.partition(",")
+            bound = k**-0.5 if kind == "w" else 1.0
+            dtype = {"i": int8, "f": float32}.get(kind)
+            made.append(r.values(*(known[c] for c in names), dtype=dtype, low=-bound, high=bound) if names else None)
+        return Arguments(tuple(made), dict(attrs))
+
+    return make
 
 
-def linear(r: Request) -> Arguments:
-    """x `[M, K]` and a weight `[N, K]`, no bias; as a fused op of it has them."""
-    m, k, n = product(r)
-    bound = k**-0.5  # of weights
-    match r.op.name:
-        case "norm_linear":
-            return call(r.values(m, k), r.values(k, low=0.5), r.values(n, k, low=-bound, high=bound), eps=1e-6)
-        case "norm_mlp":
-            down, gate, up = (r.values(*sizes, low=-bound, high=bound) for sizes in ((k, n), (n, k), (n, k)))
-            return call(r.values(m, k), r.values(k, low=0.5), down, None, gate, up, eps=1e-6)
-        case "swiglu_linear_backward":
-            return call(r.values(m, k), r.values(k, n), r.values(m, 2 * n))
-        case "quantized_linear":
-            return call(r.values(m, k), r.values(n, k, dtype=int8), r.values(n, dtype=float32))
-        case "low_rank_backward":
-            from genesis.ops.low_rank import Pair
+def low_rank_backward(r: Request) -> Arguments:
+    """One pair over all columns."""
+    from genesis.ops.low_rank import Pair
 
-            pair = Pair(0, n, RANK, 1.0)
-            return call(r.values(m, n), r.values(m, RANK), r.values(n, RANK), pairs=(pair,))
-        case _:
-            return call(r.values(m, k), r.values(n, k))
-
-
-def norm(r: Request) -> Arguments:
-    """Rows, and the weight (and bias) of their width; rows alone where they are quantised."""
-    *lead, width = r.shape
-    match r.op.name:
-        case "quantize_rows":
-            return call(r.x())
-        case "rms_norm_scale":
-            return call(r.x(), r.values(width), r.values(*lead, dtype=float64 if r.dtype is float64 else float32))
-        case "scale_columns":
-            return call(r.x(), r.values(width))
-        case "layer_norm":
-            return call(r.x(), r.values(width), r.values(width), eps=1e-6)
-        case _:
-            return call(r.x(), r.values(width), eps=1e-6)
+    return product("mn", "mr", "nr", pairs=(Pair(0, sizes(r)[2], RANK, 1.0),))(r)
 
 
 def attention(r: Request) -> Arguments:
     """Causal, as many key heads as query heads."""
+    return call(r.x(), r.x(), r.x(), scale=1 / math.sqrt(r.shape[-1]))
+
+
+def attention_packed(r: Request) -> Arguments:
+    """Queries, keys and values side by side."""
     b, t, heads, size = r.shape
-    scale = 1 / math.sqrt(size)
-    if r.op.name == "attention_packed":
-        return call(r.values(b, t, 3 * heads, size), heads=heads, key_heads=heads, scale=scale)
-    if r.op.name == "attention_step":  # one token per row, behind T - 1 others
-        lengths = r.placed(np.full(b, t - 1), int64)
-        return call(r.values(b, 3 * heads, size), r.values(2, b, heads, t, size), lengths, scale=scale)
-    return call(*(r.x() for _ in range(3)), scale=scale)
+    return call(r.values(b, t, 3 * heads, size), heads=heads, key_heads=heads, scale=1 / math.sqrt(size))
+
+
+def attention_step(r: Request) -> Arguments:
+    """One token per row, behind T - 1 others."""
+    b, t, heads, size = r.shape
+    lengths, cache = r.placed(np.full(b, t - 1), int64), r.values(2, b, heads, t, size)
+    return call(r.values(b, 3 * heads, size), cache, lengths, scale=1 / math.sqrt(size))
+
+
+def tables(r: Request) -> list[Array]:
+    """Cosines and sines of the usual angles."""
+    _, t, _, size = r.shape
+    angles = np.outer(np.arange(t), 10000.0 ** (-np.arange(size // 2) / max(size // 2, 1)))
+    return [r.placed(f(angles), r.dtype) for f in (np.cos, np.sin)]
+
+
+def norm_rope(r: Request) -> Arguments:
+    """As many key heads as query heads, side by side."""
+    b, t, heads, size = r.shape
+    given = r.values(b, t, 2 * heads, size), r.values(size), r.values(size), *tables(r)
+    return call(*given, heads=heads, key_heads=heads, eps=1e-6)
+
+
+def rms_norm(r: Request) -> Arguments:
+    """Rows, and the weight of their width."""
+    return call(r.x(), r.values(r.shape[-1]), eps=1e-6)
 
 
 def rope(r: Request) -> Arguments:
-    """`[B, T, heads, size]`, with tables of the usual angles."""
-    b, t, heads, size = r.shape
-    angles = np.outer(np.arange(t), 10000.0 ** (-np.arange(size // 2) / max(size // 2, 1)))
-    tables = [r.placed(f(angles), r.dtype) for f in (np.cos, np.sin)]
-    if r.op.name == "norm_rope":
-        weights = r.values(size), r.values(size)
-        return call(r.values(b, t, 2 * heads, size), *weights, *tables, heads=heads, key_heads=heads, eps=1e-6)
-    return call(r.x(), *tables)
+    """Heads, and the tables of their angles."""
+    return call(r.x(), *tables(r))
 
 
 def swiglu(r: Request) -> Arguments:
-    """Gate and up, side by side where the op takes them so."""
-    *lead, width = r.shape
-    return call(r.values(*lead, 2 * width)) if r.op.name.endswith("_packed") else call(r.x(), r.x())
+    """Gate and up."""
+    return call(r.x(), r.x())
 
 
-def rows_by_index(r: Request) -> Arguments:
-    """Each row of a table once, in random order."""
+def index_put(r: Request) -> Arguments:
+    """Each row once, in random order."""
+    return call(r.x(), r.x(), r.order(r.shape[0]), dims=(0,))
+
+
+def gates(r: Request) -> Arguments:
+    """Gate and up side by side."""
+    return call(r.values(*r.shape[:-1], 2 * r.shape[-1]))
+
+
+def sample(r: Request) -> Arguments:
+    """Draws at temperature 1 from all classes."""
     rows = r.shape[0]
-    match r.op.name:
-        case "embedding":
-            return call(r.order(rows), r.x())
-        case "embedding_add_":
-            return call(r.x(), r.x(), r.order(rows))
-        case "index_get":
-            return call(r.x(), r.order(rows), dims=(0,))
-        case _:
-            return call(r.x(), r.x(), r.order(rows), dims=(0,))
+    return call(
+        r.x(), r.whole(9, rows, 3), r.placed(np.tile([1.0, 1.0, 0.0, 1.0], (rows, 1)), r.dtype), r.whole(1, rows)
+    )
 
 
-def classes(r: Request) -> Arguments:
-    """Logits or probabilities of rows, and labels or the state of draws."""
+def next_tokens(r: Request) -> Arguments:
+    """A batch of which no row comes to its end."""
     rows, count = r.shape
-    match r.op.name:
-        case "multinomial":
-            return call(r.x(low=0.5, high=2.0), num_samples=1, replacement=True, seed=1, offset=0)
-        case "sample":
-            settings = r.placed(np.tile([1.0, 1.0, 0.0, 1.0], (rows, 1)), r.dtype)
-            return call(r.x(), r.whole(9, rows, 3), settings, r.whole(1, rows))
-        case "next_tokens":
-            counters = [r.placed(np.full(rows, 1 << 40), int64) for _ in range(3)]  # no row comes to its end
-            tables = r.whole(9, rows, 3), r.values(rows, count, dtype=bool_), r.whole(count, 4, rows)
-            rings = r.values(4, rows), r.whole(1, 1)
-            return call(r.whole(count, rows), r.values(rows), r.whole(count, rows, 1), *counters, *tables, *rings)
-        case _:
-            return call(r.x(), r.whole(count, rows), ignore_index=-100, label_smoothing=0.0, z_loss=0.0)
+    counters = [r.placed(np.full(rows, 1 << 40), int64) for _ in range(3)]
+    seen, ring = (r.whole(9, rows, 3), r.values(rows, count, dtype=bool_)), (r.whole(count, 4, rows), r.values(4, rows))
+    return call(r.whole(count, rows), r.values(rows), r.whole(count, rows, 1), *counters, *seen, *ring, r.whole(1, 1))
+
+
+def cross_entropy(r: Request) -> Arguments:
+    """Logits and random labels."""
+    return call(r.x(), r.whole(r.shape[1], r.shape[0]), ignore_index=-100, label_smoothing=0.0, z_loss=0.0)
 
 
 def linear_cross_entropy(r: Request) -> Arguments:
     """Hidden states, the head's weight, as small as a model's is, and random labels; gradients come with the loss."""
     rows, width, count = r.shape
     weight = r.values(count, width, low=-(width**-0.5), high=width**-0.5)
-    return call(
-        r.values(rows, width), weight, r.whole(count, rows), ignore_index=-100, with_grads=True, mean=True
-    )  # fmt: skip
+    attrs: dict[str, Any] = {"ignore_index": -100, "with_grads": True, "mean": True}
+    return call(r.values(rows, width), weight, r.whole(count, rows), **attrs)
 
 
 # --- Optimizer steps --------------------------------------------------------------------------------------------------
 
 SCALARS = (1e-3, 3, 1.0)  # learning rate, step, scale of the gradient
-MUON = {"coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "iterations": 5}
+SCHULZ = {"coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "iterations": 5}
+MUON = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "lr_ratio": 1.0, **SCHULZ}
 FACTORED = {"beta2_decay": -0.8, "eps1": None, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.1}
 RULES: dict[str, tuple[int, dict[str, Any]]] = {  # states and settings
     "sgd": (0, {"weight_decay": 0.1}),
@@ -302,30 +282,8 @@ def rule_step(r: Request) -> Arguments:
     name = r.op.name.removesuffix("_step")
     states, settings = RULES[name.removesuffix("_split")]
     kept = [r.x(low=0.5) for _ in range(states)]
-    if name.endswith("_split"):
-        return call(*halves(r), r.x(), *kept, *SCALARS, **settings)
-    return call(r.x(), r.x(), *kept, *SCALARS, **settings)
-
-
-def matrix_step(r: Request) -> Arguments:
-    """Steps that look at a matrix as a whole."""
-    match r.op.name:
-        case "newton_schulz":
-            return call(r.x(), **MUON)
-        case "muon_step":
-            settings = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "lr_ratio": 1.0, **MUON}
-            return call(r.x(), r.x(), r.x(), *SCALARS, **settings)
-        case "dora_factors":
-            n, width = r.shape
-            sizes, pair = [r.values(n, low=0.5) for _ in range(2)], (r.values(RANK, width), r.values(n, RANK))
-            return call(*sizes, r.x(), *pair, columns=((0, n),), scales=(1.0,), width=n)
-        case "dequantize_rows":
-            return call(r.values(*r.shape, dtype=int8), r.values(r.shape[0], dtype=float32), dtype=r.dtype)
-        case "scale_rows":
-            return call(r.x(), r.values(r.shape[0]))
-        case _:
-            row, column = (*r.shape[:-1], 1), (*r.shape[:-2], 1, r.shape[-1])
-            return call(r.x(), r.x(), r.values(*row, low=0.5), r.values(*column, low=0.5), *SCALARS, **FACTORED)
+    param = halves(r) if name.endswith("_split") else (r.x(),)
+    return call(*param, r.x(), *kept, *SCALARS, **settings)
 
 
 def halves(r: Request) -> tuple[Array, Array]:
@@ -333,52 +291,77 @@ def halves(r: Request) -> tuple[Array, Array]:
     return r.values(*r.shape, dtype=bfloat16), r.values(*r.shape, dtype=int16)
 
 
-# --- Single ops -------------------------------------------------------------------------------------------------------
+def adafactor_step(r: Request) -> Arguments:
+    """The variances of rows and columns beside a matrix."""
+    row, column = r.values(*r.shape[:-1], 1, low=0.5), r.values(*r.shape[:-2], 1, r.shape[-1], low=0.5)
+    return call(r.x(), r.x(), row, column, *SCALARS, **FACTORED)
 
 
-def random(r: Request, **attrs: Any) -> Arguments:
+def dora_factors(r: Request) -> Arguments:
+    """One layer over all columns."""
+    n, width = r.shape
+    given = r.values(n, low=0.5), r.values(n, low=0.5), r.x(), r.values(RANK, width), r.values(n, RANK)
+    return call(*given, columns=((0, n),), scales=(1.0,), width=n)
+
+
+# --- Values that are counted first ------------------------------------------------------------------------------------
+
+
+def put_along_axis(r: Request) -> Arguments:
+    """Each row's values in reversed order."""
+    axis = normalize_axes(one_axis(r), len(r.shape))[0]
+    size = r.shape[axis]
+    order = np.arange(size)[::-1].reshape([size if d == axis else 1 for d in range(len(r.shape))])
+    return call(r.x(), r.placed(np.broadcast_to(order, r.shape).copy(), int64), axis=axis, size=size)
+
+
+def masked(r: Request) -> Arguments:
+    """A mask of which about half is true."""
+    return call(r.values(*r.shape, dtype=bool_))
+
+
+def mask_indices(r: Request) -> Arguments:
+    """With its count."""
+    (mask,), _ = masked(r)
+    return call(mask, count=int(mask.numpy().sum()))
+
+
+def masked_select(r: Request) -> Arguments:
+    """With the counts of its blocks."""
+    (mask,), attrs = mask_indices(r)
+    return call(r.x(), mask, registry["mask_offsets"](mask), **attrs)
+
+
+def nonzero(r: Request) -> Arguments:
+    """With the count of what is not 0."""
+    x = r.x()
+    return call(x, size=int(np.count_nonzero(x.numpy())))
+
+
+def unique(r: Request) -> Arguments:
+    """Of at most 64 values."""
+    x = r.placed(r.rng.integers(0, 64, r.shape), r.dtype)
+    return call(x, size=len(np.unique(x.numpy())))
+
+
+def window(r: Request) -> dict[str, Any]:
+    """The whole as a strided window."""
+    return {"shape": tuple(r.shape), "strides": contiguous_strides(tuple(r.shape)), "offset": 0}
+
+
+def drawn(r: Request, **attrs: Any) -> Arguments:
     """Draws of the shape."""
     return r.created(seed=1, offset=0, shape=r.shape, dtype=r.dtype, **attrs)
 
 
-def masked(r: Request) -> Arguments:
-    """A mask of which about half is true, and its counts."""
-    x, mask = r.x(), r.values(*r.shape, dtype=bool_)
-    flat = mask.numpy().reshape(-1)
-    match r.op.name:
-        case "masked_select":
-            return call(x, mask, registry["mask_offsets"](mask), count=int(flat.sum()))
-        case "mask_indices":
-            return call(mask, count=int(flat.sum()))
-        case _:
-            return call(mask)
+def of_step(r: Request) -> tuple[Array, Array]:
+    """The four numbers of a step's report, and its loss."""
+    return r.placed(np.zeros(4), float32), r.placed(2.5, float32)
 
 
-def counted(r: Request) -> Arguments:
-    """An op that is told how many results it has."""
-    if r.op.name == "bincount":
-        return call(r.whole(64, r.size), size=64)
-    x = r.x() if r.op.name == "nonzero" else r.placed(r.rng.integers(0, 64, r.shape), r.dtype)
-    values = x.numpy()
-    return call(x, size=int(np.count_nonzero(values)) if r.op.name == "nonzero" else len(np.unique(values)))
+# --- The calls of ops that their kind does not make -------------------------------------------------------------------
 
-
-def strided_window(r: Request) -> Arguments:
-    """The whole as a window."""
-    x, shape = r.x(), tuple(r.shape)
-    source = () if r.op.name == "as_strided" else (r.x(),)
-    return call(x, *source, shape=shape, strides=contiguous_strides(shape), offset=0)
-
-
-def report_of_step(r: Request) -> Arguments:
-    """The four numbers of a step's report, and what they are made of."""
-    report, loss = r.placed(np.zeros(4), float32), r.placed(2.5, float32)
-    if r.op.name == "clip_factor":
-        return call(report, loss, r.x(), max_norm=1.0)
-    return call(report, r.values(r.size + 1, dtype=float64, low=0.5), losses=1, max_norm=1.0)
-
-
-SINGLE: dict[str, Callable[[Request], Arguments]] = {
+CALLS: dict[str, Callable[[Request], Arguments]] = {
     "where": lambda r: call(r.values(*r.shape, dtype=bool_), r.x(), r.x()),
     "clamp": lambda r: call(r.x(low=0.5, high=2.0), 0.75, 1.5),
     "cast": lambda r: call(r.x(low=0.5, high=2.0), dtype=float64 if r.dtype is float32 else float32),
@@ -389,8 +372,8 @@ SINGLE: dict[str, Callable[[Request], Arguments]] = {
     "slice": lambda r: call(r.x(), items=((0, -(-r.shape[0] // 2), 2),)),
     "diagonal": lambda r: call(r.x(), offset=0, dim1=0, dim2=1),
     "unfold": lambda r: call(r.x(), dim=0, size=2, step=2),
-    "as_strided": strided_window,
-    "as_strided_scatter": strided_window,
+    "as_strided": lambda r: call(r.x(), **window(r)),
+    "as_strided_scatter": lambda r: call(r.x(), r.x(), **window(r)),
     "cat": lambda r: call(r.x(), r.x(), dim=0),
     "flip": lambda r: call(r.x(), dims=(0,)),
     "roll": lambda r: call(r.x(), shifts=(1,), dims=(0,)),
@@ -399,30 +382,66 @@ SINGLE: dict[str, Callable[[Request], Arguments]] = {
     "pad": lambda r: call(r.x(), widths=((1, 1),) * len(r.shape), value=0.0),
     "arange": lambda r: r.created(start=0, step=1, count=r.size, dtype=r.dtype),
     "linspace": lambda r: r.created(start=0.0, end=1.0, count=r.size, dtype=r.dtype),
-    "uniform": lambda r: random(r, low=0.0, high=1.0),
-    "normal": lambda r: random(r, mean=0.0, std=1.0),
-    "randint": lambda r: random(r, low=0, high=100),
+    "uniform": lambda r: drawn(r, low=0.0, high=1.0),
+    "normal": lambda r: drawn(r, mean=0.0, std=1.0),
+    "randint": lambda r: drawn(r, low=0, high=100),
     "randperm": lambda r: r.created(seed=1, offset=0, n=r.size, dtype=int64),
     "bernoulli": lambda r: call(r.x(low=0.0), seed=1, offset=0),
     "dropout": lambda r: call(r.x(), p=0.5, seed=1, offset=0),
     "mask_count": masked,
-    "mask_indices": masked,
     "mask_offsets": masked,
-    "masked_select": masked,
+    "mask_indices": mask_indices,
+    "masked_select": masked_select,
     "nonzero_count": lambda r: call(r.x()),
     "unique_count": lambda r: call(r.x()),
-    "nonzero": counted,
-    "unique": counted,
-    "bincount": counted,
+    "nonzero": nonzero,
+    "unique": unique,
+    "bincount": lambda r: call(r.whole(64, r.size), size=64),
+    "put_along_axis": put_along_axis,
     "total_norm": lambda r: call(r.x(), ord=2.0),
-    "clip_factor": report_of_step,
-    "clip_factor_of_ranks": report_of_step,
+    "clip_factor": lambda r: call(*of_step(r), r.x(), max_norm=1.0),
+    "clip_factor_of_ranks": lambda r: call(
+        of_step(r)[0], r.values(r.size + 1, dtype=float64, low=0.5), losses=1, max_norm=1.0
+    ),
     "square_spans": lambda r: call(r.values(r.size), of=r.size),
     "stochastic_round": lambda r: call(r.x(), dtype=bfloat16, seed=1, offset=0),
     "join_master": lambda r: call(*halves(r)),
     "split_master": lambda r: call(*halves(r), r.x()),
-    "adafactor_vector_step": lambda r: call(*(r.values(r.size, low=0.5) for _ in range(3)), *SCALARS, **FACTORED),
     "rank_sum": lambda r: call(r.values(r.size), r.values(r.size), r.values(1, r.size), rank=0, adds=False),
+    "mixed_matmul": product("mk", "kn", dtype=float32),
+    "matmul_add": product("mk", "kn", "mn"),
+    "add_matmul": product("mn", "mk", "kn"),
+    "matmul_sum": product("mk", "kn", "mr", "rn"),
+    "norm_linear": product("mk", "k", "nk,w", eps=1e-6),
+    "norm_mlp": product("mk", "k", "kn,w", "", "nk,w", "nk,w", eps=1e-6),
+    "swiglu_linear_backward": product("mk", "kn", "mN"),
+    "quantized_linear": product("mk", "nk,i", "n,f"),
+    "low_rank_backward": low_rank_backward,
+    "quantize_rows": lambda r: call(r.x()),
+    "rms_norm_scale": lambda r: call(
+        r.x(), r.values(r.shape[-1]), r.values(*r.shape[:-1], dtype=float64 if r.dtype is float64 else float32)
+    ),
+    "scale_columns": lambda r: call(r.x(), r.values(r.shape[-1])),
+    "scale_rows": lambda r: call(r.x(), r.values(r.shape[0])),
+    "layer_norm": lambda r: call(r.x(), r.values(r.shape[-1]), r.values(r.shape[-1]), eps=1e-6),
+    "attention_packed": attention_packed,
+    "attention_step": attention_step,
+    "norm_rope": norm_rope,
+    "swiglu_packed": gates,
+    "geglu_packed": gates,
+    "embedding": lambda r: call(r.order(r.shape[0]), r.x()),
+    "embedding_add_": lambda r: call(r.x(), r.x(), r.order(r.shape[0])),
+    "index_get": lambda r: call(r.x(), r.order(r.shape[0]), dims=(0,)),
+    "sample": sample,
+    "next_tokens": next_tokens,
+    "multinomial": lambda r: call(r.x(low=0.5, high=2.0), num_samples=1, replacement=True, seed=1, offset=0),
+    "newton_schulz": lambda r: call(r.x(), **SCHULZ),
+    "muon_step": lambda r: call(r.x(), r.x(), r.x(), *SCALARS, **MUON),
+    "adafactor_vector_step": lambda r: call(*(r.values(r.size, low=0.5) for _ in range(3)), *SCALARS, **FACTORED),
+    "dora_factors": dora_factors,
+    "dequantize_rows": lambda r: call(
+        r.values(*r.shape, dtype=int8), r.values(r.shape[0], dtype=float32), dtype=r.dtype
+    ),
 }
 
 

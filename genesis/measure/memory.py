@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import itertools
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
+from genesis.backend.cpu import pool
 from genesis.measure.recorder import OUTSIDE, Frame, aggregated
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
 
 Category = Literal["weights", "gradients", "optimizer", "activations", "workspace", "other"]
 CATEGORIES: tuple[Category, ...] = ("weights", "optimizer", "gradients", "other", "activations", "workspace")
@@ -212,3 +217,37 @@ def _block_of(array: Array) -> tuple[int, int] | None:
     if hasattr(storage, "pool"):
         return None if storage.block is None else (storage.block.pointer, storage.block.size)
     return None if storage.owner is not None else (int(storage.block.ctypes.data), storage.block.nbytes)
+
+
+# --- Of one call ------------------------------------------------------------------------------------------------------
+
+
+def peak_bytes(call: Callable[[], object], device: Device) -> int:
+    """Bytes of outputs and temporaries of a call that ran before; on the CPU numpy's temporaries are among them."""
+    return _on_host(call) if device == CPU else _on_device(call, device)
+
+
+def _on_host(call: Callable[[], object]) -> int:
+    # Only fresh memory is seen: nothing may come out of the pool.
+    pool.trim()
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
+
+
+def _on_device(call: Callable[[], object], device: Device) -> int:
+    backend = cast("CudaBackend", backend_for(device))
+    backend.driver.synchronize()
+    backend.pool.settle()
+    backend.pool.reset_peak()
+    before = backend.pool.allocated
+    call()
+    return backend.pool.max_allocated - before

@@ -18,13 +18,13 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
 from genesis.measure import causes, kernels
-from genesis.measure.call_memory import peak_bytes
 from genesis.measure.cases import Case, choices, label_of, make_case, op_named
 from genesis.measure.causes import Finding, Subject
 from genesis.measure.factories import Axes, Passes, passes_of
 from genesis.measure.kernels import Dispatch, Launch, launches_of, stages_of
 from genesis.measure.limits import COLUMNS as LIMITS
 from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
+from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, Peer, versus
 from genesis.measure.record import Cell, Column, Failure, Table, Unit, table
 from genesis.measure.timing import Plan, Timing, cold_calls, measure, of_wall

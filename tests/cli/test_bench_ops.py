@@ -231,7 +231,7 @@ def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) ->
 
 
 def test_the_recipes_model_is_the_cpus(tmp_path: Path) -> None:
-    from genesis_cli.bench_all import QUICKSTART
+    from genesis_cli.bench import QUICKSTART
     from genesis_cli.recipes import shape_named
 
     assert (shape_named(QUICKSTART, "--model").model_type, shape_named("0.5B", "--model").hidden_size) == ("qwen3", 896)

@@ -14,8 +14,8 @@ from genesis.dtypes import DType, bfloat16, float32
 from genesis.errors import DeviceError, UsageError
 from genesis.measure import kernels, limits
 from genesis.measure import op as measuring
-from genesis.measure.call_memory import peak_bytes
 from genesis.measure.cases import choices, make_case, supported
+from genesis.measure.memory import peak_bytes
 from genesis.measure.op import BANDS, COLUMNS, Measured, Settings, profile_case, profile_op, tables_of
 from genesis.measure.record import Failure, Report
 from genesis.op import execute, registry

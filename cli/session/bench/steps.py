@@ -18,8 +18,8 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.data.loader import Batch
 from genesis.errors import GenesisError, OutOfMemoryError, UsageError, escape, nearest
 from genesis.files.hf import read_json
-from genesis.measure.call_memory import peak_bytes
 from genesis.measure.limits import Limits
+from genesis.measure.memory import peak_bytes
 from genesis.measure.record import Failure
 from genesis.measure.recorder import COLLECTIVE, Key, by_key
 from genesis.measure.run import Subject, recorded_steps

@@ -1,8 +1,9 @@
-"""`genesis bench ops`: what many ops cost here, as Markdown and JSON, with what changed since the last run."""
+"""`genesis bench ops | model | all`: what ops and a model's steps cost here, and what changed since."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genesis.errors import UsageError, escape
+from genesis_cli.bench_model import bench_model
 from genesis_cli.measured import device_name, dtype_of, peer_of, raise_first, show, show_progress
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
+from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -21,7 +24,14 @@ if TYPE_CHECKING:
     from genesis.measure.op import Settings
     from genesis.measure.record import Failure, Table
     from genesis.measure.suite import Job, Results
+    from genesis_models.config import ModelConfig
 
+QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
+CPU_CASES = ((1, 4, 8), (256,))
+GPU_CASES = ((1, 4, 8), (512, 1024))
+FAST_CASES = ((4,), (128,))
+Fast = Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")]
+WithBackward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
 Given = list[tuple[str, str | bool | None]]  # options with their values
 
 
@@ -34,7 +44,7 @@ def bench_ops(
         typer.Option(
             "--category",
             metavar="NAME",
-            help="element, activation, reduction, matmul, memory, optimizer or other.",
+            help="element, activation, reduction, matmul, memory or optimizer.",
         ),
     ] = None,
     size: Annotated[
@@ -45,8 +55,8 @@ def bench_ops(
             help="small, medium, batch, large or xlarge; may be given several times.  [default: by device]",
         ),
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")] = False,
+    fast: Fast = False,
+    backward: WithBackward = False,
     dtype: OpDtype = None,
     device: MeasuredDevice = "auto",
     vs: VsTorch = None,
@@ -182,3 +192,88 @@ def _near(file: Path) -> Path:
     """The path as seen from the current folder, where it is below that."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
+
+
+# --- Everything -------------------------------------------------------------------------------------------------------
+
+
+bench = typer.Typer(help="Reports about everything.", add_completion=False, rich_markup_mode=None)
+
+
+@bench.callback()
+def _about() -> None:
+    """Measure everything that this machine can run, and report it."""
+
+
+bench.command("ops")(bench_ops)
+bench.command("model")(bench_model)
+
+
+@bench.command("all")
+def bench_all(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="SIZE",
+            help="A preset, a config.json, a model folder, or quickstart.  [default: 0.5B on a GPU, else quickstart]",
+        ),
+    ] = None,
+    fast: Fast = False,
+    backward: WithBackward = False,
+    dtype: OpDtype = None,
+    device: MeasuredDevice = "auto",
+    vs: VsTorch = None,
+    torch_python: TorchPython = None,
+    out: Reports = None,
+    json: JsonFile = None,
+) -> None:
+    """Measure every op and the training steps of a model, and write one report.
+
+    Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
+    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
+    what was measured.
+    """
+    from genesis.backend import CPU
+    from genesis.measure import suite
+    from genesis.measure.cases import default_sizes
+    from genesis_cli.session.preparation import resolve_device
+
+    where, kind = resolve_device(device), dtype_of(dtype)
+    size = model or (QUICKSTART if where == CPU else "0.5B")
+    config = shape_named(size, "--model")
+    sizes = default_sizes(where, is_fast=fast)
+    planned = suite.jobs(suite.names_of(), sizes, every_axis=not fast)
+    given: Given = [("--model", model), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
+    given += [("--fast", fast), ("--backward", backward)]
+    setup = setup_of(where, kind, sizes, backward, fast, out)
+    results, steps = measured_ops(planned, setup, vs, torch_python), 0
+    tables: list[Table] = []
+    failures: list[Failure] = []
+    if not results.interrupted:
+        try:
+            tables, measured = _model_tables(size, config, where, fast)
+            failures, steps, results.interrupted = measured.failures, len(measured.cases), measured.interrupted
+        except KeyboardInterrupt:
+            results.interrupted = True
+    finish("bench-all", given, setup, results, json, tables, failures)
+    raise_first([*results.failures, *failures], len(results.measured) + steps)
+
+
+def _model_tables(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[list[Table], Any]:
+    """The tables of training steps, and what was measured for them."""
+    from genesis.backend import CPU
+    from genesis_cli.bench_model import Request, measure_alone
+    from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
+    from genesis_models.weights import weight_type
+
+    dtype = weight_type(None, device, config.stored_dtype, trains=True).name
+    batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
+    cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
+    request = Request(config, cases, device, Settings(dtype, plan=FAST if is_fast else THOROUGH))
+    measured = measure_alone(request)
+    tables = list(measured.tables(request)) if measured.cases else []
+    if tables:
+        tables[0].title = "Training steps of a model"
+        tables[0].notes.append(f"{name}: {config.model_type}, {dtype}, random weights")
+    return tables, measured
