@@ -193,8 +193,9 @@ def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Ca
 
         def say(done: int, total: int) -> None:
             nonlocal said_at
-            if total and time.monotonic() - said_at >= LINE_SECONDS:
-                said_at = time.monotonic()
+            now = time.monotonic()
+            if total and now - said_at >= LINE_SECONDS:
+                said_at = now
                 output.line(f"{label}: {100 * done / total:.0f} %")
 
         yield say

@@ -16,10 +16,11 @@ import pytest
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.files.lock import FolderLock
 from genesis.train.config_file import load_config
+from genesis.train.output import Output
 from genesis.train.report import page
 from genesis_cli.session import training
 from tests.files.faults import Recorder, check_folders_are_flushed
-from tests.train.runs import load, observed, picture, rows, train
+from tests.train.runs import load, no_waiting, observed, picture, rows, train
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -221,19 +222,14 @@ def test_every_folder_that_a_run_makes_is_flushed_to_its_parent(recipe: Path, tm
     assert {output.parent.parent, output.parent, output} <= made
 
 
-def test_a_picture_that_cannot_be_drawn_is_a_warning(recipe: Path, tmp_path: Path, expected: str) -> None:
-    """Here the metrics are gone in mid-run."""
-    console, draw = mock.Mock(), page.loss_picture
-    (tmp_path / "run").mkdir()
-    with mock.patch.object(training, "_summary_lines", return_value=["done"]):
-        for problem in (FileNotFoundError("gone"), MemoryError(), ValueError("odd")):
-            with mock.patch.object(training, "loss_picture", side_effect=problem):
-                training._draw(tmp_path, console)
-    draw_it = mock.patch.object(training, "loss_picture", draw)
-    with draw_it:
-        training._draw(tmp_path, console)
-    assert all("warning: the loss picture was not drawn" in call.args[0] for call in console.line.call_args_list)
-    assert console.line.call_count == 4
+@pytest.mark.parametrize("problem", [FileNotFoundError("gone"), MemoryError("none"), ValueError("odd")])
+def test_a_picture_that_cannot_be_drawn_is_a_warning(problem: Exception, recipe: Path, tmp_path: Path) -> None:
+    said = io.StringIO()
+    with mock.patch.object(training, "loss_picture", side_effect=problem), no_waiting():
+        config = load(recipe, str(tmp_path / "run"), "train.steps=1", "eval.every=null")
+        summary = training.train(config, console=Output(said))
+    assert f"warning: the loss picture was not drawn: {problem}" in said.getvalue()
+    assert summary.state_hash in said.getvalue()
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-5", "1.5", "true"])
