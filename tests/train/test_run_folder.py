@@ -227,7 +227,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(problem: Exception, recipe:
     said = io.StringIO()
     with mock.patch.object(training, "loss_picture", side_effect=problem), no_waiting():
         config = load(recipe, str(tmp_path / "run"), "train.steps=1", "eval.every=null")
-        summary = training.train(config, console=Output(said))
+        summary = training.train(config, resume=False, console=Output(said))
     assert f"warning: the loss picture was not drawn: {problem}" in said.getvalue()
     assert summary.state_hash in said.getvalue()
 
