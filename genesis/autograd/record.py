@@ -306,9 +306,6 @@ def _all_cast(tensors: tuple[Any, ...], wanted: Callable[[Array], DType | None])
     return tuple([_cast(x, wanted(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
 
 
-# --- Running ops ------------------------------------------------------------------------------------------------------
-
-
 def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> Any:
     """Run `op` on tensors (and numbers) and record it when a gradient may be asked for; one tensor, or several.
 

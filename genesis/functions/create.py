@@ -149,8 +149,7 @@ def eye(
     n: int, m: int | None = None, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
     """`[n, m]` (square unless m is given) with ones on the diagonal."""
-    made = zeros(n, n if m is None else m, dtype=dtype, device=device)
-    a = made.array
+    a = zeros(n, n if m is None else m, dtype=dtype, device=device).array
     diagonal = a.view((min(a.shape),), (a.strides[0] + 1,))
     if diagonal.size:
         elementwise.fill(out=diagonal, value=1, shape=diagonal.shape, dtype=a.dtype)

@@ -63,9 +63,6 @@ def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any
     return apply_(op, x, **drawn)
 
 
-# --- New tensors ------------------------------------------------------------------------------------------------------
-
-
 def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
     """The function that draws a tensor of a shape, and the one that draws a tensor like another."""
 

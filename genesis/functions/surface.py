@@ -36,9 +36,6 @@ DTypeLike: TypeAlias = DType | str | type[Any] | np.dtype[Any] | None
 DeviceLike: TypeAlias = Device | str | None
 
 
-# --- Tensors and operands ---------------------------------------------------------------------------------------------
-
-
 def array_of(x: Any, name: str) -> Array:
     """The array of a tensor argument. Raises: DTypeError, for anything else, naming the function."""
     if not isinstance(x, TensorBase):

@@ -51,9 +51,6 @@ def replace_array(tensor: Tensor, array: Array) -> None:
     tensor._gradient_buffer = None
 
 
-# --- Where to, and of which type --------------------------------------------------------------------------------------
-
-
 def cuda_device(device: Any = None) -> Device:
     """The CUDA device meant by an index, "cuda:1" or a `Device`; None means the current one. Raises: DeviceError."""
     if device is None:
@@ -93,9 +90,6 @@ def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | No
     if kind is not None and not kind.is_floating_point:
         raise DTypeError(f"a module is cast to a float type, not to {kind.name}")
     return place, kind
-
-
-# --- Memory -----------------------------------------------------------------------------------------------------------
 
 
 def run_of(shapes: Sequence[Shape], dtype: DType, device: Device) -> list[Array]:
