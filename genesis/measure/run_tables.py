@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from genesis.measure.memory import Timeline
@@ -20,28 +20,21 @@ MOST = 12  # rows of a table that are shown to people
 
 
 class Part(NamedTuple):
-    """A phase, a module, an op, or a kernel of an op; means of the recorded steps.
+    """A phase, module, op, kernel or wait; means of the recorded steps.
 
     Attributes:
+        name: of a wait, its line.
         seconds: what adds up to the step.
-        host: seconds on the host, which threads that work at the same time share.
+        host: seconds on the host.
+        of: the op of a kernel; what waits.
     """
 
     name: str
     calls: float
     seconds: float
     share: float
-    host: float
-    op: str = ""
-
-
-class Stop(NamedTuple):
-    """A line that makes the host wait, or reads values; counts and seconds of a mean step."""
-
-    what: str
-    line: str
-    times: float
-    seconds: float
+    host: float = 0.0
+    of: str = ""
 
 
 class Sums:
@@ -102,86 +95,73 @@ class Sums:
 
     def kernels(self) -> list[Part]:
         """The longest first; those beside the step's own work are left out."""
-        steps, seconds, counts = (
-            self.recorded.steps,
-            defaultdict[tuple[str, str], float](float),
-            Counter[tuple[str, str]](),
-        )
-        for kernel in (kernel for step in steps for kernel in step.kernels if not kernel.is_concurrent):
-            seconds[kernel.op, kernel.name] += (kernel.end - kernel.start) / len(steps)
-            counts[kernel.op, kernel.name] += 1
-        found = [
-            Part(name, counts[op, name] / len(steps), each, self.share(each), 0.0, op)
-            for (op, name), each in seconds.items()
-        ]
-        return sorted(found, key=lambda part: -part.seconds)
+        kernels = (kernel for step in self.recorded.steps for kernel in step.kernels if not kernel.is_concurrent)
+        return self._grouped((k.op, k.name, k.end - k.start) for k in kernels)
 
-    def waits(self) -> list[Stop]:
+    def waits(self) -> list[Part]:
         """The longest first."""
-        steps, seconds = self.recorded.steps, defaultdict[tuple[str, str], list[float]](list)
-        for wait in (wait for step in steps for wait in step.waits):
-            seconds[wait.what, wait.line].append(wait.seconds)
-        found = [Stop(*key, len(each) / len(steps), sum(each) / len(steps)) for key, each in seconds.items()]
-        return sorted(found, key=lambda stop: (-stop.seconds, stop.line))
+        return self._grouped((w.what, w.line, w.seconds) for step in self.recorded.steps for w in step.waits)
+
+    def _grouped(self, each: Iterable[tuple[str, str, float]]) -> list[Part]:
+        found, count = defaultdict[tuple[str, str], list[float]](list), len(self.recorded.steps)
+        for of, name, seconds in each:
+            found[of, name].append(seconds)
+        parts = [
+            Part(name, len(times) / count, s := sum(times) / count, self.share(s), of=of)
+            for (of, name), times in found.items()
+        ]
+        return sorted(parts, key=lambda part: (-part.seconds, part.name))
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 STEP = (
-    Column("mode", "step", "text", "Captured: replayed as a CUDA graph; eager: launched one by one.",
-           lambda s: s.recorded.mode),
-    Column("measure", "measured", "text", "gpu: from the first kernel's start to the last one's end; wall: the clock.",
+    Column("mode", "step", "text", "Captured: as a CUDA graph; eager: op by op.", lambda s: s.recorded.mode),
+    Column("measure", "measured", "text", "gpu: first kernel's start to last one's end; wall: clock.",
            lambda s: "gpu" if s.on_gpu else "wall"),
-    Column("seconds", "time", "s", "What the rows of the tables below add up to, mean of the recorded steps.",
-           lambda s: s.whole),
-    Column("steps", "recorded", "count", "Steps that were recorded, and as many that were not.",
-           lambda s: len(s.recorded.steps)),
+    Column("seconds", "time", "s", "What the rows of other tables add up to; a mean.", lambda s: s.whole),
+    Column("steps", "recorded", "count", "Steps, and as many unwatched.", lambda s: len(s.recorded.steps)),
     Column("plain_seconds", "unwatched", "s", "Median wall time of a step that nobody watches.", lambda s: s.plain),
     Column("profiled_seconds", "watched", "s", "Median wall time of a recorded step.", lambda s: s.watched),
     Column("overhead", "overhead", "share", "Watched over unwatched, less 1.", lambda s: s.watched / s.plain - 1),
-    Column("attributed", "attributed", "s", "The part of the time that has an op, a module or a phase.",
-           lambda s: s.whole - s.idle),
+    Column("attributed", "attributed", "s", "The part that has a phase.", lambda s: s.whole - s.idle),
     Column("idle", "idle", "s", "The rest.", lambda s: s.idle),
     Column("launches", "launches", "count", "Kernels, copies and fills of a step.",
            lambda s: s.mean(lambda step: len(step.kernels)) if s.on_gpu else None),
-    Column("launched", "host done", "s", "When the host had launched everything, from the beginning of a step.",
+    Column("launched", "host done", "s", "When all was launched.",
            lambda s: s.mean(lambda step: step.launched - step.start) if s.on_gpu else None),
 )  # fmt: skip
 
 
 def _part_columns(name: str, on_gpu: bool) -> tuple[Column, ...]:
     return (
-        Column("name", name, "text", "Numbers of layers are a star; what is in brackets is no op or module.",
-               lambda part: part.name),
+        Column("name", name, "text", "Layers' numbers are a star; brackets: no op or module.", lambda part: part.name),
         Column("calls", "calls", "count", "Of an op in a step.", lambda part: part.calls or None),
-        Column("seconds", "GPU" if on_gpu else "wall", "s",
-               "Adds up to the step. Threads that work at the same time share it.", lambda part: part.seconds),
+        Column("seconds", "GPU" if on_gpu else "wall", "s", "Adds up to the step.", lambda part: part.seconds),
         Column("share", "share", "share", "Of the step.", lambda part: part.share),
-        Column("cpu_seconds", "host", "s", "Time on the host.",
-               lambda part: part.host or None),
+        Column("cpu_seconds", "host", "s", "Time on the host.", lambda part: part.host or None, hidden=not on_gpu),
     )  # fmt: skip
 
 
 KERNELS = (
-    Column("op", "op", "text", "That launches the kernel.", lambda part: part.op),
+    Column("op", "op", "text", "That launches the kernel.", lambda part: part.of),
     Column("kernel", "kernel", "text", "As Triton or CUDA C++ names it.", lambda part: part.name),
     Column("calls", "calls", "count", "In a step.", lambda part: part.calls),
     Column("seconds", "GPU", "s", "In a step.", lambda part: part.seconds),
     Column("share", "share", "share", "Of the step's time on the GPU.", lambda part: part.share),
 )
 WAITS = (
-    Column("count", "times", "count", "In a step.", lambda stop: stop.times),
-    Column("seconds", "host", "s", "In a step.", lambda stop: stop.seconds),
-    Column("what", "what", "text", "What the host waits for, or reads.", lambda stop: stop.what),
-    Column("line", "line", "text", "Innermost caller outside the framework's inner parts.",
-           lambda stop: stop.line.removeprefix(os.getcwd() + os.sep)),
+    Column("count", "times", "count", "In a step.", lambda part: part.calls),
+    Column("seconds", "host", "s", "In a step.", lambda part: part.seconds),
+    Column("what", "what", "text", "What the host waits for, or reads.", lambda part: part.of),
+    Column("line", "line", "text", "Innermost caller outside the framework.",
+           lambda part: part.name.removeprefix(os.getcwd() + os.sep)),
 )  # fmt: skip
 MEMORY = (
-    Column("category", "memory", "text", "Activations: what forward leaves; workspace: what comes and goes.",
+    Column("category", "memory", "text", "Activations: left by forward; workspace: comes and goes.",
            lambda row: row[0]),
     Column("peak", "at the peak", "bytes", "Bytes of the category when the sum is highest.", lambda row: row[1]),
-    Column("before", "before the step", "bytes", "Bytes of the category that last from step to step.",
-           lambda row: row[2]),
+    Column("before", "before the step", "bytes", "That lasts.", lambda row: row[2]),
 )  # fmt: skip
 HELD = (
     Column("bytes", "held", "bytes", "At the peak.", lambda held: held.nbytes),
