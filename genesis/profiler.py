@@ -183,7 +183,7 @@ class Profiler:
             UsageError: a profile runs already.
             DeviceError: a CUDA graph is being captured; so does `step`.
         """
-        if _running:
+        if _running or recorders:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
         _refuse_in_capture("a profile was started")
         self.step_num, self._recordings, self._steps = 0, [], []

@@ -19,6 +19,7 @@ from genesis import nn, profiler
 from genesis.backend import CPU, Device
 from genesis.errors import DeviceError, GenesisError, UsageError
 from genesis.measure.averages import EventList
+from genesis.measure.recorder import Recorder
 from genesis.nn.hooks import call_watches
 from genesis.op import _observers
 from genesis.optim import AdamW
@@ -300,6 +301,8 @@ def test_what_is_refused() -> None:
         pass
     with pytest.raises(UsageError, match="times no call"):
         benchmark("nothing", lambda: None, num_trials=0)
+    with Recorder(MLP()).watching(), pytest.raises(UsageError, match="inside a profile"), profile():
+        pass  # as inside of `genesis profile CONFIG`
     assert profiler._running == []
 
 
