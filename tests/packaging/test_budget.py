@@ -12,7 +12,7 @@ from tests.packaging.tree import REPOSITORY, repository_files
 
 MEASURING = (
     "genesis/measure/", "genesis/profile/", "genesis/report/",
-    "cli/session/bench/", "cli/bench_", "cli/demo.py", "cli/measured.py", "cli/profile.py", "cli/profile_run.py",
+    "cli/session/bench/", "cli/bench", "cli/demo.py", "cli/measured.py", "cli/profile.py", "cli/profile_run.py",
 )  # fmt: skip
 # The first area that has a file counts it; a name stands for the files that begin with it.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -29,7 +29,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_850,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (11_300, ("models/", "cli/", "configs/")),
+    "models and commands": (11_150, ("models/", "cli/", "configs/")),
     "benchmarks": (3_500, ("benchmarks/",)),
     "tests": (80_150, ("tests/",)),
 }
