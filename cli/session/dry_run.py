@@ -272,9 +272,7 @@ def advice(
     room: int,
     ranks: PlannedRanks = ONE_RANK,
 ) -> str:
-    """What the largest part is and what lowers it, as far as the run would fit then: of batch and length those that
-    suffice, and the least checkpointing.
-    """
+    """What the largest part is, and what lowers it so far that the run fits, with the least checkpointing."""
     name = max(plan.parts, key=plan.parts.__getitem__)
     found = [f"the largest part is {name}: {_remedies(config, shape, device, name, room, ranks)}"]
     if name in ("gradients", "optimizer") and config.model.path is not None and config.lora is None:
@@ -332,9 +330,7 @@ TOKENS = 4  # of a sample that are drawn: the first, those of steps before they 
 
 @contextmanager
 def compiled_ahead(device: Device) -> Iterator[None]:
-    """Inside the block, what is launched on the fake GPU like `device` begins to be compiled for `device`: for a run
-    that goes on, as a process ends when all is compiled.
-    """
+    """Inside the block, what is launched on the fake GPU like `device` begins to be compiled for `device`."""
     driver = None if device == CPU else backend_of(device).driver
     if driver is None or driver.prepare is not None:  # nothing is compiled there
         yield

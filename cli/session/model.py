@@ -269,9 +269,7 @@ class ModelFiles:
     chat: ChatFormat
 
     def write(self, folder: FolderWriter, snapshot: Snapshot) -> None:
-        """Model, tokenizer and side files; of a source folder's own files, what training does not change is kept byte
-        for byte.
-        """
+        """Model, tokenizer and side files; what does not change of a source folder's is kept byte for byte."""
         source, end, ends = self.config.model.path, self.tokenizer.eos_id, self.chat.ends
         if self.config.lora is None:
             # What is not given is copied from the source.

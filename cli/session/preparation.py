@@ -133,9 +133,7 @@ def check_rows(sets: Sequence[TokenSet], tokenizer: Tokenizer, model: ModelConfi
 
 
 def file_lines(data: Prepared) -> Iterator[str]:
-    """The files that were read and not read, in a line each for training and for held-out sources, what became of
-    samples that are too long or have no target, and warnings.
-    """
+    """Lines about the files that were read and not, samples that are too long or have no target, and warnings."""
     yield str(data.report.files)
     if data.report.tail:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"

@@ -430,8 +430,12 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
     found = checkpoints.steps()
     step: int | None = found[-1] if found and resume else None
     if resume_from is not None:
-        is_best = resume_from == BEST and bool(found)
-        name = checkpoints.folder(_best_step(checkpoints, found[-1])).name if is_best else Path(resume_from).name
+        name, is_best = Path(resume_from).name, resume_from == BEST and bool(found)
+        if is_best:  # the newest checkpoint knows which it is
+            _check_owner(checkpoints, found[-1])
+            best = checkpoints.best(found[-1]).step
+            _check_owner(checkpoints, best)
+            name = checkpoints.folder(best).name
         by_name = {checkpoints.folder(s).name: s for s in found}
         if name not in by_name:
             listed = ", ".join(by_name) or "none"
@@ -446,14 +450,6 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
             where="train.steps",
             next="raise train.steps, or name an older checkpoint with --resume-from",
         )
-    return step
-
-
-def _best_step(checkpoints: Checkpoints, newest: int) -> int:
-    """The step of the best evaluation as the newest checkpoint has it; -1 where it has none."""
-    _check_owner(checkpoints, newest)
-    step = checkpoints.best(newest).step
-    _check_owner(checkpoints, step)
     return step
 
 

@@ -189,9 +189,7 @@ def _branches(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def nearest_key(path: KeyPath) -> str | None:
-    """The setting that an unknown key most likely means: one of its section, another trainer's name, or elsewhere. Of
-    another trainer's name without a counterpart, why there is none, in words.
-    """
+    """The setting that an unknown key most likely means; of another trainer's, in words, why there is none."""
     name = str(path[-1]).lower().replace("-", "_")
     siblings = {key: spell((*path[:-1], key)) for key in _keys(path[:-1])}
     every = {setting.partition(".")[2]: setting for setting in setting_names()}

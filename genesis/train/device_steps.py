@@ -183,9 +183,7 @@ class DeviceSteps:
         self._loss.add_(self._run(adds=True))
 
     def _run(self, *, adds: bool = False) -> Tensor:
-        """Forward and backward of the batch in the feed: its part of the loss. Its figures replace those before, or
-        are added to them.
-        """
+        """Forward and backward of the batch in the feed: its part of the loss. Its figures are kept, or added."""
         feed = self.feed
         with random.default_generator.positioned_by(feed.position):
             loss, figures = self.state.objective.loss(self.state.model, feed.fields, feed.num_targets)

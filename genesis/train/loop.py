@@ -210,9 +210,7 @@ class Training:
         return self.state.step >= self.steps or (patience is not None and self.state.best.since >= patience)
 
     def _judge(self, loss: float, targets: int) -> None:
-        """Note whether an evaluation is the best so far; the one before the first step has no checkpoint, so it does
-        not count.
-        """
+        """Note whether an evaluation is the best so far; before the first step there is no checkpoint for it."""
         state = self.state
         if state.step:
             state.best = state.best.after(state.step, loss, targets)

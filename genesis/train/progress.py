@@ -227,9 +227,7 @@ WARMUP_STEPS = 3
 
 
 class Throughput:
-    """Tokens over the time of training steps; the caller times a step and nothing but a step, so that evaluation and
-    saving never count.
-    """
+    """Tokens over the time of training steps alone: the caller times neither evaluation nor saving."""
 
     def __init__(self) -> None:
         self._skip = WARMUP_STEPS

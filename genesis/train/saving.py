@@ -118,7 +118,10 @@ class Saves:
         Raises:
             DiskError: as of `Checkpoints.save`.
         """
-        if waits or self._background == "off" or not self._has_room(state):
+        is_beside = not waits and self._background != "off"
+        if is_beside and self._buffer is not None and self._buffer.size < snapshot_bytes(state):
+            self.prepare(state)  # a parameter had its first gradient after the first step
+        if not is_beside or not state.ranks.from_main("room", self._buffer is not None):
             return self._noted(state.step, self._checkpoints.save(state))
         with state.ranks.during("saving", SAVING_S):
             with state.optimizer.whole_states():
@@ -130,12 +133,6 @@ class Saves:
                         self._tell(f"copies for checkpoints make training wait longer: {self._buffer.not_pinned}")
             state.ranks.barrier("begun to save")
         return None
-
-    def _has_room(self, state: TrainState) -> bool:
-        """Whether rank 0 has host memory for a snapshot: a call of all ranks."""
-        if self._buffer is not None and self._buffer.size < snapshot_bytes(state):
-            self.prepare(state)  # a parameter had its first gradient after the first step
-        return bool(state.ranks.from_main("room", self._buffer is not None))
 
     def poll(self) -> None:
         """Between two steps: look whether a save has ended; nothing waits.

@@ -113,15 +113,12 @@ class Interrupts:
         call, self._call = self._call, None
         if call is not None:
             call()
-        elif not self._is_on_its_way():
-            raise self._stop
-
-    def _is_on_its_way(self) -> bool:
-        """Whether the interrupted code cleans up because of the stop."""
-        handled = sys.exc_info()[1]
+            return
+        handled = sys.exc_info()[1]  # is it the stop because of which the interrupted code cleans up?
         while handled is not None and handled is not self._stop:
             handled = handled.__context__
-        return handled is not None
+        if handled is None:
+            raise self._stop
 
     def interrupt(self, call: Callable[[], None]) -> None:
         """From another thread: have the main thread, whatever it does, call what may raise."""

@@ -75,9 +75,7 @@ class Best:
     since: int = 0
 
     def after(self, step: int, loss: float, targets: int) -> Best:
-        """The best evaluation once `step` has this loss. A loss that is not finite is never the best, and one over
-        other targets, as a resumed run may measure, is not compared with those before.
-        """
+        """The best evaluation once `step` has this loss, which is finite; losses over other targets do not compare."""
         is_lower = math.isfinite(loss) and (loss < self.loss or targets != self.targets)
         return Best(step, loss, targets) if is_lower else replace(self, since=self.since + 1)
 
@@ -302,9 +300,7 @@ def masters(weights: Mapping[str, TensorSource], optimizer: Mapping[str, TensorS
 
 
 def snapshot_bytes(state: TrainState) -> int:
-    """Bytes of host memory that a snapshot takes: the run's own parameters, and the optimizer's states as it keeps
-    them. It needs no values: the arrays may be those of a fake device.
-    """
+    """Bytes of host memory that a snapshot takes. No values are read: the arrays may be those of a fake device."""
     total = sum(slot_bytes(p.array.nbytes) for _, p in state.own_parameters())
     for _, parameter in updated_parameters(state.optimizer):
         shared = state.optimizer.sharded(parameter)

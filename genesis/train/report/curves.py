@@ -183,9 +183,7 @@ def reduced(steps: Floats, values: Floats, most: int = MOST_POINTS) -> list[tupl
 
 
 def _range(lines: Iterable[Floats], from_zero: bool) -> tuple[float, float]:
-    """The values that are shown: all but a fiftieth at each end of a long line, whose first steps would press the rest
-    together.
-    """
+    """The values shown: all but a fiftieth at each end of a long line, whose first steps would press the rest."""
     low, high = math.inf, -math.inf
     for values in lines:
         cut = len(values) // 50 if len(values) > MARKED else 0
