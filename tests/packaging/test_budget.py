@@ -21,7 +21,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "CUDA runtime and custom": (5_650, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (4_300, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_450, ("genesis/optim/",)),
-    "train": (6_900, ("genesis/train/",)),
+    "train": (6_600, ("genesis/train/",)),
     "data": (6_850, ("genesis/data/",)),
     "distributed": (2_650, ("genesis/distributed/",)),
     "core and nn": (19_200, ("genesis/",)),
