@@ -59,7 +59,8 @@ def test_its_command_measures_an_op_of_ones_own(
     words = ["profile", "--op", "ones_own:halved", "--shape", "4,5", "--device", "cpu"]
     with small_limits(), facts, quick:
         assert main([*words, "--backward"]) == 0
-        assert "ones_own:halved 4x5, float32: float32[4,5]" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "ones_own:halved" in said and "4x5" in said
         assert main(["profile", "--op", "ones_own:doubled", "--device", "cpu"]) == 2
         assert "ones_own has no op doubled" in capsys.readouterr().err
         assert main(["profile", "--op", "nobodys:op", "--device", "cpu"]) == 2

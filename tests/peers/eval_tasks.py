@@ -56,10 +56,10 @@ def theirs(model: Any, folder: Path) -> list[dict[str, Any]]:
 
 
 def scored(model: Any, ids: list[int], before: list[int]) -> float:
-    """The sum of the log-probabilities of `ids` after `before`."""
+    """The sum of the log-probabilities of `ids` after `before`; as lm-eval does, the model is not given the last id."""
     assert ids[: len(before)] == before
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()
+        logits = model(input_ids=torch.tensor([ids[:-1]]), use_cache=False).logits[0].double()
     chances = torch.log_softmax(logits, -1)
     return sum(float(chances[at - 1, ids[at]]) for at in range(len(before), len(ids)))
 
