@@ -263,7 +263,7 @@ def bench_all(
 def _model_tables(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[list[Table], Any]:
     """The tables of training steps, and what was measured for them."""
     from genesis.backend import CPU
-    from genesis_cli.bench_model import Request, measure_alone
+    from genesis_cli.session.bench.model import Request, measure_alone
     from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
     from genesis_models.weights import weight_type
 

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from genesis.errors import UsageError, escape
-from genesis_cli.measured import STDOUT, device_name, raise_first, show, show_progress, sizes
+from genesis_cli.measured import STDOUT, device_name, raise_first, show, sizes
 from genesis_cli.nproc import asked_ranks, is_rank, launched
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.measure.limits import Limits
-    from genesis.measure.record import Cell, Failure, Report, Table
+    from genesis.measure.record import Cell, Report
+    from genesis.measure.timing import Plan
     from genesis.train.ranks import Ranks
-    from genesis_cli.session.bench.model import Case
-    from genesis_cli.session.bench.ranks import SharedCase
-    from genesis_cli.session.bench.steps import Settings
-    from genesis_cli.session.bench.versus import PeerStep
+    from genesis_cli.session.bench.model import Measured, Request
+    from genesis_cli.session.bench.steps import Drawing, Settings
     from genesis_models.config import ModelConfig
 
 PROMPTS, GENERATED = "128", "1,8,32"
@@ -33,36 +30,26 @@ LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
 CHECKPOINTING = ("none", "selective", "full")
 
 
+ROWS = f"{BATCHES}; {GENERATED} with --generate"
 BatchSize = Annotated[
     str | None,
     typer.Option(
-        "--batch-size", metavar="N,N,…", help=f"Rows of a batch.  [default: {BATCHES}; 1,8,32 with --generate]"
+        "--batch-size", metavar="N,N,…", help=f"Rows of a batch.  [default: {BATCHES}; {GENERATED} generated]"
     ),
 ]
-SeqLen = Annotated[
-    str | None,
-    typer.Option(
-        "--seq-len",
-        metavar="N,N,…",
-        help=f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, as far as the model's positions go;"
-        " 128 with --generate]",
-    ),
-]
+USUAL = f"{','.join(map(str, LENGTHS))}, as far as positions go; {PROMPTS} with --generate"
+SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="N,N,…", help=f"Tokens of a row.  [default: {USUAL}]")]
 Checkpointing = Annotated[
     str,
     typer.Option("--checkpointing", metavar="HOW", help="What is computed again in backward: none, selective or full."),
 ]
-
-
 Size = Annotated[
     str,
     typer.Option("--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, a model folder, or quickstart."),
 ]
 WeightType = Annotated[
     str | None,
-    typer.Option(
-        "--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: on a GPU the config's or bf16, on the CPU fp32]"
-    ),
+    typer.Option("--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: the config's; CPU: fp32]"),
 ]
 Generate = Annotated[
     bool, typer.Option("--generate", help="Measure generation instead; --seq-len are tokens of the prompts.")
@@ -77,24 +64,12 @@ Fast = Annotated[bool, typer.Option("--fast", help="Take little time for each ca
 Vs = Annotated[
     str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, each recipe in a fresh process.")
 ]
-NProc = Annotated[
-    str | None,
-    typer.Option(
-        "--nproc",
-        metavar="N|all",
-        help="Take steps in N processes of this host, ranks, each with a batch of its own, and in one alone; all: one"
-        " for each GPU, or for each CPU core.",
-    ),
-]
-Recipes = Annotated[
-    str | None,
-    typer.Option(
-        "--recipes",
-        metavar="NAME,…",
-        help="eager: Hugging Face's model; compile: compiled; lean: one made for speed. Of ranks ddp and fsdp2, around"
-        " lean's.  [default: all of them]",
-    ),
-]
+RANKS = (
+    "Take steps in N processes of this host, ranks, each with a batch of its own, and in one alone; all: one for each"
+)
+NProc = Annotated[str | None, typer.Option("--nproc", metavar="N|all", help=f"{RANKS} GPU, or CPU core.")]
+ABOUT = "eager: Hugging Face's model; compile: compiled; lean: made for speed. Of ranks ddp and fsdp2, around lean's."
+Recipes = Annotated[str | None, typer.Option("--recipes", metavar="NAME,…", help=f"{ABOUT}  [default: all of them]")]
 
 
 def bench_model(
@@ -121,81 +96,81 @@ def bench_model(
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """
-    if generate:
-        others = {"--checkpointing": checkpointing != "none", "--vs": vs is not None, "--nproc": nproc is not None}
-        for option, is_given in others.items():
-            if is_given:
-                what = f"{option} is for training steps"
-                raise UsageError(what, where=option, next="leave out --generate, or this")
-        given = {"--size": size, "--batch-size": batch_size or GENERATED, "--seq-len": seq_len or PROMPTS}
-        given |= _given(
-            {"--device": device, "--dtype": dtype, "--new-tokens": new_tokens, "--temperature": temperature}
-        )
-        show_generation(given, new_tokens, temperature or 0.0, fast, json)
-        return
-    if (new_tokens, temperature) != (None, None):
-        option = "--new-tokens" if new_tokens is not None else "--temperature"
-        raise UsageError(f"{option} is for generation", where=option, next="add --generate")
-    from genesis_cli.session.bench.steps import FAST, Settings, check_lengths
+    steps_alone = {"--checkpointing": checkpointing != "none", "--vs": vs is not None, "--nproc": nproc is not None}
+    of_generation = {"--new-tokens": new_tokens is not None, "--temperature": temperature is not None}
+    for option, is_given in (steps_alone if generate else of_generation).items():
+        if is_given:
+            kind, next = ("training steps", "leave out --generate") if generate else ("generation", "add --generate")
+            raise UsageError(f"{option} is for {kind}", where=option, next=next)
+    from genesis.measure.peer import started
+    from genesis.measure.record import to_text
+    from genesis.train.ranks import ALONE
+    from genesis_cli.session.bench import model, steps
     from genesis_cli.session.preparation import resolve_device
-    from genesis_models.registry import fuses
     from genesis_models.weights import weight_type
 
-    batches = sizes(batch_size or BATCHES, "--batch-size")
-    asked = weight_dtype(dtype, trains=True)
-    if checkpointing not in CHECKPOINTING:
-        next = f"use one of {', '.join(CHECKPOINTING)}"
-        raise UsageError(f"{checkpointing!r} is not known", where="--checkpointing", next=next)
+    batch_size = batch_size or (GENERATED if generate else BATCHES)
+    batches, asked = sizes(batch_size, "--batch-size"), weight_dtype(dtype, trains=not generate, quantized=generate)
     config = shape_named(size, "--size")
-    if checkpointing == "selective" and not fuses(config):
-        what = f"selective is for fused layers, and those of {config.model_type} are plain"
-        raise UsageError(what, where="--checkpointing", next="use none or full")
-    lengths = _lengths(seq_len, config.packed_length)
-    check_lengths(config, lengths)
-    given = {"--size": size, "--batch-size": batch_size or BATCHES, "--seq-len": ",".join(map(str, lengths))}
-    given |= _given({"--device": device, "--checkpointing": checkpointing, "--dtype": dtype})
-    count = 1 if nproc is None else asked_ranks(nproc, device)
-    chosen = _recipes(vs, recipes, torch_python, is_shared=count > 1 or is_rank())
-    given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(chosen)}
+    # The usual ones that the model has positions for, where none are asked for.
+    usual = [n for n in LENGTHS if n <= config.packed_length] or [config.packed_length]
+    default = PROMPTS if generate else ",".join(map(str, usual))
+    lengths = sizes(default if seq_len is None else seq_len, "--seq-len")
+    chosen, count = tuple[str, ...](), 1
+    if not generate:
+        _check_steps(config, lengths, checkpointing)
+        count = 1 if nproc is None else asked_ranks(nproc, device)
+        chosen = _recipes(vs, recipes, torch_python, is_shared=count > 1 or is_rank())
+    given = _given({
+        "--size": size, "--batch-size": batch_size, "--seq-len": ",".join(map(str, lengths)), "--device": device,
+        "--checkpointing": None if generate else checkpointing, "--dtype": dtype, "--new-tokens": new_tokens,
+        "--temperature": temperature, "--vs": vs, "--recipes": ",".join(chosen) or None,
+    })  # fmt: skip
     if count > 1:
         passed_on = {**given, **_given({"--torch-python": torch_python, "--json": json})}
         options = [f"{name}={value}" for name, value in passed_on.items()]
         raise typer.Exit(launched("bench-model", [*options, *(["--fast"] if fast else [])], count))
-    with together(device, given, is_quiet=json == STDOUT) as ranks:
+    with nullcontext(ALONE) if generate else together(device, given, is_quiet=json == STDOUT) as ranks:
         where = resolve_device(device, ranks)
-        kind = weight_type(asked, where, config.stored_dtype, trains=True).name
-        settings = Settings(kind, checkpointing, **({"plan": FAST} if fast else {}))
+        plan = steps.FAST if fast else steps.THOROUGH
+        settings: Drawing | Settings
+        if generate:
+            settings = _drawing(config, where, asked, max(lengths), new_tokens, temperature or 0.0, plan)
+        else:
+            dtype = weight_type(asked, where, config.stored_dtype, trains=True).name
+            settings = steps.Settings(dtype, checkpointing, plan)
         if vs is not None and ranks.is_main:
-            _check_peer(vs, torch_python, where)
-        request = Request(config, list(itertools.product(batches, lengths)), where, settings, chosen, torch_python)
-        measured = measure_alone(request) if ranks.size == 1 else measured_by(request, ranks)
+            with started("steps", where, vs, torch_python):
+                pass  # a missing peer ends it before anything is measured
+        request = model.Request(
+            config, list(itertools.product(batches, lengths)), where, settings, chosen, torch_python
+        )
+        measured = model.measure_alone(request) if ranks.size == 1 else model.measured_by(request, ranks)
         if measured is None:  # rank 0 has it
             return
-        given |= {} if ranks.size == 1 else {"--nproc": str(ranks.size)}
-    report = _report("bench-model", given, fast, size, request, measured.limits, measured.tables(request))
-    report.failures = measured.failures
-    finish(report, json, len(measured.cases), measured.interrupted)
+    given |= {} if ranks.size == 1 else {"--nproc": str(ranks.size)}
+    report = _report(given, request, measured, generate, fast)
+    show(report, to_text(report), json)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    raise_first(report.failures, len(measured.cases))
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in options.items() if value is not None}
 
 
-def finish(report: Report, json: str | None, cases: int, interrupted: bool) -> None:
-    """Print the report and end as its failures say."""
-    from genesis.measure.record import to_text
+def _check_steps(config: ModelConfig, lengths: Sequence[int], checkpointing: str) -> None:
+    from genesis_cli.session.bench.steps import check_lengths
+    from genesis_models.registry import fuses
 
-    show(report, to_text(report), json)
-    if interrupted:
-        raise KeyboardInterrupt
-    raise_first(report.failures, cases)
-
-
-def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
-    """Those asked for, else the usual ones that a model of `most` positions has room for."""
-    if asked is not None:
-        return sizes(asked, "--seq-len")
-    return tuple(n for n in LENGTHS if n <= most) or (most,)
+    if checkpointing not in CHECKPOINTING:
+        next = f"use one of {', '.join(CHECKPOINTING)}"
+        raise UsageError(f"{checkpointing!r} is not known", where="--checkpointing", next=next)
+    if checkpointing == "selective" and not fuses(config):
+        what = f"selective is for fused layers, and those of {config.model_type} are plain"
+        raise UsageError(what, where="--checkpointing", next="use none or full")
+    check_lengths(config, lengths)
 
 
 def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared: bool) -> tuple[str, ...]:
@@ -211,118 +186,23 @@ def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared
     return check_recipes(",".join(known) if asked is None else asked, known)
 
 
-def _check_peer(vs: str, python: str | None, device: Device) -> None:
-    """Start the peer once: a missing one ends it before anything is measured."""
-    from genesis.measure.peer import started
+def _drawing(
+    config: ModelConfig, device: Device, asked: str, longest: int, new: int | None, temperature: float, plan: Plan
+) -> Drawing:
+    """How tokens are drawn. Raises: UsageError, for an option out of its range."""
+    from genesis_cli.session.bench.steps import NEW, Drawing
+    from genesis_models.weights import AUTO, QUANTIZED, weight_type
 
-    with started("steps", device, vs, python):
-        pass
-
-
-# --- Training steps ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be measured.
-
-    Attributes:
-        cases: (batch, length).
-        recipes: of torch, to compare with; none without --vs.
-        python: the interpreter that has torch; None means this one.
-    """
-
-    config: ModelConfig
-    cases: list[tuple[int, int]]
-    device: Device
-    settings: Settings
-    recipes: tuple[str, ...] = ()
-    python: str | None = None
-
-
-@dataclass
-class Measured:
-    """What was measured, also of a run that was interrupted."""
-
-    limits: Limits
-    cases: list[Case] = field(default_factory=list)
-    shared: list[SharedCase] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    peers: list[PeerStep] = field(default_factory=list)
-    interrupted: bool = False
-
-    def tables(self, request: Request) -> list[Table]:
-        """The tables of the report."""
-        from genesis_cli.session.bench.model import model_tables
-        from genesis_cli.session.bench.ranks import shared_tables
-        from genesis_cli.session.bench.versus import peers_table
-
-        found = model_tables(request.config, self.cases, request.settings, request.device)
-        found += shared_tables(self.shared)
-        if self.peers:
-            found.append(peers_table(self.peers, self.shared[0].ranks if self.shared else 1))
-        return found
-
-
-def _measure_cases(request: Request, measured: Measured) -> None:
-    from genesis.measure.record import Failure
-    from genesis_cli.session.bench import model
-
-    for found in model.bench_model(request.config, request.cases, measured.limits, request.settings, show_progress):
-        if isinstance(found, Failure):
-            measured.failures.append(found)
-        else:
-            measured.cases.append(found)
-
-
-def measure_alone(request: Request) -> Measured:
-    """Every case, and then each recipe of torch; on a terminal stderr shows how far it is."""
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis_cli.session.bench import versus
-
-    settings, recipes, python = request.settings, request.recipes, request.python
-    measured = Measured(limits_of(request.device, as_dtype(settings.dtype)))
-    try:
-        _measure_cases(request, measured)
-        if recipes:
-            given = request.config, request.cases, measured.limits, settings, recipes, python
-            for step in versus.versus_torch(*given, show_progress):
-                measured.peers.append(step)
-    except KeyboardInterrupt:
-        if not measured.cases:
-            raise
-        measured.interrupted = True
-    finally:
-        show_progress("")
-    return measured
-
-
-def measured_by(request: Request, ranks: Ranks) -> Measured | None:
-    """What all ranks do together, then (on rank 0, alone) what one does; None on the others."""
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis_cli.session.bench.ranks import has_no_room, shared_cases, with_scaling
-    from genesis_cli.session.bench.versus import versus_ranks
-
-    config, cases, device, settings = request.config, request.cases, request.device, request.settings
-    measured = Measured(limits_of(device, as_dtype(settings.dtype))) if ranks.is_main else None
-    ranks.barrier("limits")
-    rate = None if measured is None else measured.limits.flops_per_second
-    tell = show_progress if ranks.is_main else (lambda text: None)
-    try:
-        shared = list(shared_cases(config, cases, device, rate, settings, ranks, tell))
-        against = versus_ranks(config, cases, shared, device, settings, request.recipes, ranks, request.python, tell)
-        peers = list(against)
-        if measured is not None:
-            _measure_cases(request, measured)
-            measured.shared = with_scaling(shared, [*measured.cases, *measured.failures])
-            measured.failures = [each for each in measured.failures if not has_no_room(each)]
-            measured.peers = peers
-    finally:
-        tell("")
-    ranks.barrier("one rank's steps")
-    return measured
+    count = NEW if new is None else new
+    if count < 2:
+        raise UsageError(f"{count} new tokens have no time between them", where="--new-tokens", next="take 2 or more")
+    if longest + count > config.context_length:
+        what = f"{longest} tokens and {count} new ones are beyond the model's {config.context_length:,} positions"
+        raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
+    built = weight_type(AUTO if asked in QUANTIZED else asked, device, config.stored_dtype).name
+    settings = Drawing(asked if asked in QUANTIZED else built, built, count, temperature, plan)
+    settings.sampling.check()
+    return settings
 
 
 @contextmanager
@@ -354,71 +234,7 @@ def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iter
         yield ranks
 
 
-# --- Generation -------------------------------------------------------------------------------------------------------
-
-
-def show_generation(
-    given: Mapping[str, str], new: int | None, temperature: float, fast: bool, json: str | None
-) -> None:
-    """Measure generation, print the report, and write it into the file `json`.
-
-    Raises:
-        UsageError: an option is out of its range. GenesisError: the first case that failed, at the end.
-    """
-    from genesis.dtypes import as_dtype
-    from genesis.measure.limits import limits_of
-    from genesis.measure.record import Failure
-    from genesis_cli.session.bench import generation
-    from genesis_cli.session.bench.model import ops_table
-    from genesis_cli.session.bench.steps import FAST
-    from genesis_cli.session.preparation import resolve_device
-    from genesis_models.weights import AUTO, QUANTIZED, weight_type
-
-    count = generation.NEW if new is None else new
-    if count < 2:
-        raise UsageError(f"{count} new tokens have no time between them", where="--new-tokens", next="take 2 or more")
-    asked, config = weight_dtype(given.get("--dtype"), quantized=True), shape_named(given["--size"], "--size")
-    batches, prompts = sizes(given["--batch-size"], "--batch-size"), sizes(given["--seq-len"], "--seq-len")
-    if max(prompts) + count > config.context_length:
-        what = f"{max(prompts)} tokens and {count} new ones are beyond the model's {config.context_length:,} positions"
-        raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
-    device = resolve_device(given["--device"])
-    is_quantized = asked in QUANTIZED
-    kind = weight_type(AUTO if is_quantized else asked, device, config.stored_dtype).name
-    plan = {"plan": FAST} if fast else {}
-    settings = generation.Settings(asked if is_quantized else kind, kind, count, temperature, **plan)
-    settings.sampling.check()
-    limits, cases = limits_of(device, as_dtype(kind)), list(itertools.product(batches, prompts))
-    rows, failures, notes, tables = list[Any](), list[Failure](), list[str](), list[Any]()
-    interrupted = False
-    try:
-        for found in generation.bench_generation(config, cases, limits, settings, show_progress):
-            if isinstance(found, Failure):
-                failures.append(found)
-                continue
-            row, parts, more = found
-            rows.append(row)
-            notes += more
-            tables += [] if parts is None else [ops_table(parts, f"ops of a step, {row.label}")]
-    except KeyboardInterrupt:
-        if not rows:
-            raise
-        interrupted = True
-    finally:
-        show_progress("")
-    request = Request(config, cases, device, settings)  # type: ignore[arg-type]
-    shown = [generation.generation_table(rows), *tables] if rows else []
-    report = _report("bench-generation", given, fast, given["--size"], request, limits, shown)
-    report.failures, report.notes = failures, [*report.notes, *notes]
-    finish(report, json, len(rows), interrupted)
-
-
-# --- Report -----------------------------------------------------------------------------------------------------------
-
-
-def _report(
-    kind: str, given: Mapping[str, str], fast: bool, size: str, request: Request, limits: Limits, tables: list[Table]
-) -> Report:
+def _report(given: Mapping[str, str], request: Request, measured: Measured, generates: bool, fast: bool) -> Report:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
     from genesis.measure.record import Report, format_rate
@@ -426,22 +242,25 @@ def _report(
     from genesis_cli.session.bench.steps import OPTIMIZER
     from genesis_models.registry import parameter_count
 
-    machine, device, chosen = facts(), limits.device, request.settings
-    generates = kind == "bench-generation"
+    machine, limits, chosen = facts(), measured.limits, request.settings
     words = ["genesis bench-model", *(["--generate"] if generates else [])]
     words += [f"{name} {value}" for name, value in given.items()] + (["--fast"] if fast else [])
     settings: dict[str, Cell] = {
-        "model": escape(size),
+        "model": escape(given["--size"]),
         "type": request.config.model_type,
         "parameters": parameter_count(request.config),
         "dtype": chosen.dtype,
-        **({} if generates else {"optimizer": OPTIMIZER, "checkpointing": chosen.checkpointing}),
+        "optimizer": None if generates else OPTIMIZER,
+        "checkpointing": getattr(chosen, "checkpointing", None),
         "temperature": getattr(chosen, "temperature", None),
-        "threads": threads() if device == CPU else None,
+        "threads": threads() if request.device == CPU else None,
     }
     rate = limits.flops_per_second
     limit = f"copy {format_rate(limits.bytes_per_second, 'B/s')}"
     limit += "" if rate is None else f", matmul {limits.dtype.name} {format_rate(rate, 'FLOP/s')}"
-    name = device_name(device, machine)
     notes = [f"Limits, measured now: {limit}."]
-    return Report(kind, escape(" ".join(words)), str(device), name, machine, settings, tables, notes=notes)
+    notes += [note for each in measured.cases for note in each.notes] if generates else []
+    kind, name = "bench-generation" if generates else "bench-model", device_name(request.device, machine)
+    tables = measured.tables(request)
+    command, place = escape(" ".join(words)), str(request.device)
+    return Report(kind, command, place, name, machine, settings, tables, measured.failures, notes)

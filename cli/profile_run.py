@@ -115,7 +115,7 @@ def _report(command: str, config: Config, found: Profile) -> Report:
     from genesis.measure.record import Report
     from genesis.measure.run_tables import memory_tables, step_tables
     from genesis_cli.environment import facts
-    from genesis_cli.session.bench.generation import generation_table
+    from genesis_cli.session.bench.steps import generation_table
 
     machine, device = facts(), found.device
     tables = list(step_tables(found.recorded, device != CPU))

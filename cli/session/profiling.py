@@ -31,8 +31,7 @@ from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench.generation import Generation, Settings, generated
-from genesis_cli.session.bench.steps import FAST, UNTIL_CAPTURED
+from genesis_cli.session.bench.steps import FAST, UNTIL_CAPTURED, Drawing, Generation, generated
 from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
 from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
@@ -131,7 +130,7 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
 def _generation(model: CausalLM, device: Device) -> Generation:
     """Half a context at most, of which the last quarter is generated."""
     length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
-    settings = Settings(dtype.name, dtype.name, max(2, length // 4), plan=FAST)
+    settings = Drawing(dtype.name, dtype.name, max(2, length // 4), plan=FAST)
     return generated(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 

@@ -14,7 +14,8 @@ from genesis.errors import OutOfMemoryError
 from genesis.measure import peer
 from genesis.measure.timing import Plan
 from genesis_cli import environment
-from genesis_cli.session.bench import generation, model, steps, versus
+from genesis_cli.session.bench import model, steps, versus
+from genesis_cli.session.bench import steps as generation
 from genesis_cli.session.bench.versus import PeerStep
 from tests.cli.command import printed
 from tests.measure import fake_torch

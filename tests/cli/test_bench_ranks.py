@@ -21,9 +21,9 @@ from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
 from genesis_cli.app import run
 from genesis_cli.recipes import shape_named
-from genesis_cli.session.bench import ranks as shared
+from genesis_cli.session.bench import model as shared
 from genesis_cli.session.bench import steps
-from genesis_cli.session.bench.ranks import (
+from genesis_cli.session.bench.model import (
     LEAST_STEPS,
     MOST_STEPS,
     NO_ROOM,

@@ -30,7 +30,7 @@ from genesis.optim import AdamW
 from genesis.optim.optimizer import Optimizer
 from genesis.train.captured import Captured
 from genesis.train.ranks import Ranks
-from genesis_cli.session.bench.ranks import collective_times
+from genesis_cli.session.bench.model import collective_times
 from genesis_cli.session.bench.steps import new_state
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build

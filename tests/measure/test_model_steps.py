@@ -24,19 +24,22 @@ from genesis.measure.limits import Limits
 from genesis.measure.peer import PeerError, PeerLacks
 from genesis.measure.record import Failure
 from genesis.measure.timing import Plan, summarize
-from genesis_cli.session.bench import generation, model, versus
-from genesis_cli.session.bench.generation import Settings as Drawing
-from genesis_cli.session.bench.generation import cache_bytes, generated, weight_bytes
+from genesis_cli.session.bench import model, versus
+from genesis_cli.session.bench import steps as generation
 from genesis_cli.session.bench.model import Case, bench_model, growths, measured_case, model_tables, room_of
 from genesis_cli.session.bench.steps import (
+    Drawing,
     Memory,
     OpShare,
     Parts,
     RandomTokens,
     Settings,
+    cache_bytes,
     check_lengths,
+    generated,
     shape_of,
     step_flops,
+    weight_bytes,
 )
 from genesis_cli.session.bench.versus import check_recipes, lean_config, peers_table, versus_torch
 from genesis_models.config import ModelConfig

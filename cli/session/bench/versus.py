@@ -18,9 +18,7 @@ from genesis.measure.peers.torch_steps import RECIPES
 from genesis.measure.record import Column, Table, table
 from genesis.measure.timing import Plan, Timing, measure, of_wall, summarize
 from genesis.train.ranks import PREPARING_S, Ranks
-from genesis_cli.session.bench.model import trained_model
-from genesis_cli.session.bench.ranks import SharedCase
-from genesis_cli.session.bench.steps import Settings, forget, new_state, taking
+from genesis_cli.session.bench.steps import Settings, forget, new_state, taking, trained_model
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.fuse import FusedAttention, FusedHeadNormAttention, FusedNoPEAttention
@@ -182,7 +180,7 @@ def _measured(
 def versus_ranks(
     config: ModelConfig,
     cases: Sequence[tuple[int, int]],
-    ours: Sequence[SharedCase],
+    ours: Sequence[tuple[float, int]],
     device: Device,
     settings: Settings,
     recipes: Sequence[str],
@@ -195,7 +193,7 @@ def versus_ranks(
     Our times were taken before: the two are not interleaved, and share no memory.
 
     Args:
-        ours: a row for each case.
+        ours: seconds of a step and the most memory of a rank, for each case.
     """
     for recipe in recipes:
         tell(f"torch, {recipe}: starting")
@@ -204,7 +202,7 @@ def versus_ranks(
             place = stack.enter_context(tempfile.TemporaryDirectory()) if ranks.is_main else ""
             place = ranks.from_main("torch's meeting place", place)
             child = stack.enter_context(started("steps", device, "torch", python))
-            for (batch, length), row in zip(cases, ours, strict=True):
+            for (batch, length), own in zip(cases, ours, strict=True):
                 tell(f"torch {child.version}, {recipe}: {batch}x{length}")
                 found = PeerStep(recipe=recipe, version=child.version, batch=batch, length=length)
                 place_of_case = {"rank": ranks.rank, "size": ranks.size, "place": f"{place}/{batch}x{length}"}
@@ -215,25 +213,24 @@ def versus_ranks(
                 except GenesisError as error:
                     note = error.what
                 if ranks.all(not note):
-                    figures = _with_ranks(child, row, settings, ranks)
+                    figures = _with_ranks(child, *own, settings, ranks)
                 yield replace(found, note=note or ("" if figures else "another rank failed"), **figures)
             ranks.barrier("torch")
 
 
-def _with_ranks(child: Child, ours: SharedCase, settings: Settings, ranks: Ranks) -> dict[str, Any]:
+def _with_ranks(child: Child, step: float, most: int, settings: Settings, ranks: Ranks) -> dict[str, Any]:
     """The ratio of the medians of some rounds, and the most memory of a rank on both sides."""
-    count = min(max(round(settings.plan.seconds * SHARE / ours.step.seconds), LEAST_STEPS), MOST_STEPS)
+    count = min(max(round(settings.plan.seconds * SHARE / step), LEAST_STEPS), MOST_STEPS)
     rounds, peak = list[tuple[float, float]](), cast("int | None", None)
     for _ in range(ROUNDS):
         said = child.ask("measure", what="step", count=count)
         every = ranks.in_turn(said["samples"])  # step by step
         slowest = [max(every[i : i + ranks.size]) for i in range(0, len(every), ranks.size)]
-        rounds.append((ours.step.seconds, median(slowest)))
+        rounds.append((step, median(slowest)))
         peak = said["peak"]
     peaks = None if peak is None else int(max(ranks.in_turn([peak])))
     child.ask("close")
-    own = None if peak is None else max(each.peak for each in ours.memory)
-    return {"ratio": ratio_of(rounds), "peak": own, "peer_peak": peaks}
+    return {"ratio": ratio_of(rounds), "peak": None if peak is None else most, "peer_peak": peaks}
 
 
 # --- Table ------------------------------------------------------------------------------------------------------------
