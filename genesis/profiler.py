@@ -126,7 +126,11 @@ class record_function(ContextDecorator):  # noqa: N801  torch's name
 def _cuda_in_use() -> bool:
     """Whether the program has used a GPU so far."""
     loaded = sys.modules.get("genesis.backend.cuda")
-    return loaded is not None and loaded.backend_of.cache_info().currsize > 0
+    if loaded is None or not loaded.backend_of.cache_info().currsize:
+        return False
+    # Simulated devices have backends as well: without a driver that started there is no GPU to wait for.
+    driver = sys.modules["genesis.backend.cuda.driver"]
+    return bool(driver.is_interpreted() or driver.start.cache_info().currsize)
 
 
 def _refuse_in_capture(what: str) -> None:

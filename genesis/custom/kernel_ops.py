@@ -14,6 +14,7 @@ from genesis.backend import as_device
 from genesis.custom.user_op import Attrs, Constants, KernelLaunch, Operands, Rule, Saved, UserOp
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
+from genesis.op import execute
 
 if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Grid
@@ -37,7 +38,7 @@ def triton_op(
     flops: Rule | None = None,
     nbytes: Rule | None = None,
     contiguous: bool = True,
-) -> UserOp:
+) -> TritonOp:
     """Make an op of a Triton kernel.
 
     All rules are plain functions of the operands: `rule(out, *inputs, **attrs)`, `out` a tuple where the op has several
@@ -76,10 +77,47 @@ def triton_op(
             next="put @triton.jit in front of it, and fixed sizes into constants=",
         )
     cuda_impl = _TritonLaunch(name, grid, arguments, constants, contiguous, kernel)
-    return UserOp(
+    return TritonOp(
         name, cuda_impl, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
         flops=flops, nbytes=nbytes,
     )  # fmt: skip
+
+
+class TritonOp(UserOp):
+    """A user's op whose kernel is written in Triton: its PTX can be read."""
+
+    def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
+        """The PTX for `capability` (by default that of the GPU) that a call with `inputs` would run; nothing runs.
+
+        Raises:
+            UsageError: kernels are interpreted, or the inputs have no elements. DeviceError: a GPU is missing.
+        """
+        from genesis.backend.cuda.compile import compiled, dependent
+        from genesis.backend.cuda.driver import is_interpreted
+        from genesis.backend.cuda.simulated import ARCHITECTURES, fake_device
+
+        if is_interpreted():
+            raise UsageError(f"{self.name} is interpreted and has no PTX", next="unset TRITON_INTERPRET")
+        capability = capability or _capability()
+        attrs = self.checked(inputs, attrs)
+        device, driver = fake_device(ARCHITECTURES[90])  # launches of a user's op do not depend on the GPU
+        driver.launched.clear()
+        execute(self.op, tuple(empty(x.shape, x.dtype, device) for x in inputs), attrs)
+        if not driver.launched:
+            raise UsageError(f"{self.name} launches nothing for inputs without elements")
+        kernel, signature, _ = driver.launched[-1]
+        text = str(compiled(kernel, signature, capability).asm["ptx"])
+        return dependent(text) if capability >= (9, 0) else text
+
+
+def _capability() -> tuple[int, int]:
+    """The compute capability of the GPU. Raises: DeviceError, where there is none."""
+    from genesis.backend.cuda import driver_for
+
+    try:
+        return driver_for(as_device("cuda").index).properties.capability
+    except DeviceError as error:
+        raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
 
 
 @dataclass(eq=False)
@@ -184,8 +222,6 @@ class CudaOp(UserOp):
         Raises:
             UsageError: the source does not compile, or inputs are needed. DeviceError: NVRTC or a GPU is missing.
         """
-        from genesis.backend.cuda import driver_for
-
         cuda_impl = self.op.cuda_impl
         assert isinstance(cuda_impl, _CudaLaunch)
         operands: tuple[Any, ...] = ()
@@ -198,12 +234,7 @@ class CudaOp(UserOp):
             outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
             operands = (outs[0] if len(outs) == 1 else outs, *arrays)
         macros = cuda_impl.constants_of(operands, attrs)
-        if capability is None:
-            try:
-                capability = driver_for(as_device("cuda").index).properties.capability
-            except DeviceError as error:
-                raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
-        return cuda_impl.kernel.compile(capability, macros)
+        return cuda_impl.kernel.compile(capability or _capability(), macros)
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
         """The PTX that NVRTC makes of the source; see `compiled`."""

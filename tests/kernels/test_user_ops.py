@@ -13,7 +13,7 @@ import genesis
 from genesis import Tensor
 from genesis.autograd import gradcheck
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.custom import Spec, UserOp, cdiv, check_op, user_ops
+from genesis.custom import Spec, TritonOp, UserOp, cdiv, check_op, user_ops
 from genesis.errors import DeviceError, DTypeError, GenesisError, GradientError, NumericError, ShapeError, UsageError
 from genesis.measure.cases import make_case
 from genesis.op import registry
@@ -56,7 +56,7 @@ def tiles(out: Any, *rest: Any, **attrs: Any) -> int:
     return cdiv((out[0] if isinstance(out, tuple) else out).size, BLOCK)
 
 
-def triton_square(**changes: Any) -> UserOp:
+def triton_square(**changes: Any) -> TritonOp:
     rules: dict[str, Any] = {
         "inputs": ("x",),
         "out": lambda x: x,
@@ -227,7 +227,7 @@ def test_the_registry_is_left_alone() -> None:
         (lambda op, x: op(X), UsageError, "x must be a tensor, not ndarray"),
         (lambda op, x: op(x, eps=1), UsageError, "no argument 'eps'"),
         (lambda op, x: op.no_such, AttributeError, "no attribute 'no_such'"),
-        (lambda op, x: op.ptx(), AttributeError, "no attribute 'ptx'"),
+        (lambda op, x: op.cubin(), AttributeError, "no attribute 'cubin'"),
     ],
 )
 def test_a_wrong_call(call: Any, error: type[Exception], what: str) -> None:
@@ -298,6 +298,12 @@ def test_no_gradient_and_no_reference() -> None:
         op(on("cpu"))
     with pytest.raises(ShapeError, match=r"the reference of user_square gave the shape \(\)"):
         triton_square(reference=lambda x: x.sum())(on("cpu"))
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="on a GPU it compiles")
+def test_the_interpreter_has_no_ptx() -> None:
+    with pytest.raises(UsageError, match="is interpreted and has no PTX"):
+        triton_square().ptx(genesis.ones(3))
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="on a GPU it runs")

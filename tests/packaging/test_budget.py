@@ -16,9 +16,9 @@ MEASURING = (
 )  # fmt: skip
 # The first area that has a file counts it; a name stands for the files that begin with it.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "measuring": (9_700, MEASURING),
+    "measuring": (9_650, MEASURING),
     "kernels": (16_850, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (5_650, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_690, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (4_300, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_450, ("genesis/optim/",)),
     "train": (6_600, ("genesis/train/",)),
