@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import genesis
 from benchmarks.performance import PAGE, page_of
 from benchmarks.results import newest, result_files
 from docs.generate import PAGES, api_page, is_current
 from genesis import errors
 from genesis_models import ARCHITECTURES
+from tests.measure.demo_pages import code_blocks, page_as_module
 from tests.packaging.tree import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 README = (REPOSITORY / "README.md").read_text()
-
-
-def code_blocks(text: str) -> list[str]:
-    """The Python blocks of a page, top to bottom."""
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_configuration_page_is_current() -> None:
@@ -36,12 +36,39 @@ def test_every_public_name_says_what_it_is() -> None:
     assert not [name for name, sentence in entries if not sentence]
 
 
-@pytest.mark.parametrize("page", ["cuda.md", "data.md"])
-def test_code_of_guides_runs(page: str) -> None:
+ON_CPU = ("demos/mlp.md", "demos/profiling.md", "performance-tips.md")
+IN_TRITON = ("demos/gelu.md", "demos/softmax.md")
+
+
+@pytest.mark.parametrize("page", ["cuda.md", "data.md", *ON_CPU, *IN_TRITON])
+def test_code_of_guides_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page in ON_CPU + IN_TRITON:  # its blocks are one program
+        monkeypatch.chdir(tmp_path)
+        if page in ON_CPU:
+            monkeypatch.setattr(genesis.cuda, "is_available", lambda: False)
+        else:
+            pytest.importorskip("triton")
+        page_as_module(DOCS / page, tmp_path)
+        return
     blocks = code_blocks((DOCS / page).read_text())
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), {"__name__": page})
+
+
+@pytest.mark.host
+def test_the_pages_show_ptx_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.measure.demo_pages", "gelu", "softmax", "--full"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=REPOSITORY)
+    assert len(re.findall(r"ld\.global\.v4.*\n.*ld\.global\.v4", done.stdout)) == 1
+    assert re.search(r"^ex2\.approx +[1-9]", done.stdout, re.MULTILINE)
+    assert [line.split()[:2] for line in done.stdout.splitlines() if " ok " in line] == [
+        ["gelu", "ok"],
+        ["softmax", "ok"],
+    ]
 
 
 def exit_codes() -> dict[str, int]:
