@@ -19,7 +19,6 @@ from genesis_cli.recipes import shape_named
 if TYPE_CHECKING:
     from genesis.backend import Device
     from genesis.measure.record import Cell, Report
-    from genesis.measure.timing import Plan
     from genesis.train.ranks import Ranks
     from genesis_cli.session.bench.model import Measured, Request
     from genesis_cli.session.bench.steps import Drawing, Settings
@@ -98,16 +97,12 @@ def bench_model(
     """
     steps_alone = {"--checkpointing": checkpointing != "none", "--vs": vs is not None, "--nproc": nproc is not None}
     of_generation = {"--new-tokens": new_tokens is not None, "--temperature": temperature is not None}
-    for option, is_given in (steps_alone if generate else of_generation).items():
-        if is_given:
-            kind, next = ("training steps", "leave out --generate") if generate else ("generation", "add --generate")
-            raise UsageError(f"{option} is for {kind}", where=option, next=next)
+    _refuse(steps_alone if generate else of_generation, "training steps" if generate else "generation")
     from genesis.measure.peer import started
     from genesis.measure.record import to_text
     from genesis.train.ranks import ALONE
-    from genesis_cli.session.bench import model, steps
+    from genesis_cli.session.bench import model
     from genesis_cli.session.preparation import resolve_device
-    from genesis_models.weights import weight_type
 
     batch_size = batch_size or (GENERATED if generate else BATCHES)
     batches, asked = sizes(batch_size, "--batch-size"), weight_dtype(dtype, trains=not generate, quantized=generate)
@@ -132,13 +127,11 @@ def bench_model(
         raise typer.Exit(launched("bench-model", [*options, *(["--fast"] if fast else [])], count))
     with nullcontext(ALONE) if generate else together(device, given, is_quiet=json == STDOUT) as ranks:
         where = resolve_device(device, ranks)
-        plan = steps.FAST if fast else steps.THOROUGH
-        settings: Drawing | Settings
-        if generate:
-            settings = _drawing(config, where, asked, max(lengths), new_tokens, temperature or 0.0, plan)
-        else:
-            dtype = weight_type(asked, where, config.stored_dtype, trains=True).name
-            settings = steps.Settings(dtype, checkpointing, plan)
+        settings: Drawing | Settings = (
+            _drawing(config, where, asked, max(lengths), new_tokens, temperature or 0.0, fast)
+            if generate
+            else _steps(config, where, asked, checkpointing, fast)
+        )
         if vs is not None and ranks.is_main:
             with started("steps", where, vs, torch_python):
                 pass  # a missing peer ends it before anything is measured
@@ -158,6 +151,22 @@ def bench_model(
 
 def _given(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in options.items() if value is not None}
+
+
+def _refuse(options: Mapping[str, bool], kind: str) -> None:
+    """Raises: UsageError, for an option that is for the other kind of measurement."""
+    for option, is_given in options.items():
+        if is_given:
+            next = "add --generate" if kind == "generation" else "leave out --generate, or this"
+            raise UsageError(f"{option} is for {kind}", where=option, next=next)
+
+
+def _steps(config: ModelConfig, device: Device, asked: str, checkpointing: str, fast: bool) -> Settings:
+    from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
+    from genesis_models.weights import weight_type
+
+    dtype = weight_type(asked, device, config.stored_dtype, trains=True).name
+    return Settings(dtype, checkpointing, FAST if fast else THOROUGH)
 
 
 def _check_steps(config: ModelConfig, lengths: Sequence[int], checkpointing: str) -> None:
@@ -187,10 +196,10 @@ def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared
 
 
 def _drawing(
-    config: ModelConfig, device: Device, asked: str, longest: int, new: int | None, temperature: float, plan: Plan
+    config: ModelConfig, device: Device, asked: str, longest: int, new: int | None, temperature: float, fast: bool
 ) -> Drawing:
     """How tokens are drawn. Raises: UsageError, for an option out of its range."""
-    from genesis_cli.session.bench.steps import NEW, Drawing
+    from genesis_cli.session.bench.steps import FAST, NEW, THOROUGH, Drawing
     from genesis_models.weights import AUTO, QUANTIZED, weight_type
 
     count = NEW if new is None else new
@@ -200,7 +209,7 @@ def _drawing(
         what = f"{longest} tokens and {count} new ones are beyond the model's {config.context_length:,} positions"
         raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
     built = weight_type(AUTO if asked in QUANTIZED else asked, device, config.stored_dtype).name
-    settings = Drawing(asked if asked in QUANTIZED else built, built, count, temperature, plan)
+    settings = Drawing(asked if asked in QUANTIZED else built, built, count, temperature, FAST if fast else THOROUGH)
     settings.sampling.check()
     return settings
 
