@@ -111,8 +111,9 @@ def spilling(device: Device) -> Callable[[Tensor], Tensor]:
 def cases(device: Device) -> Iterator[Case]:
     """Thirty calls."""
     make = partial(values, device)
-    few, small, large = make(8), make(256, 256), make(4096, 4096)
-    square = make(2048, 2048)
+    wide = 4 if has_gpu_time(device) else 1  # a GPU's time must be longer than the host's
+    few, small, large = make(8), make(256, 256), make(4096 * wide, 4096)
+    square = make(2048 * wide, 2048 * wide)
     # Small calls: their work is nothing.
     yield Case("add of 8 numbers", ("launch",), lambda x: x + x, (few,))
     yield Case("matmul of 4x4", ("launch",), lambda x: x @ x, (make(4, 4),))
@@ -140,17 +141,19 @@ def cases(device: Device) -> Iterator[Case]:
     yield Case("a large negation", ("bandwidth",), lambda x: -x, (large,))
     # Arithmetic.
     yield Case("matmul of 1024", ("compute",), lambda x: x @ x, (make(1024, 1024),), "cpu")
-    yield Case("matmul of 4096", ("compute",), lambda x: x @ x, (large,), "gpu")
+    yield Case("matmul of 4096", ("compute",), lambda x: x @ x, (make(4096, 4096),), "gpu")
     weights = make(2048, 896), make(896, 896)
     yield Case("linear of 2048x896", ("compute",), genesis.nn.functional.linear, weights, "cpu")
     yield Case("GELU, one op", ("temporaries",), genesis.nn.functional.gelu, (square,), "cpu")
     yield Case("a power", ("compute",), lambda x: x**2.37, (make(1024, 1024),), "cpu")
     # What a cache holds, and what not.
     yield Case("a random gather", ("cache",), gathers(device), (), "cpu")
-    yield Case("an add that fits into L2", ("cache",), lambda x: x + x, (make(2048, 1536),), "gpu")
+    yield Case("an add that fits into L2", ("cache", "launch"), lambda x: x + x, (make(2048, 1536),), "gpu")
     # A GPU whose places stay empty.
-    yield Case("matmul of 129 rows", ("occupancy",), lambda x, w: x @ w, (make(129, 4096), make(4096, 1024)), "gpu")
-    yield Case("matmul of 64x4096x64", ("occupancy",), lambda x, w: x @ w, (make(64, 4096), make(4096, 64)), "gpu")
+    yield Case("matmul of 129 rows", ("occupancy",), lambda x, w: x @ w, (make(129, 8192), make(8192, 4096)), "gpu")
+    yield Case(
+        "matmul of 64x65536x64", ("occupancy",), lambda x, w: x @ w, (make(64, 1 << 16), make(1 << 16, 64)), "gpu"
+    )
     yield Case("softmax of one row", ("occupancy", "latency"), lambda x: x.softmax(-1), (make(1, 1 << 20),), "gpu")
     yield Case("norm of 16 rows", ("occupancy", "latency", "launch"), norm_of_rows, (make(16, 1 << 16),), "gpu")
     if has_gpu_time(device):
