@@ -279,8 +279,8 @@ def _backward(case: Case, passes: Passes, wall: Timing, settings: Settings, note
 
 
 def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
-    """Recording takes longer than the call."""
-    if backward is None or backward.recording <= wall.seconds:
+    """Recording takes longer than the call, where both times are sure."""
+    if backward is None or backward.recording <= wall.seconds or wall.is_noisy or backward.recorded.is_noisy:
         return None
     evidence = "recording for backward takes longer than the call itself"
     advice = "use no_grad() where no gradient is needed, or one fused op instead of several"

@@ -59,7 +59,8 @@ CALLABLE = {"sqrt": maths.root, "power": maths.power, "divide": maths.divide, "w
 def in_triton(function: Callable[..., Any]) -> Any:
     """A rule's function under `triton.jit`, the names it calls standing for Triton's functions."""
     assert isinstance(function, FunctionType)
-    return triton.jit(FunctionType(function.__code__, {**function.__globals__, **CALLABLE}, function.__name__))
+    names = {**function.__globals__, **CALLABLE, "tl": tl}  # Triton's interpreter looks for its language there
+    return triton.jit(FunctionType(function.__code__, names, function.__name__))
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
