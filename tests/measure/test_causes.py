@@ -83,7 +83,7 @@ class Given(_Examined):
         self.subject, self.limits = Subject(lambda: None, device), Limits(device, float32, 1e10, 1e12, 1e-6, 1e-7)
         self.wall, self.gpu, self.on_gpu, self.plan = wall, gpu, gpu is not None, PLAN
         self._moved, self._multiplied, self._other, self._doubled = moved, multiplied, other, doubled
-        self.__dict__.update(launches=list(launches), steps=([], 0.0), other_size=other)
+        self.__dict__.update(launches=list(launches), steps=([], 0.0, 1e-3), other_size=other)
         self.__dict__["work"] = (int(moved * 1e10 * self.seconds), 0)
 
     @property
