@@ -13,7 +13,7 @@ from genesis.backend import Device, backend_for
 from genesis.measure.cases import Case
 from genesis.measure.limits import has_gpu_time, wait_for
 from genesis.measure.record import Column
-from genesis.measure.timing import Plan, measure, of_host
+from genesis.measure.timing import Plan, measure, of_wall
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -201,7 +201,7 @@ def stages_of(case: Case, plan: Plan) -> Dispatch | None:
     limited = Plan(plan.precision, plan.seconds / 5, plan.warm_up, plan.sample, QUEUE, plan.clock)
 
     def seconds(call: Callable[[], object]) -> float:
-        return measure(of_host(call, wait_for(case.device)), limited).seconds
+        return measure(of_wall(call, wait_for(case.device), of_host=True), limited).seconds
 
     lookup = seconds(lambda: call_key(op, inputs, attrs))
     allocate = seconds(lambda: [backend.allocate(a.nbytes) for a in made])

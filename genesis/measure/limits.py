@@ -121,14 +121,9 @@ def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: P
 @functools.cache
 def limits_of(device: Device, dtype: DType) -> Limits:
     """The limits for one dtype, measured at the first call."""
-    copied, (smallest, kernel) = _copy_rate(device), _smallest_call(device)
+    copied, (smallest, kernel) = copy_rate(device), _smallest_call(device)
     peak = data_sheet_peak(get_device_name(device), dtype) if has_gpu_time(device) else None
     return Limits(device, dtype, copied, _product_rate(device, dtype), smallest, kernel, peak)
-
-
-def copy_rate(device: Device) -> float:
-    """Bytes a second that a copy reads and writes, measured at the first call; a part of `limits_of`."""
-    return _copy_rate(device)
 
 
 def _fastest(call: Callable[[], object], device: Device) -> float:
@@ -138,8 +133,8 @@ def _fastest(call: Callable[[], object], device: Device) -> float:
 
 
 @functools.cache
-def _copy_rate(device: Device) -> float:
-    """Bytes a second of the fastest copy: the op's, and on a GPU the driver's."""
+def copy_rate(device: Device) -> float:
+    """Bytes a second that the fastest copy reads and writes: the op's, or on a GPU the driver's."""
     rates = []
     for size in COPIED[_kind(device)]:
         source, target = (_filled((size,), uint8, device) for _ in range(2))

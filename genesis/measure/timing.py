@@ -132,11 +132,19 @@ def median_interval(count: int) -> tuple[int, int]:
 
 
 def of_wall(
-    call: Callable[[], object], wait: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+    call: Callable[[], object],
+    wait: Callable[[], object],
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    of_host: bool = False,
 ) -> Sampler:
     """Wall time of calls one after the other, with one device synchronization after them.
 
     The synchronization before the first of them is not counted.
+
+    Args:
+        of_host: the host's time alone: without the synchronization after the calls, all of which the device's queue
+            must hold.
     """
 
     def sample(calls: int) -> float:
@@ -144,22 +152,8 @@ def of_wall(
         start = clock()
         for _ in range(calls):
             call()
-        wait()
-        return clock() - start
-
-    return sample
-
-
-def of_host(
-    call: Callable[[], object], wait: Callable[[], object], clock: Callable[[], float] = time.perf_counter
-) -> Sampler:
-    """The host's time alone: nothing is waited for after the calls, of which the device's queue must hold all."""
-
-    def sample(calls: int) -> float:
-        wait()
-        start = clock()
-        for _ in range(calls):
-            call()
+        if not of_host:
+            wait()
         return clock() - start
 
     return sample

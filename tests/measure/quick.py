@@ -15,7 +15,7 @@ from genesis.measure.timing import Plan
 __all__ = ["PLAN", "made_limits", "small_limits"]
 
 PLAN = Plan(precision=0.5, seconds=0.002, warm_up=0.0, sample=1e-5)
-_CACHED = (limits.limits_of, limits._copy_rate, limits._product_rate, limits._smallest_call)
+_CACHED = (limits.limits_of, limits.copy_rate, limits._product_rate, limits._smallest_call)
 
 
 def made_limits(device: Device = CPU, dtype: DType = float32) -> Limits:

@@ -14,7 +14,6 @@ from genesis.measure.timing import (
     Timing,
     measure,
     median_interval,
-    of_host,
     of_wall,
     summarize,
 )
@@ -125,4 +124,4 @@ def waiting() -> tuple[Machine, Callable[[], None]]:
 def test_wall_time_holds_the_last_wait_and_host_time_none(waiting: tuple[Machine, Callable[[], None]]) -> None:
     machine, wait = waiting
     assert of_wall(machine.call, wait, machine.clock)(3) == 13.0
-    assert of_host(machine.call, wait, machine.clock)(3) == 3.0
+    assert of_wall(machine.call, wait, machine.clock, of_host=True)(3) == 3.0

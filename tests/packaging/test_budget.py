@@ -16,7 +16,7 @@ MEASURING = (
 )  # fmt: skip
 # The first area that has a file counts it; a name stands for the files that begin with it.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "measuring": (9_650, MEASURING),
+    "measuring": (9_350, MEASURING),
     "kernels": (16_850, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_690, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (4_300, ("genesis/files/", "genesis/saving.py")),

@@ -242,7 +242,6 @@ class SharedCase:
     flops: int
     rate: float | None
     scaling: float | None = None
-    alone: Case | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -299,7 +298,7 @@ def with_scaling(found: Iterable[SharedCase], alone: Iterable[Case | Failure]) -
 
 def _compared(case: SharedCase, one: Case | Failure | None) -> SharedCase:
     if isinstance(one, Case):
-        return replace(case, scaling=case.tokens_per_second / case.ranks / one.tokens_per_second, alone=one)
+        return replace(case, scaling=case.tokens_per_second / case.ranks / one.tokens_per_second)
     if one is not None and has_no_room(one):
         return replace(case, notes=[*case.notes, f"{case.label}: {NO_ROOM}"])
     return case
