@@ -153,6 +153,7 @@ def test_texts_are_cut_only_where_that_is_proven(tokenizer: Tokenizer) -> None:
     plain = byte_level(tokenizer)
     assert rule(plain).cut_points and not rule(plain).drops_prefix
     assert rule(sentence_piece()).drops_prefix
+    assert rule(plain | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}).cut_points, "it splits"
     no_rule = [
         plain | {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
         plain | {"normalizer": {"type": "Prepend", "prepend": "x"}},
@@ -170,6 +171,14 @@ def test_texts_are_cut_only_where_that_is_proven(tokenizer: Tokenizer) -> None:
     for content in no_rule:
         assert not rule(content).cut_points
         assert list(rule(content).pieces("a b\nc d\n" * 9, 8, 4)) == ["a b\nc d\n" * 9]
+
+
+@pytest.mark.parametrize("falls_back, times", [(True, 3), (False, 16)])
+def test_a_text_too_long_for_its_tokens_is_told_by_its_length(tmp_path: Path, falls_back: bool, times: int) -> None:
+    content = sentence_piece()
+    content["model"]["byte_fallback"] = falls_back
+    tokenizer = Tokenizer.load(write(tmp_path, content))
+    assert tokenizer.longest == times * len("<0x00>")
 
 
 def test_a_text_with_an_added_token_that_could_reach_over_a_cut_stays_whole(tokenizer: Tokenizer) -> None:

@@ -246,6 +246,16 @@ def test_a_large_corpus_trains_its_tokenizer_on_a_sample(
         assert prepared(corpus_folder, tmp_path / "cache").tokenizer.vocab_size <= 320
 
 
+def test_a_corpus_of_just_the_most_bytes_trains_its_tokenizer_on_nothing_held_out(
+    corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = prepared(corpus_folder, tmp_path / "cache").train.index
+    is_training = index.text_bytes > index.text_bytes.min()
+    assert 0 < is_training.sum() < len(index)
+    monkeypatch.setattr(pipeline, "MAX_BPE_BYTES", int(index.text_bytes[is_training].sum()))
+    assert pipeline._sample(index, is_training).tolist() == is_training.tolist()
+
+
 def append(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"\n")

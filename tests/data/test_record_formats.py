@@ -318,6 +318,11 @@ DEFECTS: list[tuple[object, str, str, str]] = [
 ]  # fmt: skip
 
 
+def test_a_value_of_the_most_levels_is_read() -> None:
+    deep = {**ANSWER, "x": nested(MAX_DEPTH)}
+    assert read(messages(USER, deep)) == conversation(USER, deep)
+
+
 @pytest.mark.parametrize("record,kind,field,message", DEFECTS)
 def test_a_data_error_names_file_line_and_field(record: object, kind: str, field: str, message: str) -> None:
     with pytest.raises(Defect) as caught:

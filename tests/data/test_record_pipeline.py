@@ -183,6 +183,14 @@ def test_the_encoder_is_closed(chats: Path, tokenizer: Tokenizer) -> None:
     assert [each.closed for each in made] == [True, True] and [each.batches for each in made] == [1, 0]
 
 
+def test_records_that_became_several_samples_are_counted(chats: Path) -> None:
+    records = [{"prompt": f"{n}?", "completion": "a\nb" if n in (4, 9) else "a"} for n in range(20)]
+    chats.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (note,) = prepare(chats, make_encoder=CompletionEncoder).report.notes
+    assert note.count == 2 and note.what.startswith("conversations became several samples")
+    assert note.example == f"{chats}:5, 2 samples"
+
+
 def test_records_without_an_encoder_are_an_error(chats: Path) -> None:
     with pytest.raises(DataError, match="hold records, and there is no encoder"):
         prepare(chats, make_encoder=None)

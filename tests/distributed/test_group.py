@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from genesis.array import Array, empty, from_numpy
-from genesis.backend import backend_for
+from genesis.backend import CPU, backend_for
 from genesis.distributed import Alone, Group, Peers, PeersGroup
 from genesis.distributed import group as group_module
 from genesis.dtypes import DType, as_dtype, bfloat16, bool_, float16, float32, float64, int64
@@ -329,6 +330,13 @@ def test_errors(make: Callable[[], Group], case: str) -> None:
     kind, text, work = ERRORS[case]
     with pytest.raises(kind, match=text):
         work(make())
+
+
+def test_parts_that_add_up_have_none_below_zero() -> None:
+    rank = SimpleNamespace(rank=1, size=2, device=CPU)
+    assert group_module.parts_of(rank, flat(32), flat(32), [0, 32]) == [0, 32]
+    with pytest.raises(ShapeError, match=r"the parts \[-1, 33\]"):
+        group_module.parts_of(rank, flat(32), flat(33), [-1, 33])
 
 
 def test_ranks_with_other_arrays(tmp_path: Path) -> None:

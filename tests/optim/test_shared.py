@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,14 @@ def test_parts_of_a_bucket_are_alike(size: int) -> None:
     cuts = [shared._cut(stop - start, size, 4096) for start, stop in itertools.pairwise(borders)]
     assert [sum(cut) for cut in cuts] == [stop - start for start, stop in itertools.pairwise(borders)]
     assert all(len(set(cut)) == 1 and cut[0] % 4096 == 0 for cut in cuts[:-1])
+
+
+def test_the_largest_exchange_has_room_for_equal_parts() -> None:
+    """A bucket whose end is a short part takes as much as one of full parts."""
+    params = [genesis.zeros(5024, requires_grad=True)]
+    member: Any = SimpleNamespace(rank=0, size=2, is_in_stream_order=False)
+    flat = shared.SharedBuffers(params, as_dtype("float32"), member, is_sharded=True)
+    assert [bucket.parts for bucket in flat.buckets] == [[4096, 928]] and flat.largest_exchange == 2 * 4096 * 4
 
 
 def parameters(dtype: str) -> dict[str, genesis.Tensor]:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed, parsed_json
+from genesis.data.tokenizer import Tokenizer
+from genesis_cli.session.serving.protocol import (
+    BadRequest,
+    Body,
+    ChatBody,
+    Choice,
+    CompletionBody,
+    logprobs,
+    parsed,
+    parsed_json,
+)
+from tests.data.test_tokenizer_files import sentence_piece, write
 
 TEXT: dict[str, Any] = {"model": "m", "prompt": "words"}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "words"}]}
@@ -185,6 +197,18 @@ def test_fields_of_the_other_path_and_misspelt_ones_are_refused() -> None:
     with pytest.raises(BadRequest, match="top_logprobs: only with logprobs") as found:
         chat(top_logprobs=2)
     assert found.value.param == "top_logprobs" and chat(top_logprobs=0, logprobs=False).top_logprobs == 0
+    for count, limit in ((-1, "at least 0"), (21, "at most 20")):
+        with pytest.raises(BadRequest, match=f"^top_logprobs: {limit}$"):
+            chat(top_logprobs=count, logprobs=True)
+
+
+def test_offsets_count_the_space_before_a_word_that_goes_on(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, sentence_piece()))
+    choice = Choice(tokenizer.prompt("ab"), "ab", ids=tokenizer.encode("ab a").tolist())
+    rows = [(-1.0, [])] * (len(choice.prompt) + len(choice.ids) - 1)
+    for echo, first in ((False, 0), (True, 2)):
+        told = json.loads(logprobs(tokenizer, choice, rows, is_chat=False, echo=echo))
+        assert told["text_offset"][-3:] == [first, first + 2, first + 3], "' ab a' continues 'ab'"
 
 
 def test_what_asks_for_nothing_or_changes_no_answer_is_read_over() -> None:

@@ -207,6 +207,7 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("optim", "betas", [0.9, 1.0], "Decay of the running averages, each below 1."),
         ("optim", "betas", 0.9, "write a list: [0.9, 0.95]"),
         ("optim", "momentum", 1.0, "Momentum, below 1."),
+        ("lora", "target_modules", [], "The layers that get one"),
     ],
 )
 def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: Any, remedy: str) -> None:

@@ -151,6 +151,17 @@ def test_a_link_or_a_pipe_is_not_written_to(tmp_path: Path) -> None:
         MetricsWriter(tmp_path)
 
 
+def test_what_is_refused_stays_open_nowhere(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    before = os.listdir("/dev/fd")
+    for _ in range(3):
+        with pytest.raises(DiskError, match="no regular file"):
+            MetricsWriter(tmp_path)
+        with pytest.raises(DiskError, match="no regular file"):
+            list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert os.listdir("/dev/fd") == before
+
+
 def test_a_missing_folder_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError) as caught:
         MetricsWriter(tmp_path / "gone")

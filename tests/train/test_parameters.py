@@ -15,7 +15,7 @@ from genesis.errors import ConfigError
 from genesis.files.safetensors import SafeTensors
 from genesis.optim import AdamW
 from genesis.train.loop import Training
-from genesis.train.optimizer import factor_of
+from genesis.train.optimizer import factor_of, optimizer_counts, restore_optimizer
 from genesis.train.output import Output
 from genesis_cli import session
 from tests.train.runs import assembled, load, rows, steps, train
@@ -43,6 +43,21 @@ def test_a_checkpoint_has_frozen_weights_but_no_state_of_them(recipe: Path, tmp_
     with SafeTensors(tmp_path / "run/checkpoint-2/optimizer.safetensors") as file:
         assert not [name for name in file.names if "embed_tokens" in name or "q_proj" in name]
         assert [name for name in file.names if "v_proj" in name]
+
+
+def test_what_was_never_updated_has_no_state_to_restore() -> None:
+    def made() -> tuple[AdamW, dict[str, Any]]:
+        named = {name: tensor([1.0, 2.0], requires_grad=True) for name in "ab"}
+        return AdamW(list(named.items()), lr=0.1), named
+
+    optimizer, named = made()
+    (named["a"] * 3).sum().backward()
+    optimizer.step()
+    kept = {k: v.numpy() for k, v in optimizer.state[named["a"]].items() if k != "step"}
+    restored, others = made()
+    restore_optimizer(restored, {f"a.{kind}": values for kind, values in kept.items()}, optimizer_counts(optimizer))
+    assert optimizer_counts(restored) == {"a": 1} and others["b"] not in restored.state
+    assert kept and all(np.array_equal(restored.state[others["a"]][kind].numpy(), kept[kind]) for kind in kept)
 
 
 @pytest.mark.parametrize(

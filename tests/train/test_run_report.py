@@ -119,6 +119,7 @@ def test_long_lines_keep_their_peaks() -> None:
     kept = reduced(steps, values, 500)
     assert len(kept) <= 500 and kept == sorted(kept) and {*kept} <= {*points}
     assert points[4321] in kept and points[7777] in kept
+    assert reduced(steps, -steps, 500)[0] == (0.0, 0.0) and reduced(steps, -steps, 500)[-1] == (9999.0, -9999.0)
     assert reduced(steps[:500], values[:500], 500) == points[:500]
 
 

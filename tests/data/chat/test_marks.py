@@ -74,6 +74,11 @@ def test_marks_come_and_go_in_any_value(value: Any) -> None:
     assert not marks or not set(marks) & set(json.dumps(value, ensure_ascii=False))
 
 
+def test_parts_of_special_tokens_that_overlap_are_marked_as_one() -> None:
+    marked, (start, stop) = Marker(["<a>", "b<", "<cd>"]).marked("<a> b<c", [])
+    assert marked == f"{start}<a>{stop} {start}b<c{stop}"
+
+
 def test_what_needs_no_mark_is_left_alone() -> None:
     value = [{"role": "user", "content": "a < b, > c, [x]"}, {"tools": [{"x": 1.5}]}]
     assert MARKER.marked(value, []) == (value, "")

@@ -11,6 +11,7 @@ import pytest
 
 from genesis.data.chat import ChatEncoder, ChatPrompts, ChatTemplate, Loss, Sample
 from genesis.data.chat.template import template_variables
+from genesis.data.chat.turns import remarks
 from genesis.data.documents import index_documents
 from genesis.data.record_formats import read_messages
 from genesis.data.records import Conversation, Defect, Document, Position, Remark, record_text
@@ -285,6 +286,13 @@ class TestNotes:
                     assistant("B", tool_calls=[call({})]), tool('{"a": "b"}'), assistant("C")]  # fmt: skip
         _, notes = learned(encoders("qwen3"), qwen, messages, [WEATHER])
         assert notes == []
+
+    def test_a_text_that_the_template_writes_as_json_is_there(self) -> None:
+        text, other = "caf\u00e9\nau lait", "th\u00e9\nvert"
+        shown = ["<tool>" + json.dumps({"said": text}, ensure_ascii=False) + "</tool>"]
+        assert [note.kind for note in remarks([tool(text)], None, shown)] == []
+        [note] = remarks([tool(text), tool(other)], None, shown)
+        assert note.kind == "tool messages are left out by the template" and note.what.startswith("messages[1]")
 
     def test_skip_drops_the_turn_and_not_the_conversation(
         self, encoder: Encoders, qwen: Tokenizer, tmp_path: Path

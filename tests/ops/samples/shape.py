@@ -315,6 +315,11 @@ ROWS = [
                 ShapeError,
                 r"strides \(\) for a gradient of shape \(2,\)",
             ),
+            (
+                Case((np.zeros(2),), {"strides": (1,), "offset": 0, "source_shape": (3,), "source_strides": ()}),
+                ShapeError,
+                r"source strides \(\) for shape \(3,\)",
+            ),
         ),
     ),
     Rows(
