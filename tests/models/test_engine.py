@@ -104,6 +104,22 @@ def test_keys_are_computed_anew_where_longrope_changes_their_angles(name: str, k
     assert rest[0] == found[0][:5] and all(rest[i] == found[i] for i in range(1, 5))
 
 
+@pytest.mark.parametrize("kind", [Engine, DeviceEngine, EagerEngine])
+def test_chances_beyond_the_trained_length_are_those_of_a_pass_over_all(kind: Any) -> None:
+    model = genesis_models.load(golden("phi3-long").folder)
+    ids = np.random.default_rng(1).integers(0, 96, model.config.packed_length - 2).tolist()
+    how: dict[str, int] = {} if kind is EagerEngine else {"rows": 1, "capacity": 64}
+    tokens = list(kind(model, log_probs=True, **how).run([Request(ids, GREEDY, 6)]))
+    assert len(tokens) == 6
+    for token in tokens:
+        with genesis.no_grad():
+            logits = model(genesis.tensor([ids])).numpy()[0, -1].astype(np.float64)
+        assert token.id is not None and token.log_prob == pytest.approx(
+            logits[token.id] - np.log(np.exp(logits).sum()), abs=1e-4
+        )
+        ids = [*ids, token.id]
+
+
 def test_stop_ids_and_the_contexts_end_free_rows_for_the_next(model: genesis_models.CausalLM) -> None:
     model.train()
     drawing = Sampling(1.0, seed=1)

@@ -111,6 +111,13 @@ def test_a_plain_mlp_is_one_op(recompute: bool) -> None:
     assert names(lambda: together(layers, norm, down, x, recompute)) == ["norm_mlp"]
 
 
+@pytest.mark.parametrize("recompute, expected", [(False, ["rms_norm", "packed_linear"]), (True, ["norm_linear"])])
+def test_a_norm_that_is_made_again_is_one_op_with_its_products(recompute: bool, expected: list[str]) -> None:
+    layers, norm, _ = parts()
+    x = genesis.randn(5, 32)
+    assert names(lambda: fused.packed_linear(x, layers, norm, recompute)) == expected
+
+
 def test_what_a_plain_mlp_keeps() -> None:
     """Of the norm's and SwiGLU's results nothing where they are recomputed."""
     kept = []

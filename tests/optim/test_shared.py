@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -280,6 +281,15 @@ def test_a_state_is_gathered_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
         asked = [each[1:] for each in gathered if each[0] == rank]
         once = [(name, i, int(i >= 3)) for i in range(first + second) for name in ("exp_avg", "exp_avg_sq")]
         assert sorted(asked) == sorted(2 * once)
+
+
+def test_figures_that_ranks_add_up_are_the_losses_and_the_squares_of_every_buffer() -> None:
+    flats = [mock.MagicMock(squares=from_numpy(np.array(each))) for each in ([1.0, 2.0], [3.0])]
+    flats[0].buffer = lambda dtype, owner, size: from_numpy(np.full(size, -1, dtype.numpy))
+    optimizer, losses = mock.Mock(_figures=None, _shared=lambda: iter(flats)), genesis.tensor([7.0, 0.0, 8.0])
+    figures = Optimizer._figures_of_ranks(optimizer, losses)
+    assert figures.numpy().tolist() == [7.0, 0.0, 8.0, 1.0, 2.0, 3.0]
+    flats[0].group.all_reduce.assert_called_once_with(figures)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
