@@ -422,6 +422,13 @@ def test_an_engine_that_ends_first_is_no_error_of_http() -> None:
     http_process.main(-1, os.dup(theirs.fileno()))
 
 
+def test_nobody_answers_once_the_engines_process_was_killed(chat_model: Path) -> None:
+    with serving(chat_model, "--device", "cpu") as server:
+        [child] = server.children()
+        server.stop(signal.SIGKILL)
+        assert has_ended(child) and "Traceback" not in server.told
+
+
 def test_ctrl_c_ends_the_server(server: Server, client: httpx.Client) -> None:
     """The last test of this server."""
     children = server.children()
