@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import genesis
+from genesis.backend import CPU
 from genesis.data.loader import IGNORE_INDEX, Batch
-from genesis.train.device_steps import Reading, _Made
+from genesis.train.device_steps import Feed, Reading, _Made
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
@@ -138,3 +139,14 @@ def test_each_step_of_one_reading_has_its_own_seconds() -> None:
     found = reading.results()
     assert [each.seconds for each in found] == pytest.approx([0.003, 0.001, 0.007])
     assert [(each.loss_sum, each.grad_norm) for each in found] == [(5.0, 0.5)] * 3
+
+
+def test_a_batch_lies_in_one_piece_field_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy brings a batch, its targets, its scalars and its position."""
+    monkeypatch.setattr("genesis.train.device_steps.cuda", mock.Mock())
+    monkeypatch.setattr("genesis.train.device_steps._Slot", mock.Mock())
+    feed = Feed(CPU, [np.zeros((2, 3), np.int64), np.zeros(4, np.int64)], 2)
+    feed._there.array.numpy()[...] = np.arange(14)
+    assert [each.numpy().tolist() for each in feed.fields] == [[[0, 1, 2], [3, 4, 5]], [6, 7, 8, 9]]
+    assert (feed.num_targets.item(), feed.position.item()) == (10, 13)
+    assert feed.scalars.numpy().view(np.int64).tolist() == [11, 12]
