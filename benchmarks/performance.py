@@ -147,7 +147,10 @@ def _section(section: Section, files: list[Path]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report["machine"].get("versions", {}).items())
     where = report["device_name"] + (f" ({versions})" if versions else "")
     link = f"[all figures](../benchmarks/results/{path.name})"
-    yield from ("", f"Measured {report['date'][:10]} on {where} by `{report['command']}`; {link}.", "")
+    said = " ".join(
+        [f"Measured {report['date'][:10]} on {where} by `{report['command']}`; {link}.", *report.get("notes", ())]
+    )
+    yield from ("", said, "")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from tests.packaging.tree import REPOSITORY, repository_files
 
 MEASURING = (
-    "genesis/measure/", "genesis/profile/", "genesis/report/",
+    "genesis/measure/",
     "cli/session/bench/", "cli/bench", "cli/demo.py", "cli/measured.py", "cli/profile.py", "cli/profile_run.py",
 )  # fmt: skip
 # The first area that has a file counts it; a name stands for the files that begin with it.
