@@ -163,7 +163,7 @@ def memory_plan(
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
         state = TrainState(model, optimizer, loader, ranks=group, objective=objective or NextTokens())
         held_out = None if eval_batch is None else Batch.empty(eval_batch, length)
-        staging = optimizer.largest_exchange + LITTLE if optimizer.exchanges_beside else 0
+        staging = optimizer.largest_exchange + LITTLE if optimizer.overlaps_exchange else 0
         kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
         plan = _counted(state, fake, [Batch.empty(batch, length)] * accumulation_steps, held_out, staging)
         del kept

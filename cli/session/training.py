@@ -159,7 +159,7 @@ def _train(
             interrupts.deferred = False
         if config.checkpoint.save_final:
             training.take_best()
-        with training.state.optimizer.whole_states():
+        with training.state.optimizer.gathered_states():
             if ranks.is_main:
                 _finish(config, training, data.held_out, summary, console)
     return summary

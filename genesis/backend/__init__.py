@@ -175,12 +175,12 @@ class Backend(Protocol):
         """Let later work follow what was launched on the side stream."""
         return
 
-    def on_lane(self) -> AbstractContextManager[None]:
-        """Inside the block, launch what ranks send each other, beside what comes next until `join_lane`."""
+    def on_comm_stream(self) -> AbstractContextManager[None]:
+        """Inside the block, launch what ranks send each other, beside what comes next until `join_comm_stream`."""
         return _NOTHING
 
-    def join_lane(self) -> None:
-        """Let later work follow what was launched on the lane."""
+    def join_comm_stream(self) -> None:
+        """Let later work follow what was launched on the comm stream."""
         return
 
     def owned_by(self, owner: str) -> AbstractContextManager[None]:

@@ -73,7 +73,7 @@ class NcclGroup(Group):
         self._row = max(staging // max(1, self.size - 1) // _ROW, 1) * _ROW
         with self._backend.owned_by("staging of collectives"):
             self._staging = empty((self._row * max(1, self.size - 1),), uint8, device)
-        _ = self._backend.lane  # made outside captures
+        _ = self._backend.comm_stream  # made outside captures
         self._deadline = Deadline(self._backend.driver)
         wait = functools.partial(self._wait, peers.limit_s)
         self._mapped = MappedMemory(peers, nccl, self._backend, wait) if is_mapped else None

@@ -2,8 +2,8 @@
 
 A step's own stream waits at few places for what ranks send each other. What of a collective falls into such a wait is
 exposed, the rest is hidden behind the step's work. On a GPU whose group is in stream order both are read from events on
-the lane and around each join, which a graph that is captured meanwhile records at each replay; a graph that is captured
-before or after has none. Elsewhere the host's clock is read, and every call is a wait.
+the comm stream and around each join, which a graph that is captured meanwhile records at each replay; a graph that is
+captured before or after has none. Elsewhere the host's clock is read, and every call is a wait.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class CollectiveWatch:
 
     def __init__(self, optimizer: Optimizer, group: Group, device: Device) -> None:
         self._group, self._device = group, device
-        self._lane = None if device == CPU or not group.is_in_stream_order else _backend(device).lane
+        self._comm_stream = None if device == CPU or not group.is_in_stream_order else _backend(device).comm_stream
         self._clock: _HostClock | _DeviceClock = (
-            _HostClock(device) if self._lane is None else _DeviceClock(_backend(device))
+            _HostClock(device) if self._comm_stream is None else _DeviceClock(_backend(device))
         )
         parameters = [p for each in optimizer.param_groups for p in each["params"]]
         self._weights = [p.array.storage for p in parameters]
@@ -168,8 +168,10 @@ class CollectiveWatch:
                 "all_reduce": self._timed(ALL_REDUCE, self._group.all_reduce, 0),
             }
             stack.enter_context(shadowed(self._group, **timed))
-            if self._lane is not None:
-                stack.enter_context(shadowed(self._lane, join=functools.partial(self._join, self._lane.join)))
+            if self._comm_stream is not None:
+                stack.enter_context(
+                    shadowed(self._comm_stream, join=functools.partial(self._join, self._comm_stream.join))
+                )
             yield
 
     def begin(self) -> None:
@@ -194,7 +196,7 @@ class CollectiveWatch:
             method(*args, **settings)
             end, into = self._clock.now(), self._into()
             into.calls.append((f"{kind}, {self._purpose(kind, args[whole])}", args[whole].nbytes, start, end))
-            if self._lane is None:
+            if self._comm_stream is None:
                 into.waits.append((start, end))
             self._unjoined = True
 

@@ -133,7 +133,9 @@ class Marks:
             stack.callback(setattr, driver, "dependent", driver.dependent)
             driver.dependent = False
             stack.enter_context(watching_launches(self._launched))
-            stack.enter_context(shadowed(backend, on_side_stream=lambda nbytes: nullcontext(), on_lane=nullcontext))
+            stack.enter_context(
+                shadowed(backend, on_side_stream=lambda nbytes: nullcontext(), on_comm_stream=nullcontext)
+            )
             stack.enter_context(
                 shadowed(
                     driver,

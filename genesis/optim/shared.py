@@ -5,8 +5,8 @@ ranks exchange its gradients, and the owners add them in the order of the micro-
 of ranks. Owners of a part also have its optimizer states (ZeRO-1), in buffers of what they own alone, and send the
 weights that they updated. Without that (`is_sharded` False) every rank gets all sums, has all states, and updates all.
 
-On a GPU whose group is in stream order (`is_beside`) what ranks send each other goes on the lane, beside the work of a
-step: docs/decisions/0010-ranks.md says which stream waits for what. Where the group is not in stream order, every rank
+On a GPU whose group is in stream order (`is_overlapped`), collectives run on the comm stream and overlap with the step.
+docs/decisions/0010-ranks.md lists which stream waits for which. Where the group is not in stream order, every rank
 of a GPU gets all sums, too, as the norm and the update are one graph there.
 """
 
@@ -70,11 +70,11 @@ class SharedBuffers(FlatBuffers):
             self._own.append(Piece(start, start + length, end if is_sharded else start))
             end += length
         self.state_size = end if is_sharded else self.size
-        self.has_all_sums = not is_sharded or not (self.device == CPU or self.is_beside)
+        self.has_all_sums = not is_sharded or not (self.device == CPU or self.is_overlapped)
         self._next_gathered = 0  # the bucket whose values are sent next, while an update goes on
         total_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
         self.summed = self.buffer(total_dtype, "sums of gradients", self.size if self.has_all_sums else end)
-        if self.is_beside:
+        if self.is_overlapped:
             self.squares = self.buffer(float64, "squares of gradients", -(-self.size // NORM_SPAN))
             self.find_squares()  # of zeros: a kernel is best loaded while no rank waits for another
 
@@ -107,8 +107,8 @@ class SharedBuffers(FlatBuffers):
                 registry["copy"](values.view((length,), (1,), values.offset + piece.start - start), out=target)
 
     @functools.cached_property
-    def is_beside(self) -> bool:
-        """Whether what ranks send each other is launched on the lane."""
+    def is_overlapped(self) -> bool:
+        """Whether what ranks send each other is launched on the comm stream."""
         return self.group.is_in_stream_order and self.device != CPU
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class SharedBuffers(FlatBuffers):
 
     def buffer(self, dtype: DType, owner: str, size: int | None = None) -> Array:
         """See `FlatBuffers`. What ranks send lies where the group reaches it best, with room for full parts."""
-        if self.is_beside and owner in SENT:
+        if self.is_overlapped and owner in SENT:
             room = self.size + self._row * self.group.size
             made = self.group.buffer(room, dtype, owner, [bucket.parts for bucket in self.buckets])
             if made is not None:
@@ -159,7 +159,7 @@ class SharedBuffers(FlatBuffers):
         bucket = self.buckets[number]
         with self.sending():
             self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
-            if self.is_beside:
+            if self.is_overlapped:
                 self._square(number)
 
     def complete(self) -> None:
@@ -172,7 +172,7 @@ class SharedBuffers(FlatBuffers):
 
     def updated_to(self, stop: int) -> None:
         """This rank has updated its parts of the values up to `stop`: send the buckets that are done."""
-        while self.is_beside and self.is_sharded and self._next_gathered < len(self.buckets):
+        while self.is_overlapped and self.is_sharded and self._next_gathered < len(self.buckets):
             if self._own[self._next_gathered].stop > stop:
                 return
             self._gather(self._next_gathered)
@@ -193,12 +193,12 @@ class SharedBuffers(FlatBuffers):
 
     def sending(self) -> AbstractContextManager[None]:
         """Inside the block, launch what ranks send each other."""
-        return self.values.storage.backend.on_lane() if self.is_beside else nullcontext()
+        return self.values.storage.backend.on_comm_stream() if self.is_overlapped else nullcontext()
 
     def join(self) -> None:
         """Let later work follow what ranks have sent each other."""
-        if self.is_beside:
-            self.values.storage.backend.join_lane()
+        if self.is_overlapped:
+            self.values.storage.backend.join_comm_stream()
 
     def buckets_of(self, index: int) -> range:
         """The buckets in which parameter `index` has elements."""
@@ -378,7 +378,7 @@ def _turn(flat: SharedBuffers, number: int) -> tuple[bool, float]:
 NO_MORE = (-1, -1, -1)  # what a rank asks for that has left its block
 
 
-class WholeStates:
+class StateGather:
     """The states in buffers of which every rank has its parts: all take turns, in which each gets one state of one
     parameter. So a rank needs room for one whole state at a time, whichever it asks for, and ranks may ask for
     different ones at once: each writes and hashes some of a checkpoint. `sharded` has one order on all ranks.

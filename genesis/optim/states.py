@@ -28,7 +28,7 @@ from genesis.errors import KeywordError, unknown_keyword
 from genesis.op import registry
 from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
 from genesis.optim.flat import FlatBuffers, RuleCall, check_pair, check_range
-from genesis.optim.shared import BucketExchange, SharedBuffers, WholeStates
+from genesis.optim.shared import BucketExchange, SharedBuffers, StateGather
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -194,7 +194,7 @@ class GroupStates:
         param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
         state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
         steps: steps begun.
-        whole: gathers sharded states, inside `whole_states`.
+        whole: gathers sharded states, inside `gathered_states`.
         low_precision, state_dtype, ranks, zero, grad_dtype: as of `Optimizer`; `ranks` is None for one process.
     """
 
@@ -220,7 +220,7 @@ class GroupStates:
         self.param_groups: list[dict[str, Any]] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         self.steps = 0
-        self.whole: WholeStates | None = None
+        self.whole: StateGather | None = None
         self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
         self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
         self._positions: dict[Tensor, tuple[FlatBuffers, int]] = {}
@@ -254,9 +254,9 @@ class GroupStates:
             flat.exchange(adds)
 
     @property
-    def exchanges_beside(self) -> bool:
+    def overlaps_exchange(self) -> bool:
         """Whether ranks exchange gradients, and parameters, beside the work of a step and inside a CUDA graph."""
-        return any(flat.is_beside for flat in self._shared())
+        return any(flat.is_overlapped for flat in self._shared())
 
     @property
     def largest_exchange(self) -> int:
@@ -296,7 +296,7 @@ class GroupStates:
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
         """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
         shared = list(self._shared())
-        if self.exchanges_beside:
+        if self.overlaps_exchange:
             assert norm_type == 2, "ranks add squares up"
             report, loss = (Tensor(shared[0].buffer(float32, "gradient norm", size)) for size in (4, 1))
             self.clip_factor(report, loss, None)
@@ -313,7 +313,7 @@ class GroupStates:
         for array in self._gradients():
             registry["mul"](array, value, out=array)
         for flat in self._shared():
-            if flat.is_beside:
+            if flat.is_overlapped:
                 flat.find_squares()
 
     def clip_factor(self, report: Tensor, loss: Tensor, max_norm: float | None) -> Tensor:
@@ -329,7 +329,7 @@ class GroupStates:
         Returns:
             The factor, 0-d, a part of `report`: for `step(grad_scale=...)`.
         """
-        if self.exchanges_beside:
+        if self.overlaps_exchange:
             figures, losses = self._figures_of_ranks(loss), loss.shape[0]
             clip_factor_of_ranks(report.array, figures, losses=losses, max_norm=max_norm)
         else:
@@ -420,7 +420,7 @@ class GroupStates:
         return state
 
     @contextmanager
-    def whole_states(self) -> Iterator[None]:
+    def gathered_states(self) -> Iterator[None]:
         """Inside the block every rank can read all states in full, for `saved_state`: a call of all ranks.
 
         A read goes on when all other ranks read, too, or have left their blocks, which all end together.
@@ -429,7 +429,7 @@ class GroupStates:
         if not sharded:
             yield
             return
-        self.whole = WholeStates(sharded)
+        self.whole = StateGather(sharded)
         try:
             with self.whole.reading():
                 yield

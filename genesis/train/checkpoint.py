@@ -135,7 +135,7 @@ class Checkpoints:
         ranks, hashed, digest = state.ranks, StateHash(), ""
         with ranks.during("saving", SAVING_S):
             with ExitStack() as stack:
-                with state.optimizer.whole_states():
+                with state.optimizer.gathered_states():
                     snapshot = Snapshot.of(state)
                     folder = stack.enter_context(self._staged(snapshot, self.fs)) if ranks.is_main else None
                     path = Path(ranks.from_main("staged", None if folder is None else str(folder.staged)))

@@ -2,7 +2,7 @@
 
 `DeviceSteps` trains alone. Of several ranks, each on a GPU, rank r takes the micro-batches r, r + W, …, and after each
 of them all exchange their gradients: inside the graphs, beside backward and the update, where their group works in
-stream order (`StepsBeside`), else between the graphs (`StepsBetween`).
+stream order (`OverlappedSteps`), else between the graphs (`BlockingSteps`).
 
 A step whose loss or gradient is not finite must change no weight, and no later step may either. So a mark on the device
 is 0 while all is well and NaN from the first bad step on; it becomes part of the clip scale, and a scale of NaN leaves
@@ -330,7 +330,7 @@ class Feed:
 # --- Several ranks, each on its own GPU -------------------------------------------------------------------------------
 
 
-class StepsBetween(DeviceSteps):
+class BlockingSteps(DeviceSteps):
     """What ranks send each other is between graphs, and waits."""
 
     def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
@@ -350,7 +350,7 @@ class StepsBetween(DeviceSteps):
         self.state.optimizer.share()
 
 
-class StepsBeside(DeviceSteps):
+class OverlappedSteps(DeviceSteps):
     """What ranks send each other is in the graphs: after the first step of a process nothing waits for the device.
 
     The first step learns how many random numbers a micro-batch draws, and so where those of each rank begin.
@@ -436,4 +436,4 @@ def steps_of(state: TrainState) -> type[DeviceSteps]:
     """Which steps a run on a GPU makes."""
     if state.ranks.size == 1:
         return DeviceSteps
-    return StepsBeside if state.optimizer.exchanges_beside else StepsBetween
+    return OverlappedSteps if state.optimizer.overlaps_exchange else BlockingSteps

@@ -124,7 +124,7 @@ class Saves:
         if not is_beside or not state.ranks.from_main("room", self._buffer is not None):
             return self._noted(state.step, self._checkpoints.save(state))
         with state.ranks.during("saving", SAVING_S):
-            with state.optimizer.whole_states():
+            with state.optimizer.gathered_states():
                 if state.ranks.is_main:
                     assert self._buffer is not None, "there is room"
                     self._save = _Save(self._checkpoints, Snapshot.of(state, self._buffer), self._buffer.wait)

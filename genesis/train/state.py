@@ -159,7 +159,7 @@ class TrainState:
     def hash(self) -> str:
         """The state hash, see `Snapshot.digest`: a call of all ranks."""
         ranks, hashed = self.ranks, StateHash()
-        with self.optimizer.whole_states():
+        with self.optimizer.gathered_states():
             snapshot = Snapshot.of(self)
             snapshot.hash_arrays(snapshot.share(ranks.rank, ranks.size), hashed)
         for digests in ranks.to_main("hashed", hashed.array_digests())[1:]:
@@ -204,7 +204,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: TrainState, buffer: HostBuffer | None = None) -> Snapshot:
-        """The run as it is, inside the optimizer's `whole_states`.
+        """The run as it is, inside the optimizer's `gathered_states`.
 
         Args:
             buffer: where tensors are copied to, in stream order; None: they are read from the run.

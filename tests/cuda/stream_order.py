@@ -20,7 +20,7 @@ from genesis.errors import DeviceError
 from genesis.kernels.optim import gradients as kernels
 from genesis.ops import gradients as ops
 from genesis.optim import shared
-from genesis.train.device_steps import DeviceSteps, StepsBeside
+from genesis.train.device_steps import DeviceSteps, OverlappedSteps
 from tests.distributed.nccl_ranks import fake_group
 
 __all__ = [
@@ -38,12 +38,12 @@ LINE = "collectives: a fake of NCCL"
 STAGING = 1024  # bytes: a bucket travels in pieces
 CAPTURED_BY = 4  # steps of a process, the last of which captures what it is made of
 
-# By priority: the lane of ranks, the main stream of a capture, its side stream. Those before go first where they may.
-LANE, MAIN, SIDE = HIGHEST, -1, 0
+# By priority: the comm stream, the main stream of a capture, its side stream. Those before go first where they may.
+COMM, MAIN, SIDE = HIGHEST, -1, 0
 ORDERS = {
-    "lane last": (SIDE, MAIN, LANE),
-    "lane first": (LANE, SIDE, MAIN),
-    "side stream last": (LANE, MAIN, SIDE),
+    "comm stream last": (SIDE, MAIN, COMM),
+    "comm stream first": (COMM, SIDE, MAIN),
+    "side stream last": (COMM, MAIN, SIDE),
 }
 
 
@@ -128,12 +128,12 @@ def install(order: str, *more: str) -> None:
         LINE,
     )
     drivers[0] = driver = OrderedDriver(0, order)
-    launch, calls, taken = StepsBeside._launch, list[str](), itertools.count(1)
+    launch, calls, taken = OverlappedSteps._launch, list[str](), itertools.count(1)
 
     def noted(name: str, original: Any) -> Any:
         return lambda *args: (calls.append(name), original(*args))[1]
 
-    def checked(self: StepsBeside, batches: Sequence[Any], *rest: Any) -> None:
+    def checked(self: OverlappedSteps, batches: Sequence[Any], *rest: Any) -> None:
         calls.clear()
         launch(self, batches, *rest)
         if self.device.index:  # of a plan of memory
@@ -143,11 +143,11 @@ def install(order: str, *more: str) -> None:
             # The feed makes sure that the batch before the last has left the pinned memory, and copies from it.
             expected = ["synchronize_event", "copy", "launch_graph"] * own + ["launch_graph"] * (own > 1)
             assert calls == expected, calls
-            assert driver.deviations > 0 or driver.order[0] == LANE, "work ran in the order of one stream"
+            assert driver.deviations > 0 or driver.order[0] == COMM, "work ran in the order of one stream"
 
     for name in ("synchronize", "synchronize_stream", "synchronize_event", "copy", "launch_graph"):
         setattr(driver, name, noted(name, getattr(driver, name)))
-    StepsBeside._launch = checked  # type: ignore[method-assign]
+    OverlappedSteps._launch = checked  # type: ignore[method-assign]
 
 
 def small_spans() -> None:
@@ -177,13 +177,13 @@ def weights_stay(step: int) -> None:
 
 def nan_on_rank(rank: int, step: int) -> None:
     """That rank's loss is NaN from `step` on."""
-    run = StepsBeside._run
+    run = OverlappedSteps._run
 
-    def poisoned(self: StepsBeside) -> Any:
+    def poisoned(self: OverlappedSteps) -> Any:
         loss = run(self)
         return loss * float("nan") if self.state.ranks.rank == rank and self.state.step + 1 >= step else loss
 
-    StepsBeside._run = poisoned  # type: ignore[method-assign]
+    OverlappedSteps._run = poisoned  # type: ignore[method-assign]
 
 
 def cannot_capture(rank: int) -> None:
@@ -197,8 +197,8 @@ def cannot_capture(rank: int) -> None:
 
 
 def without_wait(missing: str) -> None:
-    """The lane does not wait for the main stream or the side stream, or the main stream not for the lane."""
-    ends = {"main": (LANE, MAIN), "side stream": (LANE, SIDE), "join": (MAIN, LANE)}[missing]
+    """The comm stream does not wait for the main or the side stream, or the main stream does not wait for it."""
+    ends = {"main": (COMM, MAIN), "side stream": (COMM, SIDE), "join": (MAIN, COMM)}[missing]
     wait = OrderedDriver.wait_event
 
     def forgetful(self: OrderedDriver, stream: int, event: int) -> None:

@@ -90,14 +90,14 @@ def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings:
 
 def test_exchange_beside_the_step(runs: DeviceRuns) -> None:
     """ZeRO-1, bfloat16 with split masters; the steps wait for nothing, which `stream_order.install` checks."""
-    check_beside(runs, "beside", 2, "lane last")
+    check_beside(runs, "beside", 2, "comm stream last")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("is_beside", [True, False])
 def test_figures_of_an_objective(is_beside: bool, runs: DeviceRuns) -> None:
     """Those of all ranks' micro-batches, in steps as they are and in replayed ones."""
-    name, beside = f"figures-{is_beside}", (["beside", "install", "lane last", "mapped"],) if is_beside else ()
+    name, beside = f"figures-{is_beside}", (["beside", "install", "comm stream last", "mapped"],) if is_beside else ()
     done = runs.run(name, 2, FOUR, "log.every=1", faults=(["counted"], *beside))
     assert hash_of(done) == runs.hash_alone(FOUR)
     found = rows(runs.folder / name)
@@ -117,7 +117,9 @@ def test_orders_of_streams(order: str, runs: DeviceRuns) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("ranks", "order"), [(2, "lane last"), (2, "lane first"), (4, "lane last")])
+@pytest.mark.parametrize(
+    ("ranks", "order"), [(2, "comm stream last"), (2, "comm stream first"), (4, "comm stream last")]
+)
 def test_sends_and_receives_in_place_of_dma_engines(ranks: int, order: str, runs: DeviceRuns) -> None:
     check_beside(runs, f"plain-{ranks}-{order}", ranks, order, FOUR, how="plain")
 
@@ -136,7 +138,7 @@ def test_sends_and_receives_in_place_of_dma_engines(ranks: int, order: str, runs
     ],
 )
 def test_more_exchange_beside_the_step(ranks: int, settings: tuple[str, ...], runs: DeviceRuns) -> None:
-    check_beside(runs, f"beside-{ranks}-{'-'.join(settings)}", ranks, "lane last", *settings)
+    check_beside(runs, f"beside-{ranks}-{'-'.join(settings)}", ranks, "comm stream last", *settings)
 
 
 @pytest.mark.full
@@ -145,7 +147,7 @@ def test_adapters_with_dropout(tmp_path: Path) -> None:
     with Forks() as forks:
         runs = DeviceRuns(forks, tmp_path / "lora", is_lora=True)
         runs.alone, runs.common = {}, SETTINGS[1:]  # its base says what model it is
-        check_beside(runs, "lora", 2, "lane last", "lora.r=8", "lora.dropout=0.2", FOUR)
+        check_beside(runs, "lora", 2, "comm stream last", "lora.r=8", "lora.dropout=0.2", FOUR)
 
 
 @pytest.mark.full
@@ -153,7 +155,7 @@ def test_resumed_by_other_ranks(runs: DeviceRuns) -> None:
     """Two ranks, one, two."""
     constant = ("optim.schedule=constant", "optim.warmup_steps=0")
     for steps, ranks in ((6, 2), (10, 1), (16, 2)):
-        faults = (["beside", "install", "lane last"],) if ranks > 1 else ()
+        faults = (["beside", "install", "comm stream last"],) if ranks > 1 else ()
         done = runs.run("resumed", ranks, *constant, f"train.steps={steps}", faults=faults, resume=steps > 6)
     assert hash_of(done) == runs.hash_alone(*constant, "train.steps=16")
 
@@ -161,7 +163,7 @@ def test_resumed_by_other_ranks(runs: DeviceRuns) -> None:
 @pytest.mark.full
 def test_a_bad_loss_on_one_rank(runs: DeviceRuns) -> None:
     """No rank updates in its step, nor later."""
-    faults = (["beside", "install", "lane last"], ["beside", "weights_stay", 2], ["beside", "nan_on_rank", 1, 3])
+    faults = (["beside", "install", "comm stream last"], ["beside", "weights_stay", 2], ["beside", "nan_on_rank", 1, 3])
     done = runs.run("nan", 2, "log.every=6", faults=faults)
     assert done.code == 9 and done.err.count("error:") == 1, done
     assert "the loss of micro-batch 1 is nan in step 3; the weights are those of step 2" in done.err
@@ -170,7 +172,7 @@ def test_a_bad_loss_on_one_rank(runs: DeviceRuns) -> None:
 @pytest.mark.full
 def test_a_rank_that_cannot_capture(runs: DeviceRuns) -> None:
     """Then no rank does, and the bits stay."""
-    done = runs.run("eager", 2, faults=(["beside", "install", "lane last"], ["beside", "cannot_capture", 1]))
+    done = runs.run("eager", 2, faults=(["beside", "install", "comm stream last"], ["beside", "cannot_capture", 1]))
     assert done.out.count("not captured") == 1
     assert hash_of(done) == runs.hash_alone()
 
@@ -178,7 +180,7 @@ def test_a_rank_that_cannot_capture(runs: DeviceRuns) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("order", "missing"),
-    [("lane first", "main"), ("side stream last", "side stream"), ("lane last", "join")],
+    [("comm stream first", "main"), ("side stream last", "side stream"), ("comm stream last", "join")],
 )
 def test_a_wait_that_is_missing_is_seen(order: str, missing: str, runs: DeviceRuns) -> None:
     faults = (["beside", "install", order], ["beside", "without_wait", missing])

@@ -1,7 +1,7 @@
 """What a step in ranks sends, and what of it the step waits for: counted from its plan, and with streams in an order.
 
 Over a fake of NCCL, on the interpreter's device, whose graphs run in an order that streams and events allow: with the
-lane first all collectives are done before the step would wait for them, with the lane last only when it does.
+comm stream first all collectives are done before the step would wait for them, with it last only when it does.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ def _check(make: Any, order: str, folder: Path) -> None:
             GATHER: (buckets, 2 * elements),
         }
         for row in found.values():
-            assert (row.exposed if order == "lane first" else row.hidden) == pytest.approx(0, abs=1e-9), row
+            assert (row.exposed if order == "comm stream first" else row.hidden) == pytest.approx(0, abs=1e-9), row
         assert found[GATHER].seconds > LATE_S  # in one bucket at least, whose parts are alike
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("order", ["lane first", "lane last"])
+@pytest.mark.parametrize("order", ["comm stream first", "comm stream last"])
 def test_a_slow_collective(order: str, tmp_path: Path) -> None:
     _check(_of_parameters, order, tmp_path)
 
@@ -174,6 +174,6 @@ def test_a_slow_collective(order: str, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.host
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["lane first", "lane last"])
+@pytest.mark.parametrize("order", ["comm stream first", "comm stream last"])
 def test_a_slow_collective_of_a_model(order: str, tmp_path: Path) -> None:
     _check(_of_model, order, tmp_path)

@@ -64,7 +64,7 @@ def _checked(step: Recording) -> dict[str, int]:
 @pytest.mark.host
 def test_captured_and_eager_steps(tmp_path: Path) -> None:
     def work(peers: Peers) -> Any:
-        ranks = ordered(peers, tmp_path, "lane last")
+        ranks = ordered(peers, tmp_path, "comm stream last")
         model: Any = _Sums()
         state: Any = new_state(model, 1, 8, ranks)
         state.loader = _Tokens(1, 8, model.config.vocab_size)

@@ -123,7 +123,7 @@ def train(optimizer: Optimizer, params: dict[str, genesis.Tensor], group: Group,
 def state_of(optimizer: Optimizer, params: dict[str, genesis.Tensor]) -> dict[str, bytes | int]:
     """Weights and states, on rank 0."""
     found: dict[str, bytes | int] = {n: p.detach().numpy().tobytes() for n, p in params.items()}
-    with optimizer.whole_states():
+    with optimizer.gathered_states():
         for name, p in params.items():
             for key, value in optimizer.saved_state(p).items():
                 found[f"{name}.{key}"] = value.numpy().tobytes() if isinstance(value, genesis.Tensor) else value
@@ -179,7 +179,7 @@ def test_states_go_on_with_other_ranks(name: str, before: tuple[int, int], after
     def save(group: Group) -> Any:
         optimizer, params = make(AdamW, group, dtype, before[1], **how)
         train(optimizer, params, group)
-        with optimizer.whole_states():
+        with optimizer.gathered_states():
             if group.rank:
                 return None
             saved = optimizer.state_dict()
@@ -266,11 +266,11 @@ def test_a_state_is_gathered_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
         optimizer, params = make(AdamW, group, "float32", 1)
         train(optimizer, params, group)
         asked = list(params.values())[:3] if group.rank == 0 else list(params.values())[3:]
-        with optimizer.whole_states():
+        with optimizer.gathered_states():
             assert group.rank or not gathered
             found = [(optimizer.saved_state(p)["exp_avg"].numpy().copy(), p) for p in asked]
         assert optimizer.whole is None and "exp_avg" not in optimizer.saved_state(asked[0])
-        with optimizer.whole_states():
+        with optimizer.gathered_states():
             assert all(np.array_equal(optimizer.saved_state(p)["exp_avg"].numpy(), values) for values, p in found)
         return len(asked)
 

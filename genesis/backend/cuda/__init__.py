@@ -26,7 +26,7 @@ from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.launch import forget_plan, recorders, recording
 from genesis.backend.cuda.memory import ALIGNMENT, CudaStorage, Pool
 from genesis.backend.cuda.simulated import HostDriver, drivers
-from genesis.backend.cuda.stream import Lane, PinnedPool, SideStream
+from genesis.backend.cuda.stream import CommStream, PinnedPool, SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
@@ -59,9 +59,9 @@ class CudaBackend(Backend):
         return SideStream(self)
 
     @functools.cached_property
-    def lane(self) -> Lane:
+    def comm_stream(self) -> CommStream:
         """Where what ranks send each other goes while a step goes on; made outside captures."""
-        return Lane(self)
+        return CommStream(self)
 
     @functools.cached_property
     def counters(self) -> CudaStorage:
@@ -93,11 +93,11 @@ class CudaBackend(Backend):
         if self.pool.capturing:
             self.side_stream.join()
 
-    def on_lane(self) -> AbstractContextManager[None]:
-        return self.lane.work()
+    def on_comm_stream(self) -> AbstractContextManager[None]:
+        return self.comm_stream.work()
 
-    def join_lane(self) -> None:
-        self.lane.join()
+    def join_comm_stream(self) -> None:
+        self.comm_stream.join()
 
     def persistent_programs(self, per_sm: int = 1) -> int:
         """How many programs a persistent kernel has, of which an SM runs `per_sm` at a time."""

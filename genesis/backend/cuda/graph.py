@@ -128,7 +128,7 @@ class RawGraph:
 
     def _record(self, function: Callable[[], T], stream: int) -> T:
         driver, pool, side_stream = self.backend.driver, self.backend.pool, self.backend.side_stream
-        lane = self.backend.lane
+        comm_stream = self.backend.comm_stream
         gc.collect()
         pool.end_retired()
         driver.synchronize()
@@ -140,10 +140,10 @@ class RawGraph:
         try:
             result = function()
             side_stream.join()
-            lane.join()
+            comm_stream.join()
         except BaseException:
             side_stream.forget()
-            lane.forget()
+            comm_stream.forget()
             with contextlib.suppress(DeviceError):  # what the driver has ended already
                 driver.destroy_graph(driver.end_capture(stream), None)
             _give_back(pool, pool.end_capture())

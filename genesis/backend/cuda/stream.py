@@ -1,5 +1,5 @@
-"""Streams of a device by their handles: the current one, those that nobody uses, the side stream of a graph, the lane;
-and the pinned host memory from and to which copies run while the host goes on.
+"""Streams of a device (current, unused, side stream of a graph, comm stream), and pinned host memory for copies that
+overlap with the host.
 
 `genesis.cuda` has streams and events as objects. Handles are reused and streams never destroyed: memory is reused in
 the order of a stream, so a stream must not end while its memory is known.
@@ -41,7 +41,7 @@ class Runtime(Protocol):
     @property
     def side_stream(self) -> SideStream: ...
     @property
-    def lane(self) -> Lane: ...
+    def comm_stream(self) -> CommStream: ...
     def refuse_in_capture(self, what: str) -> None: ...
     def __hash__(self) -> int: ...
 
@@ -117,13 +117,12 @@ class SideStream:
         self._ends.clear()
 
 
-class Lane:
-    """A stream of the highest priority for what ranks send each other while a step goes on, in graphs and outside them.
+class CommStream:
+    """A stream of the highest priority for collectives that overlap with a step, in graphs and outside them.
 
-    A piece of work on it follows all work so far, that of the side stream included, which the current stream has not
-    waited for. Later work does not follow the lane before `join`. Pieces run in the order in which they were launched.
-    Work on the lane takes no memory from the pool, and reads and writes only what is allocated for longer than a step:
-    so no block has to wait for the lane.
+    Work on it follows all work launched so far, including work on the side stream that the current stream has not
+    waited for. Later work follows it only after `join`. Its pieces run in launch order. They allocate nothing from the
+    pool and touch only memory that outlives a step, so no block has to wait for this stream.
     """
 
     def __init__(self, backend: Runtime) -> None:
@@ -132,7 +131,7 @@ class Lane:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Launch on the lane, behind all work so far."""
+        """Launch on this stream, behind all work so far."""
         backend, driver, main = self.backend, self.backend.driver, self.backend.stream
         driver.follow(self.stream, main)
         backend.side_stream.precede(self.stream)
@@ -142,10 +141,10 @@ class Lane:
             yield
         finally:
             backend.stream, driver.dependent = main, dependent
-        assert not backend.pool.capturing or backend.pool.allocations == taken, "the lane of a graph took memory"
+        assert not backend.pool.capturing or backend.pool.allocations == taken, "the comm stream of a graph took memory"
 
     def join(self) -> None:
-        """Let later work follow the lane's."""
+        """Let later work follow the work of this stream."""
         if self._is_open:
             self._is_open = False
             self.backend.driver.follow(self.backend.stream, self.stream)
