@@ -1,7 +1,7 @@
-"""What every measuring command returns: a report of tables. One schema, for JSON, the terminal and Markdown alike.
+"""The report that every measuring command returns, as JSON, lines for a terminal, or Markdown.
 
-A column says once what it is called, its unit, what it means and how it follows from what was measured. Adding a
-column to a report is adding a `Column` to its table.
+A report holds tables, and a table declares each of its columns once: key, title, unit, meaning, and how a cell follows
+from a measured object. Adding a column to a report is adding a `Column` to its table.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal, Self
 
-from genesis.errors import escape
+from genesis.errors import GenesisError, OutOfMemoryError, escape
 
 SCHEMA_VERSION = 2  # grows when a field goes or changes its meaning; a new column leaves it as it is
 
@@ -30,7 +31,8 @@ class Column:
         title: name for people.
         unit: unit of the value in JSON; seconds, bytes and shares of 1 are scaled for people.
         about: what the value means, in a sentence; JSON and the page of the docs show it.
-        of: the value for one measured object; None leaves the cell empty.
+        of: computes the cell of a measured object, or is its path there, such as "step.seconds" or "0.name"; the
+            default is `key`. None anywhere along a path leaves the cell empty.
         hidden: whether only JSON has it.
     """
 
@@ -38,8 +40,23 @@ class Column:
     title: str
     unit: Unit
     about: str
-    of: Callable[[Any], Cell] = field(default=lambda measured: None, repr=False, compare=False)
+    of: str | Callable[[Any], Cell] = field(default="", repr=False, compare=False)
     hidden: bool = False
+
+    def cell(self, measured: Any) -> Cell:
+        """The value for one measured object: None where it has none, or one that is not finite."""
+        value = follow(measured, self.of or self.key) if isinstance(self.of, str) else self.of(measured)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def follow(value: Any, path: str) -> Any:
+    """The attribute, dict entry or item of a sequence at a path such as "times.0.seconds"; None ends the way."""
+    for name in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif value is not None:
+            value = value[int(name)] if name.isdigit() else getattr(value, name)
+    return value
 
 
 @dataclass
@@ -70,16 +87,18 @@ class Table:
 
 
 def table(
-    name: str, title: str, columns: Sequence[Column], measured: Iterable[object], *, listed: bool = False, most: int = 0
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    measured: Iterable[object],
+    *,
+    listed: bool = False,
+    most: int = 0,
+    notes: Iterable[str] = (),
 ) -> Table:
     """The table of measured objects: each column computes its cell from each object."""
-    return Table(
-        name, title, columns, [{c.key: _finite(c.of(each)) for c in columns} for each in measured], listed, most
-    )
-
-
-def _finite(cell: Cell) -> Cell:
-    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+    rows = [{c.key: c.cell(each) for c in columns} for each in measured]
+    return Table(name, title, columns, rows, listed, most, list(notes))
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,14 @@ class Failure:
     error: str
     exit_code: int
 
+    @classmethod
+    def of(cls, name: str, label: str, error: Exception) -> Self:
+        """The failure of a case that raised `error`."""
+        if isinstance(error, GenesisError):
+            return cls(name, label, error.what, error.exit_code)
+        kind = OutOfMemoryError if isinstance(error, MemoryError) else GenesisError
+        return cls(name, label, f"{type(error).__name__}: {error}", kind.exit_code)
+
 
 @dataclass
 class Report:
@@ -99,13 +126,13 @@ class Report:
     Attributes:
         kind: "profile-op", "profile-run", "bench-ops", "bench-model", "bench-all" or "demo".
         command: the command without the options that say where the report goes.
-        date: end of the measurement, UTC, ISO 8601.
         device: "cpu" or "cuda:N".
         device_name: name of the processor or GPU.
         machine: versions, processor and GPUs, as `genesis env --json` prints them.
         settings: what else the figures depend on, such as the dtype.
         failures: cases that could not be measured.
         notes: sentences about the whole.
+        date: end of the measurement, UTC, ISO 8601.
     """
 
     kind: str
@@ -126,15 +153,11 @@ class Report:
 
     def to_json(self) -> bytes:
         """The report as JSON; a table carries the titles, units and meanings of its columns."""
-        data = {one.name: getattr(self, one.name) for one in fields(self)}
-        data["failures"] = [asdict(each) for each in self.failures]
-        data["tables"] = [_table_data(each) for each in self.tables]
+        data = asdict(self)
+        for one in data["tables"]:
+            one["columns"] = [{key: c[key] for key in ("key", "title", "unit", "about")} for c in one["columns"]]
+            del one["listed"], one["most"]  # how people see it
         return (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
-
-
-def _table_data(one: Table) -> dict[str, Any]:
-    columns = [{"key": c.key, "title": c.title, "unit": c.unit, "about": c.about} for c in one.columns]
-    return {"name": one.name, "title": one.title, "columns": columns, "rows": one.rows, "notes": one.notes}
 
 
 # --- For people -------------------------------------------------------------------------------------------------------
@@ -143,15 +166,13 @@ def _table_data(one: Table) -> dict[str, Any]:
 def to_text(report: Report) -> Iterator[str]:
     """The report as lines for a terminal."""
     yield f"device  {escape(report.device_name)} ({report.device})"
-    if report.settings:
-        yield "        " + ", ".join(f"{key} {value}" for key, value in report.settings.items() if value is not None)
+    if settings := _settings(report):
+        yield f"        {settings}"
     for one in report.tables:
-        yield ""
-        if one.title:
-            yield escape(one.title)
+        yield from ("", escape(one.title)) if one.title else ("",)
         yield from listed(one) if one.listed else aligned(one)
-        if len(one.rows) > len(one.first):
-            yield f"  and {len(one.rows) - len(one.first)} others"
+        if more := len(one.rows) - len(one.first):
+            yield f"  and {more} others"
         yield from (f"  {escape(note)}" for note in one.notes)
     yield from ("", *map(escape, report.notes)) if report.notes else ()
     for failure in report.failures:
@@ -160,28 +181,21 @@ def to_text(report: Report) -> Iterator[str]:
 
 def to_markdown(report: Report) -> Iterator[str]:
     """The report as lines of Markdown."""
-    yield f"# {_plain(report.command)}"
-    yield ""
+    yield from (f"# {_plain(report.command)}", "")
     yield f"{report.date[:16].replace('T', ' ')} UTC, {_plain(report.device_name)} ({report.device})"
-    if report.settings:
-        yield ", ".join(f"{key} {value}" for key, value in report.settings.items() if value is not None)
+    if settings := _settings(report):
+        yield settings
     for one in report.tables:
-        yield from ("", f"## {_plain(one.title or one.name)}", "")
-        yield from markdown_table(one)
+        yield from ("", f"## {_plain(one.title or one.name)}", "", *markdown_table(one))
         yield from ("", *map(_plain, one.notes)) if one.notes else ()
     if report.failures:
         yield from ("", "## Failed", "")
-        yield from (f"- {_plain(f.name)} {_plain(f.label)}: {_plain(f.error)}" for f in report.failures)
+        yield from (f"- {_plain(f'{each.name} {each.label}: {each.error}')}" for each in report.failures)
     yield from ("", *map(_plain, report.notes)) if report.notes else ()
 
 
-def markdown_table(one: Table) -> Iterator[str]:
-    """A table as lines of Markdown."""
-    shown = _shown(one)
-    yield "| " + " | ".join(c.title for c in shown) + " |"
-    yield "|" + "|".join("---" if c.unit == "text" else "---:" for c in shown) + "|"
-    for row in one.first:
-        yield "| " + " | ".join(_plain(cell_text(c, row.get(c.key))) for c in shown) + " |"
+def _settings(report: Report) -> str:
+    return ", ".join(f"{key} {value}" for key, value in report.settings.items() if value is not None)
 
 
 def _plain(text: str) -> str:
@@ -194,14 +208,24 @@ def _shown(one: Table) -> list[Column]:
     return [c for c in one.columns if not c.hidden and any(row.get(c.key) not in (None, "") for row in one.first)]
 
 
+def markdown_table(one: Table) -> Iterator[str]:
+    """A table as lines of Markdown."""
+    shown = _shown(one)
+    rules = ("---" if c.unit == "text" else "---:" for c in shown)
+    yield from (f"| {' | '.join(c.title for c in shown)} |", f"|{'|'.join(rules)}|")
+    for row in one.first:
+        yield f"| {' | '.join(_plain(cell_text(c, row.get(c.key))) for c in shown)} |"
+
+
 def aligned(one: Table) -> Iterator[str]:
     """A table as lines: text to the left, numbers to the right."""
-    shown = _shown(one)
-    cells = [[c.title for c in shown], *([escape(cell_text(c, row.get(c.key))) for c in shown] for row in one.first)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
-    for line in cells if shown else ():
-        pairs = zip(line, widths, shown, strict=True)
-        yield "  ".join(t.ljust(w) if c.unit == "text" else t.rjust(w) for t, w, c in pairs).rstrip()
+    columns = []
+    for c in _shown(one):
+        cells = [c.title, *(escape(cell_text(c, row.get(c.key))) for row in one.first)]
+        width = max(map(len, cells))
+        columns.append([cell.ljust(width) if c.unit == "text" else cell.rjust(width) for cell in cells])
+    for line in zip(*columns, strict=True):
+        yield "  ".join(line).rstrip()
 
 
 def listed(one: Table) -> Iterator[str]:
@@ -211,19 +235,15 @@ def listed(one: Table) -> Iterator[str]:
     for row in one.rows:
         yield escape(cell_text(head, row.get(head.key)))
         for c in rest:
-            if (text := cell_text(c, row.get(c.key))) != "":
+            if text := cell_text(c, row.get(c.key)):
                 yield f"  {c.title.ljust(width)}  {escape(text)}"
 
 
 def cell_text(column: Column, value: Cell) -> str:
     """A cell for people: three digits with the unit that suits; empty for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    return UNITS[column.unit](value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return ("yes" if value else "no") if isinstance(value, bool) else UNITS[column.unit](value)
 
 
 def format_seconds(seconds: float) -> str:
@@ -251,14 +271,14 @@ def format_bytes(size: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """Two decimals, and below 0.1 as many as two digits take: "1.25", "0.0045"."""
+    """Two decimals, and below 0.1 two significant digits: "1.25", "0.0045"."""
     size = abs(ratio)
     decimals = 1 - math.floor(math.log10(size)) if 0 < size < 0.1 else 2
     return f"{ratio:.{decimals}f}"
 
 
 def format_share(share: float) -> str:
-    """Whole percents, and one more digit where that would be none: "83%", "0.4%", "<0.1%"; "0%" is nothing at all."""
+    """Whole percents, below 1 % with one decimal: "83%", "0.4%", "<0.1%"; only 0 itself gives "0%"."""
     for text in (f"{share:.0%}", f"{share:.1%}"):
         if share == 0 or text.strip("-0.%"):
             return text
@@ -269,18 +289,14 @@ def _digits(number: float) -> str:
     return f"{number:.{2 if abs(number) < 10 else 1 if abs(number) < 100 else 0}f}"
 
 
-def _count(number: float) -> str:
-    return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
-
-
 UNITS: dict[str, Callable[[float], str]] = {
     "text": str,
-    "count": _count,
+    "count": lambda number: f"{number:,.{0 if float(number).is_integer() else 1}f}",
     "s": format_seconds,
     "bytes": format_bytes,
-    "byte/s": lambda rate: format_rate(rate, "B/s"),
-    "FLOP": lambda number: format_rate(number, "FLOP"),
-    "FLOP/s": lambda rate: format_rate(rate, "FLOP/s"),
+    "byte/s": partial(format_rate, unit="B/s"),
+    "FLOP": partial(format_rate, unit="FLOP"),
+    "FLOP/s": partial(format_rate, unit="FLOP/s"),
     "FLOP/byte": lambda number: f"{_digits(number)} FLOP/byte",
     "share": format_share,
     "ratio": lambda ratio: f"{format_ratio(ratio)}x",

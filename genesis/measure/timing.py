@@ -76,6 +76,11 @@ class Timing(NamedTuple):
     outliers: int
     is_noisy: bool
 
+    @property
+    def note(self) -> str:
+        """The cell of a report's column of notes."""
+        return "noisy" if self.is_noisy else ""
+
 
 def measure(sample: Sampler, plan: Plan | None = None) -> Timing:
     """Warm up, choose how many calls make a sample, and sample until the median is precise or the time is over."""

@@ -5,19 +5,34 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pytest
+
+from genesis.errors import DeviceError
 from genesis.measure.record import Column, Failure, Report, Table, listed, table, to_markdown, to_text
 
 COLUMNS = [
-    Column("name", "op", "text", "Name of the op.", lambda m: m.name),
-    Column("wall", "wall time", "s", "Median of a call.", lambda m: m.wall),
-    Column("bytes", "moves", "bytes", "Bytes that a call moves.", lambda m: m.nbytes),
+    Column("name", "op", "text", "Name of the op."),
+    Column("wall", "wall time", "s", "Median of a call.", "times.0.wall"),
+    Column("bytes", "moves", "bytes", "Bytes that a call moves.", "moved.bytes"),
     Column("kernels", "kernels", "count", "Kernels of a call.", lambda m: None),
     Column("samples", "samples", "count", "Samples kept.", lambda m: 51, hidden=True),
 ]
 MEASURED = [
-    SimpleNamespace(name="add", wall=12.34e-6, nbytes=7 << 20),
-    SimpleNamespace(name="a|b", wall=float("nan"), nbytes=None),
+    SimpleNamespace(name="add", times=[SimpleNamespace(wall=12.34e-6)], moved={"bytes": 7 << 20}),
+    {"name": "a|b", "times": [{"wall": float("nan")}], "moved": None},
 ]
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "code"),
+    [
+        (DeviceError("a kernel failed"), "a kernel failed", 6),
+        (MemoryError("4 TiB"), "MemoryError: 4 TiB", 7),
+        (KeyError("x"), "KeyError: 'x'", 70),
+    ],
+)
+def test_a_failure_has_the_message_and_exit_code_of_its_error(error: Exception, text: str, code: int) -> None:
+    assert Failure.of("sort", "3x3", error) == Failure("sort", "3x3", text, code)
 
 
 def report(tables: list[Table]) -> Report:
