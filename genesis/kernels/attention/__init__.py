@@ -1,1 +1,1 @@
-"""Attention and RoPE: forward, backward, and what their kernels share."""
+"""Attention: forward and backward kernels, and the functions that they share."""

@@ -1,26 +1,25 @@
-"""CUDA implementations of attention: launches of a forward kernel with online softmax, and of two backward kernels that
-recompute the scores.
+"""CUDA implementations of attention: a forward kernel (online softmax) and two backward kernels (recomputed scores).
 
 Plain reference: genesis/ops/attention.py: `attention`, `attention_backward`, `attention_packed`,
 `attention_packed_backward`.
 
-Forward and dQ go over blocks of queries and, for each, the blocks of keys in its visible range; dK/dV goes over blocks
-of keys and, for each, the blocks of queries that see it. So every result has one writer, there are no atomics, and the
-same inputs give the same bits. Blocks outside of the visible range are skipped; those fully visible need no mask, the
-others (the diagonal, document boundaries, the window's end) do. With heads of 65 to 256 on Hopper, the dK/dV kernel
-runs first and spills ds, with which dQ is a single GEMM; see spilled_ds.py.
+For each block of queries, the forward and dQ kernels loop over the blocks of keys in its visible range. For each block
+of keys, the dK/dV kernel loops over the blocks of queries that see it. Every result therefore has one writer, and the
+same inputs give the same bits without atomics. Blocks outside the visible range are skipped. Only blocks on its edge
+(the diagonal, document boundaries, the window's end) need a mask. With heads of 65 to 256 on Hopper, the dK/dV kernel
+runs first and spills ds, so that dQ is a single GEMM; see spilled_ds.py.
 
-Grouped-query attention: the query heads of a group share a key head, whose gradients are sums over the group. One
-program sums over all of it; where programs would be too few to fill the GPU, several sum over some heads each, and
-`attention_bwd_reduce_splits` adds up their parts in order.
+Grouped-query attention: the query heads of a group share a key head, so dK and dV are sums over the group. One program
+sums over the whole group. Where that leaves too few programs to fill the GPU, each program sums over some of the heads,
+and `attention_bwd_reduce_splits` adds the partial sums in order.
 
-RoPE: forward, `rope` rotates queries and keys first, and backward reads what it wrote, because the dK/dV kernel loads
-each tile of queries once for every block of keys, by TMA, which only copies. The inverse RoPE of gradients happens in
-registers of the kernel that stores them, before they are rounded.
+RoPE: the forward pass rotates queries and keys with `rope` first. The backward pass reads the rotated values, because
+the dK/dV kernel loads each tile of queries once per block of keys, by TMA, which can only copy. Gradients go through
+the inverse RoPE in the registers of the kernel that stores them, before they are rounded.
 
-Scores are in units of log2: e^x = 2^(x·log2 e), and that factor joins the scale. Operands of dots have the inputs' type
-(weights and ds are rounded to it, as tensor cores require), accumulators are float32. float32 inputs are multiplied
-exactly, or in tf32 where that is allowed; float64 stays float64.
+Scores are in units of log2: e^x = 2^(x·log2 e), and the scale includes that factor. Operands of dots have the inputs'
+type (weights and ds are rounded to it, as tensor cores require); accumulators are float32. Dots of float32 inputs are
+exact, or tf32 where that is allowed. float64 stays float64.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.attention import parts_of
 from genesis.ops.shape import contiguous
 
-PROGRAMS = 1024  # of the dK/dV kernel: that many balance a triangle of work over the SMs
+PROGRAMS = 1024  # dK/dV programs that balance a triangle of work over the SMs
 
 
 def _tiles(q: Array, p: Problem) -> tuple[AttentionTile, AttentionTile, AttentionTile]:
@@ -73,7 +72,7 @@ def _options(t: AttentionTile) -> dict[str, int]:
 
 
 def _keys_along_n(k: Array, p: Problem) -> Array:
-    """The keys, copied so that neighbouring keys are contiguous, where `q·kᵀ` in exact float32 profits; see `gains`."""
+    """Return the keys, copied so that neighbouring keys are contiguous where that speeds up exact float32 `q·kᵀ`."""
     batches, keys, heads, size = k.shape
     along_k = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= MIN_EXTENT
     exact = k.dtype is float32 and p.constants["DOT"][2] == "ieee"
@@ -82,8 +81,8 @@ def _keys_along_n(k: Array, p: Problem) -> Array:
     memory = empty((batches, heads, size, keys), k.dtype, k.device)
     by_batch, by_head, by_column, by_key = memory.strides
     transposed = memory.view(k.shape, (by_batch, by_key, by_head, by_column))
-    done = transposed_copy(transposed, k)
-    assert done, k
+    is_copied = transposed_copy(transposed, k)
+    assert is_copied, k
     return transposed
 
 
@@ -91,7 +90,7 @@ def forward_into(
     o: Array, lse: Array, q: Array, k: Array, v: Array, doc_starts: Array | None, scale: float, causal: bool,
     window: int, tile: AttentionTile | None = None,
 ) -> None:  # fmt: skip
-    """Launch the forward kernel, with a given tile or the table's."""
+    """Launch the fastest forward kernel for the arguments, or `attention_fwd` with the given tile."""
     p = problem_of(scale, causal, window, doc_starts, q, k, v)
     if tile is None and doc_starts is None and forward_ws_into(o, lse, q, k, v, causal, p):
         return
@@ -120,12 +119,12 @@ def attention(
 
 
 def heads_per_program(programs: int, group: int) -> int:
-    """How many query heads of a group one program of the dK/dV kernel sums over."""
+    """Return how many query heads of a group one program of the dK/dV kernel sums over."""
     return -(-group // max(1, min(group, PROGRAMS // max(programs, 1))))
 
 
 class _Rope(NamedTuple):
-    """Contiguous cos and sin for the inverse RoPE of gradients, and elements between those of two sequences."""
+    """Contiguous cos and sin for the inverse RoPE; `stride` elements separate two sequences, 0 if they share them."""
 
     cos: Array | None = None
     sin: Array | None = None
@@ -133,7 +132,6 @@ class _Rope(NamedTuple):
 
 
 def _rope_of(tables: tuple[Array, ...]) -> _Rope:
-    """From cos and sin, or from none."""
     if not tables:
         return _Rope()
     cos, sin = (contiguous(t) for t in tables)
@@ -149,15 +147,15 @@ def backward_into(
     """Launch the backward kernels.
 
     Args:
-        grads: dq, dk and dv, contiguous, or the parts of a packed array.
-        tiles: of the dQ and the dK/dV kernel, instead of the table's.
-        group_part: query heads of a group that a program of dK/dV sums over, instead of `heads_per_program`.
-        tables: cos and sin, for dq and dk of q and k before RoPE. Only for heads that fill their tiles: in padded ones
-            several threads hold the columns of a pair.
+        grads: dq, dk and dv, contiguous or views of a packed array.
+        tiles: tiles of the dQ and dK/dV kernels, instead of the table's. Setting them disables spilling.
+        group_part: query heads of a group per dK/dV program, instead of `heads_per_program`. Disables spilling too.
+        tables: cos and sin; dq and dk are then gradients before RoPE. Heads must fill their tiles, because several
+            threads hold the columns of a pair in padded heads.
     """
     p = problem_of(scale, causal, window, doc_starts, q, k, v, g)
-    t, s = tiles or _tiles(q, p)[1:]
-    assert t.queries % s.queries == 0, (t, s)
+    t, dkdv_tile = tiles or _tiles(q, p)[1:]
+    assert t.queries % dkdv_tile.queries == 0, (t, dkdv_tile)
     assert not tables or p.head_dim == padded_head_dim(p.head_dim)
     if tiles is None and group_part is None and _spills_ds(p):
         _spilled_backward_into(grads, g, q, k, v, o, lse, doc_starts, scale, window, tables)
@@ -171,11 +169,11 @@ def backward_into(
         (*(x.strides for x in (grads[0], g, q, k, v, o, lse)), p.doc_starts_strides),
         TILE=(t.queries, t.keys, p.padded), **p.constants, **_options(t),
     )  # fmt: skip
-    _launch_dkdv(grads[1], grads[2], p, t.queries, s, rope_tables, stats, g, q, k, v, group_part)
+    _launch_dkdv(grads[1], grads[2], p, t.queries, dkdv_tile, rope_tables, stats, g, q, k, v, group_part)
 
 
 class _Stats(NamedTuple):
-    """What is stored for the dK/dV kernel; see `store_lse_and_delta`."""
+    """Outputs of `store_lse_and_delta` for the dK/dV kernel; only the first exists without documents and window."""
 
     lse_and_delta: Array
     low: Array | None
@@ -184,7 +182,7 @@ class _Stats(NamedTuple):
 
 
 def _stats(p: Problem, queries: int, doc_starts: Array | None, q: Array) -> _Stats:
-    """Memory for it, with blocks of so many queries."""
+    """Allocate the outputs for blocks of `queries` queries."""
     blocks = triton.cdiv(p.tokens, queries)
     lse_and_delta = empty((2, p.batches * p.heads * blocks * queries), work_type(q.dtype), q.device)
     if doc_starts is None and p.window is None:
@@ -194,25 +192,26 @@ def _stats(p: Problem, queries: int, doc_starts: Array | None, q: Array) -> _Sta
 
 
 def _launch_dkdv(
-    dk: Array, dv: Array, p: Problem, stats_queries: int, s: AttentionTile, rope_tables: _Rope, stats: _Stats, g: Array,
-    q: Array, k: Array, v: Array, group_part: int | None = None, ds: Array | None = None,
+    dk: Array, dv: Array, p: Problem, stats_queries: int, tile: AttentionTile, rope_tables: _Rope, stats: _Stats,
+    g: Array, q: Array, k: Array, v: Array, group_part: int | None = None, ds: Array | None = None,
 ) -> None:  # fmt: skip
-    """`attention_bwd_dkdv`, spilling ds into `ds`; and `attention_bwd_reduce_splits` where several programs share a
-    group, the last of which applies the inverse RoPE. A block of `stats` has `stats_queries`.
+    """Launch `attention_bwd_dkdv`, which spills ds into `ds` if that is given. Where several programs share a group,
+    `attention_bwd_reduce_splits` follows and applies the inverse RoPE. A block of `stats` has `stats_queries` queries.
     """
-    blocks = triton.cdiv(p.keys, s.keys)
+    blocks = triton.cdiv(p.keys, tile.keys)
     programs = blocks * p.batches * p.key_heads
     group_part = group_part or heads_per_program(programs, p.group)
     splits = triton.cdiv(p.group, group_part)
     parts = [empty((splits, *x.shape), work_type(q.dtype), q.device) if splits > 1 else x for x in (dk, dv)]
-    first = None if stats.first is None else p.vectors(stats.first, s.queries)[0]
+    first = None if stats.first is None else p.vectors(stats.first, tile.queries)[0]
     launch(
-        attention_bwd_dkdv, programs * splits, *parts, p.tiled(q, s.queries), p.tiled(g, s.queries), p.tiled(k, s.keys),
-        p.tiled(v, s.keys), ds, *p.vectors(stats.lse_and_delta, s.queries), first, stats.low, stats.high,
+        attention_bwd_dkdv, programs * splits, *parts, p.tiled(q, tile.queries), p.tiled(g, tile.queries),
+        p.tiled(k, tile.keys), p.tiled(v, tile.keys), ds, *p.vectors(stats.lse_and_delta, tile.queries), first,
+        stats.low, stats.high,
         *(rope_tables if splits == 1 else _Rope()), (p.tokens, p.keys, p.batches, p.key_heads, p.group, group_part),
         l2_sections(group_part * p.tokens, p.batches * p.key_heads * splits, p.kv_row_bytes, blocks), p.head_dim,
-        p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))), TILE=(s.queries, s.keys, p.padded),
-        RATIO=stats_queries // s.queries, **p.constants, **_options(s),
+        p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))),
+        TILE=(tile.queries, tile.keys, p.padded), RATIO=stats_queries // tile.queries, **p.constants, **_options(tile),
     )  # fmt: skip
     if splits > 1:
         rows, columns = p.batches * p.keys * p.key_heads, triton.next_power_of_2(triton.cdiv(p.head_dim, 2))
@@ -225,7 +224,7 @@ def _launch_dkdv(
 
 # --- Backward with spilled ds -----------------------------------------------------------------------------------------
 
-# By padded head dimension at most: of `attention_bwd_dq_from_ds`, and of the dK/dV kernel that stores ds.
+# By largest padded head dimension: tiles of `attention_bwd_dq_from_ds`, and of the dK/dV kernel that stores ds.
 SPILL_TILES = {
     128: (AttentionTile(2 * DS_TILE, DS_TILE, 4, 3), AttentionTile(DS_TILE, DS_TILE, 4, 2)),
     256: (AttentionTile(2 * DS_TILE, DS_TILE, 8, 3), AttentionTile(DS_TILE, DS_TILE, 8, 2)),
@@ -233,12 +232,12 @@ SPILL_TILES = {
 
 
 def _spills_ds(p: Problem) -> bool:
-    """Whether that is profitable, and supported by the kernels."""
+    """Return whether spilling ds is profitable and the kernels support the problem."""
     return p.is_hopper and p.uses_tma and p.head_dim in HEAD_DIMS and p.constants["CAUSAL"] and p.tokens == p.keys
 
 
 def _part(x: Array, rows: slice, heads: slice | None = None, dim: int = 2) -> Array:
-    """These sequences and heads of an array whose dimension `dim` is that of heads."""
+    """Return a view of some sequences, and of some heads in dimension `dim`."""
     shape, offset = list(x.shape), x.offset + rows.start * x.strides[0]
     shape[0] = rows.stop - rows.start
     if heads is not None:
@@ -251,7 +250,7 @@ def _spilled_backward_into(
     grads: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
     doc_starts: Array | None, scale: float, window: int, tables: tuple[Array, ...],
 ) -> None:  # fmt: skip
-    """Chunk by chunk: LSE and delta, dK/dV with ds spilled, dQ from it."""
+    """For each chunk, compute LSE and delta, then dK/dV while spilling ds, then dQ from ds."""
     sizes = (*q.shape[:3], k.shape[2], q.dtype.itemsize)
     group, ds = sizes[2] // sizes[3], empty(ds_buffer_shape(*sizes), q.dtype, q.device)
     for rows, key_heads in ds_chunks_of(*sizes):
@@ -271,9 +270,9 @@ def _spilled_chunk_into(
     grads: tuple[Array, Array, Array], ds: Array, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
     doc_starts: Array | None, scale: float, window: int, rope_tables: _Rope,
 ) -> None:  # fmt: skip
-    """One chunk; all chunks use the memory of ds in turn."""
+    """Compute one chunk. All chunks reuse the memory of `ds`."""
     p = problem_of(scale, True, window, doc_starts, q, k, v, g)
-    t, s = next(tiles for size, tiles in SPILL_TILES.items() if p.padded <= size)
+    t, dkdv_tile = next(tiles for size, tiles in SPILL_TILES.items() if p.padded <= size)
     blocks, stats = triton.cdiv(p.tokens, t.queries), _stats(p, t.queries, doc_starts, q)
     launch(
         attention_bwd_delta, blocks * p.batches * p.heads, *stats, g, o, lse, doc_starts,
@@ -281,7 +280,7 @@ def _spilled_chunk_into(
         (g.strides, o.strides, lse.strides, p.doc_starts_strides), WORK=p.constants["DOT"][1], BM=t.queries,
         BD=p.padded, num_warps=8,
     )  # fmt: skip
-    _launch_dkdv(*grads[1:], p, t.queries, s, rope_tables, stats, g, q, k, v, ds=ds)
+    _launch_dkdv(*grads[1:], p, t.queries, dkdv_tile, rope_tables, stats, g, q, k, v, ds=ds)
     ds_tiles = Descriptor(ds, ds.shape, ds.strides, (1, t.keys, t.queries)) if p.uses_tma else ds
     launch(
         attention_bwd_dq_from_ds, blocks * p.batches * p.heads, grads[0], ds, ds_tiles, p.tiled(k, t.keys), doc_starts,
@@ -308,7 +307,7 @@ def attention_packed(
     out: tuple[Array, ...], qkv: Array, doc_starts: Array | None = None, *tables: Array, heads: int, key_heads: int,
     scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """The same of views of one array; queries and keys go through RoPE first where there are cos and sin."""
+    """Apply `attention` to views of one array, after RoPE of queries and keys if cos and sin are given."""
     if tables:
         rope(out[2], qkv, *tables, heads=heads + key_heads)
         qkv = out[2]
@@ -320,7 +319,7 @@ def attention_packed_backward(
     out: Array, g: Array, qkv: Array, o: Array, lse: Array, doc_starts: Array | None = None, *tables: Array, heads: int,
     key_heads: int, scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """The same into views of one array; dq and dk go through the inverse RoPE where there are cos and sin."""
+    """Write the gradients into views of one array, with the inverse RoPE of dq and dk if cos and sin are given."""
     grads, parts = parts_of(out, heads, key_heads), parts_of(qkv, heads, key_heads)
     fused = tables if qkv.shape[3] == padded_head_dim(qkv.shape[3]) else ()
     if qkv.size:

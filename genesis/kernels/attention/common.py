@@ -1,22 +1,22 @@
-"""Device functions that attention's kernels share: loads and stores of rows, exponents, scheduling, visible ranges.
+"""Device functions that the attention kernels share: row loads and stores, exponents, scheduling, visible ranges.
 
-Plain reference: genesis/ops/attention.py. A tile of rows comes through TMA (with TMA set) or through pointers; rows and
+Plain reference: genesis/ops/attention.py. Tiles of rows are loaded by TMA (if TMA is set) or through pointers. Rows and
 columns out of bounds read as 0 either way.
 
-Arguments that several kernels take, as tuples so that a call reads on one screen:
+Shapes: B batches, T tokens (queries), H heads, D head dimension. Arguments of several kernels, grouped in tuples:
 
-    sizes      (tokens, keys, batches, heads, group[, window]): queries and keys of a sequence, query heads, query heads
-               of a key head; window is None where there is none. Never specialized on, so one kernel serves all lengths
+    sizes      (tokens, keys, batches, heads, group[, window]): queries and keys per sequence, query heads, query heads
+               per key head, window or None. Values are not specialized, so one kernel serves all lengths
     schedule   (section, sectioned): see `scheduled_tile`
     scales     (scale_log2, sign[, scale]): scale_log2·sign is the softmax scale in units of log2. scale_log2 is
                positive, so that it commutes with max; sign is None for 1
-    strides    one tuple an array [B, T, H, D], in the order of the kernel's arguments; `sx` is that of x
-    head_dim   columns of a head; tiles have BD, the next power of 2
-    DOT        (TYPE, WORK, PRECISION): operands' type, accumulators' type, input_precision of tl.dot
-    TILE       (BM, BN, BD): queries, keys, columns of a tile
+    strides    one tuple per array [B, T, H, D], in the order of the kernel's arguments; `sx` are the strides of x
+    head_dim   columns of a head; tiles have BD columns, the next power of 2
+    DOT        (TYPE, WORK, PRECISION): type of operands, type of accumulators, input_precision of tl.dot
+    TILE       (BM, BN, BD): queries, keys and columns of a tile
 
-A query's visible range of keys is [first visible key, visible end): documents and windows bound it on the left, which
-LEFT_BOUND says, and causality on the right. `diagonal` is keys - tokens: query i sees keys up to i + diagonal.
+A query sees the keys in [first visible key, visible end). Documents and windows bound that range on the left (then
+LEFT_BOUND is set), causality on the right. `diagonal` is keys - tokens: query i sees keys up to i + diagonal.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LOG2E = tl.constexpr(1 / math.log(2))
 
 @triton.jit
 def operand(x, TYPE: tl.constexpr):
-    """An operand of tl.dot, in the type that the tensor cores take."""
+    """Cast an operand of tl.dot to the type that the tensor cores take."""
     return x.to(TYPE)
 
 
-if is_interpreted():  # holds bfloat16 as bits: round as a GPU does, multiply in float32
+if is_interpreted():  # the interpreter stores bfloat16 as bits: round as a GPU does, then multiply in float32
 
     def operand(x: Any, TYPE: Any) -> Any:
         kind = getattr(TYPE, "value", TYPE)
@@ -50,7 +50,7 @@ if is_interpreted():  # holds bfloat16 as bits: round as a GPU does, multiply in
 
 @triton.jit
 def warp_uniform(x):
-    """x, which the assembler then knows to be uniform across a warp: that saves registers."""
+    """Return x, marked as uniform across the warp for the assembler, which saves registers."""
     return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, False, 1)
 
 
@@ -62,7 +62,7 @@ if is_interpreted():
 
 @triton.jit
 def opaque(x):
-    """x, with its value hidden from the compiler, so that it folds nothing."""
+    """Return x with its value hidden from the compiler, which keeps it from folding."""
     if x.dtype == tl.float32:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, False, 1)
     else:
@@ -77,10 +77,11 @@ if is_interpreted():
 
 @triton.jit
 def unchained(x, never):
-    """x, a dot's result that another dot takes, for any number of warps.
+    """Return x, the result of a dot that feeds another dot, without constraining the layout of the first dot.
 
-    Triton gives all warps rows of such a dot. Of a tile with rows for four warps, the others would compute the same
-    again. It looks for the second dot up to the first condition; of this one only we know that it is never met.
+    Triton splits a dot that feeds another by rows among all warps. If a tile has rows for only four warps, the other
+    warps repeat their work. Triton's search for the second dot ends at a condition, so this one, which is never true,
+    hides it.
     """
     if never:
         x = x * 2.0
@@ -89,7 +90,7 @@ def unchained(x, never):
 
 @triton.jit
 def fast_exp2(x):
-    """2^x; in float32 by ex2.approx: within 2 ULP, less than the rounding of x costs, and 0 below 2^-126."""
+    """Return 2^x, in float32 by ex2.approx: within 2 ULP, less than the error from rounding x, and 0 below 2^-126."""
     return maths.exp2(x) if x.dtype == tl.float64 else tl.exp2(x)
 
 
@@ -99,18 +100,18 @@ def fast_exp2(x):
 @triton.jit
 def load_rows(x, i_batch, i_head, start, rows, head_dim, sx, TMA: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr,
               BD: tl.constexpr):  # fmt: skip
-    """Rows [start, start + ROWS) of a head as an operand [ROWS, BD].
+    """Load rows [start, start + ROWS) of a head as an operand [ROWS, BD].
 
     Args:
-        x: with TMA a descriptor of [batch, head, row, column], otherwise a pointer.
-        rows: of the sequence; those beyond it read as 0.
+        x: a descriptor of [batch, head, row, column] with TMA, otherwise a pointer.
+        rows: rows of the sequence; rows beyond it read as 0.
     """
     if TMA:
         b_x = x.load([i_batch, i_head, start, 0]).reshape(ROWS, BD)  # [ROWS, BD]
     else:
-        o_row, o_d = tl.arange(0, ROWS), tl.arange(0, BD)
+        o_row, o_d = tl.arange(0, ROWS), tl.arange(0, BD)  # [ROWS], [BD]
         p_x = x + i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
-        m_x = (o_row < rows - start)[:, None] & (o_d < head_dim)[None, :]
+        m_x = (o_row < rows - start)[:, None] & (o_d < head_dim)[None, :]  # [ROWS, BD]
         b_x = tl.load(p_x + o_row[:, None] * sx[1] + o_d[None, :] * sx[3], mask=m_x, other=0)  # [ROWS, BD]
     return operand(b_x, TYPE)
 
@@ -126,52 +127,52 @@ def store_rows(p_x, b_x, i_batch, i_head, start, rows, head_dim, sx, ROWS: tl.co
     """Store b_x [ROWS, BD] as rows [start, start + ROWS) of a head, cast to the type of `p_x`.
 
     Args:
-        row_of: maps a row of the tile to the row of the block that it is.
+        row_of: maps a row of the tile to its row in the block.
     """
-    o_row, o_d = row_of(tl.arange(0, ROWS)), tl.arange(0, BD)
+    o_row, o_d = row_of(tl.arange(0, ROWS)), tl.arange(0, BD)  # [ROWS], [BD]
     p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
-    m_x = (o_row < rows - start)[:, None] & (o_d < head_dim)[None, :]
+    m_x = (o_row < rows - start)[:, None] & (o_d < head_dim)[None, :]  # [ROWS, BD]
     tl.store(p_x + o_row[:, None] * sx[1] + o_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m_x)
 
 
 @triton.jit
 def inverse_rope(b_left, b_right, p_cos, p_sin, o, m):
-    """RoPE backward of gradient pairs (left, right), by the inverse rotation; `o` and `m` index cos and sin."""
-    b_c = converted(tl.load(p_cos + o, mask=m, other=0), b_left.dtype)
-    b_s = converted(tl.load(p_sin + o, mask=m, other=0), b_left.dtype)
+    """Apply the inverse RoPE to gradient pairs (left, right) [ROWS, HALF]; `o` and `m` index cos and sin."""
+    b_c = converted(tl.load(p_cos + o, mask=m, other=0), b_left.dtype)  # [ROWS, HALF]
+    b_s = converted(tl.load(p_sin + o, mask=m, other=0), b_left.dtype)  # [ROWS, HALF]
     return b_left * b_c + b_right * b_s, b_right * b_c - b_left * b_s
 
 
 @triton.jit
 def store_rows_inverse_rope(p_x, b_x, p_cos, p_sin, i_batch, i_head, start, rows, rope_stride, sx, ROWS: tl.constexpr,
                             BD: tl.constexpr, row_of: tl.constexpr = _identity):  # fmt: skip
-    """`store_rows` after the inverse RoPE, for heads of exactly BD columns.
+    """Apply the inverse RoPE, then store the rows as `store_rows` does. Heads must have exactly BD columns.
 
-    In the layout of a dot's result one thread holds both columns of a pair, and the halves are stored separately: the
-    tile changes its layout once, as for any store.
+    In the layout of a dot's result one thread holds both columns of a pair. The halves are stored separately, so the
+    tile changes its layout only once, as in any store.
 
     Args:
-        rope_stride: elements between the cos (and sin) of two sequences; 0 where they share them.
+        rope_stride: elements between the cos (and sin) of two sequences; 0 if they share them.
     """
     HALF: tl.constexpr = BD // 2
-    o_row, o_pair = row_of(tl.arange(0, ROWS)), tl.arange(0, HALF)
-    m_row = (o_row < rows - start)[:, None]
+    o_row, o_pair = row_of(tl.arange(0, ROWS)), tl.arange(0, HALF)  # [ROWS], [HALF]
+    m_row = (o_row < rows - start)[:, None]  # [ROWS, 1]
     o_rope = i_batch.to(tl.int64) * rope_stride + start.to(tl.int64) * HALF + (o_row[:, None] * HALF + o_pair[None, :])
     b_left, b_right = tl.split(b_x.reshape(ROWS, 2, HALF).permute(0, 2, 1))  # [ROWS, HALF] each
-    b_left, b_right = inverse_rope(b_left, b_right, p_cos, p_sin, o_rope, m_row)
+    b_left, b_right = inverse_rope(b_left, b_right, p_cos, p_sin, o_rope, m_row)  # [ROWS, HALF] each
     p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
-    p_left = p_x + o_row[:, None] * sx[1] + o_pair[None, :]
+    p_left = p_x + o_row[:, None] * sx[1] + o_pair[None, :]  # [ROWS, HALF]
     tl.store(p_left, converted(b_left, p_x.dtype.element_ty), mask=m_row)
     tl.store(p_left + HALF, converted(b_right, p_x.dtype.element_ty), mask=m_row)
 
 
 @triton.jit
 def load_vector(x, start, TMA: tl.constexpr, COUNT: tl.constexpr):
-    """Elements [start, start + COUNT) of a vector: with TMA a descriptor, otherwise a pointer."""
+    """Load elements [start, start + COUNT) of a vector: a descriptor with TMA, otherwise a pointer."""
     if TMA:
-        return x.load([start])
+        return x.load([start])  # [COUNT]
     else:
-        return tl.load(x + start + tl.arange(0, COUNT))
+        return tl.load(x + start + tl.arange(0, COUNT))  # [COUNT]
 
 
 # --- Scheduling -------------------------------------------------------------------------------------------------------
@@ -179,8 +180,8 @@ def load_vector(x, start, TMA: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def scheduled_tile(blocks, heads, section, sectioned):
-    """(block, head) of this program. Heads go in sections whose rows stay in L2: all blocks of `section` heads come
-    before the next section, up to `sectioned` heads; the remaining heads are one section.
+    """Return (block, head) of this program. All blocks of a section of `section` heads precede the next section, so
+    that a section's rows stay in L2. The heads from `sectioned` on form one section.
     """
     start = tl.minimum(tl.program_id(0) // (blocks * section) * section, sectioned)
     count = tl.where(start < sectioned, section, heads - sectioned)
@@ -193,13 +194,13 @@ def scheduled_tile(blocks, heads, section, sectioned):
 
 @triton.jit
 def first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss):
-    """The first visible key of each query [BM], at most `keys`."""
+    """Return the first visible key of each query [BM], at most `keys`."""
     if p_doc_starts is None:
-        b_first = o_query * 0
+        b_first = o_query * 0  # [BM]
     else:
-        p_first = p_doc_starts + i_batch.to(tl.int64) * ss[0] + o_query.to(tl.int64) * ss[1]
-        b_first = tl.load(p_first, mask=m_query, other=0)
-        b_first = tl.minimum(tl.maximum(b_first.to(tl.int64), 0), keys).to(tl.int32)
+        p_first = p_doc_starts + i_batch.to(tl.int64) * ss[0] + o_query.to(tl.int64) * ss[1]  # [BM]
+        b_first = tl.load(p_first, mask=m_query, other=0)  # [BM]
+        b_first = tl.minimum(tl.maximum(b_first.to(tl.int64), 0), keys).to(tl.int32)  # [BM]
     if window is not None:
         b_first = tl.minimum(tl.maximum(b_first, o_query + diagonal - window + 1), keys)
     return b_first
@@ -207,7 +208,7 @@ def first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, w
 
 @triton.jit
 def visible_end(o_query, diagonal, keys, CAUSAL: tl.constexpr):
-    """One past the last visible key of each query [BM]."""
+    """Return one past the last visible key of each query [BM]."""
     if CAUSAL:
         return tl.minimum(o_query + diagonal + 1, keys)
     else:
@@ -216,21 +217,21 @@ def visible_end(o_query, diagonal, keys, CAUSAL: tl.constexpr):
 
 @triton.jit
 def merge_ranges(low, high, other_low, other_high):
-    """The smallest range that holds both."""
+    """Return the smallest range that contains both."""
     return tl.minimum(low, other_low), tl.maximum(high, other_high)
 
 
 @triton.jit
 def first_key_bounds(b_first, m_query, keys):
-    """The smallest and the largest first visible key of a block of queries, in one reduction."""
+    """Return the smallest and largest first visible key of a block of queries, in one reduction."""
     return tl.reduce((tl.where(m_query, b_first, keys), tl.where(m_query, b_first, 0)), 0, merge_ranges)
 
 
 @triton.jit
 def visible_key_blocks(b_first, m_query, start, stop, diagonal, keys, CAUSAL: tl.constexpr, LEFT_BOUND: tl.constexpr,
                        BN: tl.constexpr):  # fmt: skip
-    """(begin, full_begin, full_end, end): blocks [begin, end) hold keys visible to the queries [start, stop). Those in
-    [full_begin, full_end) are visible to all of them; the others need a mask.
+    """Return (begin, full_begin, full_end, end). Blocks [begin, end) hold keys that the queries [start, stop) see.
+    Blocks [full_begin, full_end) are visible to all these queries; the others need a mask.
     """
     if CAUSAL:
         end = tl.cdiv(tl.minimum(stop + diagonal, keys), BN)

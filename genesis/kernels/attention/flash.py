@@ -1,15 +1,16 @@
-"""The kernels of attention: forward, one for dQ, one for dK and dV.
+"""The attention kernels: forward, dQ, and dK/dV.
 
-Plain reference: genesis/ops/attention.py: `attention`, `attention_backward`. Forward computes o = softmax(scale·q·kᵀ)·v
-over each query's visible keys, and the LSE of its scores, in one pass over blocks of keys (online softmax), one block
-of queries a program. Only blocks at the ends of the visible range need a mask.
+Plain reference: genesis/ops/attention.py: `attention`, `attention_backward`. The forward kernel computes
+o = softmax(scale·q·kᵀ)·v over each query's visible keys, and the LSE of the scores. Each program passes once over the
+blocks of keys (online softmax) for one block of queries. Only blocks at the ends of the visible range need a mask.
 
 With p = 2^(scaled scores - lse), delta = rowsum(dO·O) and ds = p·(dO·vᵀ - delta): dV = pᵀ·dO, dQ = scale·ds·k,
-dK = scale·dsᵀ·q. Both backward kernels recompute the scores, so every result has one writer. LSE and delta, which the
-dK/dV kernel reads, are stored by the dQ kernel, or by `attention_bwd_delta` where that is not launched. The dK/dV
-kernel holds scores transposed, a row a key, so that weights go from registers into the dots that sum over queries.
+dK = scale·dsᵀ·q. Both backward kernels recompute the scores, so every result has one writer. The dQ kernel stores LSE
+and delta for the dK/dV kernel; `attention_bwd_delta` stores them where dQ comes from spilled ds. The dK/dV kernel holds
+the scores transposed, one row per key, so that weights feed the dots that sum over queries from registers.
 
-Tiles: BM queries, BN keys, BD the padded head dimension; `g` is dO. Other arguments are described in common.py.
+Shapes: B batches, T queries, S keys, H heads, D head dimension, `g` is dO. Tiles: BM queries, BN keys, BD columns (D
+padded). common.py describes the arguments.
 """
 
 from __future__ import annotations
@@ -47,10 +48,7 @@ from genesis.kernels.maths import rounded_product
 @triton.jit(do_not_specialize=["sizes", "schedule"])
 def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr,
                   TMA: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """o [B, T, H, D] and lse [B, H, T] of q [B, T, H, D], k and v [B, S, H / group, D].
-
-    The arguments of all attention kernels are described in common.py.
-    """
+    """Compute o [B, T, H, D] and lse [B, H, T] from q [B, T, H, D], k and v [B, S, H / group, D]."""
     tokens, keys, batches, heads, group, window = sizes
     section, sectioned = schedule
     scale_log2, sign = scales
@@ -62,14 +60,14 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
-    # the last queries, which see the most keys, go first
+    # The last queries, which see the most keys, run first.
     blocks = tl.cdiv(tokens, BM)
     i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]
-    b_first = first_visible_key(  # [BM]; before all other loads, because its latency is the longest
+    b_first = first_visible_key(  # [BM], before all other loads because its latency is the longest
         p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss
     )  # fmt: skip
     b_q = load_rows(q, i_batch, i_head, start, tokens, head_dim, sq, TMA, TYPE, BM, BD)  # [BM, BD]
@@ -79,7 +77,7 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
     )
     b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
-    b_max = tl.full((BM,), -float("inf"), WORK)  # [BM], in units of log2 and scaled
+    b_max = tl.full((BM,), -float("inf"), WORK)  # [BM], scaled, in units of log2
     for i in range(begin, end):
         i_key_head = i_head // group
         start_n = i * BN
@@ -87,23 +85,25 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
         b_s = tl.dot(b_q, b_k.T, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BM, BN]
         if sign is not None:
             b_s = b_s * sign
+        # Mask only the blocks at the ends of the visible range.
         if (i >= full_end) | (i < full_begin):
             o_key = start_n + tl.arange(0, BN)  # [BN]
             m_visible = o_key[None, :] < b_end[:, None]  # [BM, BN]
             if LEFT_BOUND:
                 m_visible = m_visible & (o_key[None, :] >= b_first[:, None])
             b_s = tl.where(m_visible, b_s, -float("inf"))
+        # Online softmax: rescale the sums so far to the new maximum.
         b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * scale_log2)  # [BM]
-        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # no visible key so far: weights of 0, not NaN
+        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # [BM]; keeps weights 0, not NaN, without keys
         b_p = fast_exp2(b_s * scale_log2 - b_base[:, None])  # [BM, BN]
         b_rescale = fast_exp2(b_max - b_base)  # [BM]
         b_v = load_rows(v, i_batch, i_key_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
-        b_acc = b_acc * b_rescale[:, None]
-        b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
-        b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
+        b_acc = b_acc * b_rescale[:, None]  # [BM, BD]
+        b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BM, BD]
+        b_sum = b_sum * b_rescale + tl.sum(b_p, 1)  # [BM]
         b_max = b_new_max
-    empty = b_sum == 0  # a query without visible keys: o is 0 and its LSE is -inf
-    b_sum = tl.where(empty, 1.0, b_sum)
+    empty = b_sum == 0  # [BM]; a query without visible keys has o = 0 and an LSE of -inf
+    b_sum = tl.where(empty, 1.0, b_sum)  # [BM]
     store_rows(p_o, b_acc * (1.0 / b_sum)[:, None], i_batch, i_head, start, tokens, head_dim, so, BM, BD)
     b_lse = tl.where(empty, -float("inf"), (b_max + tl.log2(b_sum)) * LN2)  # [BM]
     tl.store(p_lse + (i_batch * heads + i_head).to(tl.int64) * tokens + o_query, b_lse, mask=m_query)
@@ -115,38 +115,40 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
 @triton.jit
 def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tile, sizes, head_dim, strides,
                         LEFT_BOUND: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """(LSE in units of log2, delta = rowsum(dO · O)) of a block of queries [BM], also stored for the dK/dV kernel.
+    """Return LSE in units of log2 and delta = rowsum(dO · O) of a block of queries, [BM] each, after storing them.
 
-    The first head also stores each query's first visible key, and their bounds over the block.
+    The first head also stores the first visible key of each query, and its bounds over the block.
 
     Args:
         p_stats: [2, batches·heads·blocks·BM]: LSE, then delta, padded to whole blocks.
-        p_low, p_high, p_first: [batches·blocks] twice, and [batches·blocks·BM].
+        p_low: smallest first visible key of each block, [batches·blocks].
+        p_high: largest first visible key of each block, [batches·blocks].
+        p_first: first visible key of each query, [batches·blocks·BM].
         tile: (i_batch, i_head, i_block).
         sizes: (tokens, keys, batches, heads).
-        strides: of g, o and lse.
+        strides: strides of g, o and lse.
     """
     i_batch, i_head, i_block = tile
     tokens, keys, batches, heads = sizes
     sg, so, sl = strides
     blocks = tl.cdiv(tokens, BM)
     start = i_block * BM
-    o_query, o_d = start + tl.arange(0, BM), tl.arange(0, BD)
+    o_query, o_d = start + tl.arange(0, BM), tl.arange(0, BD)  # [BM], [BD]
     m_query = o_query < tokens  # [BM]
     batch64, head64, o_row = i_batch.to(tl.int64), i_head.to(tl.int64), tl.arange(0, BM)
     rows64 = tl.zeros((), tl.int64) + batches * heads
     p_g += batch64 * sg[0] + head64 * sg[2] + start.to(tl.int64) * sg[1]
     p_o += batch64 * so[0] + head64 * so[2] + start.to(tl.int64) * so[1]
-    m = m_query[:, None] & (o_d < head_dim)[None, :]
+    m = m_query[:, None] & (o_d < head_dim)[None, :]  # [BM, BD]
     b_g = tl.load(p_g + o_row[:, None] * sg[1] + o_d[None, :] * sg[3], mask=m, other=0)  # [BM, BD]
     b_o = tl.load(p_o + o_row[:, None] * so[1] + o_d[None, :] * so[3], mask=m, other=0)  # [BM, BD]
-    # Two lanes add each other's products. Fused with the addition, each would round only the other's, and the lanes of
-    # a row would store sums that differ in the last bit.
+    # Two lanes add each other's products. If the multiplication were fused with the addition, each lane would round
+    # only the other lane's product, and the lanes of a row would store sums that differ in the last bit.
     b_delta = tl.sum(rounded_product(converted(b_g, WORK), converted(b_o, WORK)), 1)  # [BM]
     b_lse = tl.load(
         p_lse + batch64 * sl[0] + head64 * sl[1] + o_query.to(tl.int64) * sl[2], mask=m_query, other=-float("inf")
     )
-    b_lse = tl.where(b_lse == -float("inf"), float("inf"), b_lse) * LOG2E  # no visible key: weights of 0
+    b_lse = tl.where(b_lse == -float("inf"), float("inf"), b_lse) * LOG2E  # [BM]; no visible key: weights are 0
     p_stats += (batch64 * heads + i_head) * (blocks * BM) + o_query
     tl.store(p_stats, b_lse)
     tl.store(p_stats + rows64 * (blocks * BM), b_delta)
@@ -161,11 +163,11 @@ def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_firs
 @triton.jit(do_not_specialize=["sizes"])
 def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_starts, sizes, head_dim, strides,
                         WORK: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """`store_lse_and_delta` alone.
+    """Run only `store_lse_and_delta`.
 
     Args:
         sizes: (tokens, keys, batches, heads, window).
-        strides: of g, o, lse and doc_starts.
+        strides: strides of g, o, lse and doc_starts.
     """
     tokens, keys, batches, heads, window = sizes
     sg, so, sl, ss = strides
@@ -173,7 +175,7 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
     blocks = tl.cdiv(tokens, BM)
     i_block, i_batch_head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     i_batch, i_head = i_batch_head // heads, i_batch_head % heads
-    o_query = i_block * BM + tl.arange(0, BM)
+    o_query = i_block * BM + tl.arange(0, BM)  # [BM]
     b_first = first_visible_key(p_doc_starts, i_batch, o_query, o_query < tokens, keys - tokens, keys, window, ss)
     store_lse_and_delta(
         p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, (i_batch, i_head, i_block),
@@ -188,7 +190,7 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
 def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
                      rope_stride, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr,
                      DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """dQ = scale·ds·k, after the inverse RoPE where there are cos and sin; stores LSE and delta for dK/dV."""
+    """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given, and store LSE and delta for dK/dV."""
     tokens, keys, batches, heads, group, window = sizes
     section, sectioned = schedule
     scale_log2, sign, scale = scales
@@ -200,7 +202,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
-    # the last queries, which see the most keys, go first
+    # The last queries, which see the most keys, run first.
     blocks = tl.cdiv(tokens, BM)
     i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
@@ -229,6 +231,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
             b_s = b_s * sign
         b_dp = tl.dot(b_g, b_v.T, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BN]
         b_p = fast_exp2(b_s * scale_log2 - b_lse[:, None])  # [BM, BN]
+        # Mask only the blocks at the ends of the visible range.
         if (i >= full_end) | (i < full_begin):
             o_key = start_n + tl.arange(0, BN)  # [BN]
             m_visible = o_key[None, :] < b_end[:, None]  # [BM, BN]
@@ -236,7 +239,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
                 m_visible = m_visible & (o_key[None, :] >= b_first[:, None])
             b_p = tl.where(m_visible, b_p, 0.0)
         b_ds = operand(b_p * (b_dp - b_delta[:, None]), TYPE)  # [BM, BN]
-        b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
+        b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
     if p_cos is None:
         store_rows(p_dq, b_dq * scale, i_batch, i_head, start, tokens, head_dim, sd, BM, BD)
     else:
@@ -252,10 +255,10 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
 def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal, CAUSAL: tl.constexpr,
                          LEFT_BOUND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                          RATIO: tl.constexpr):  # fmt: skip
-    """(begin, causal_end, left_begin, end): query blocks [begin, end) see keys of [start_n, start_n + BN). Those before
-    `causal_end` need the causal mask; those from `left_begin` on, the mask of first visible keys.
+    """Return (begin, causal_end, left_begin, end). Query blocks [begin, end) see keys in [start_n, start_n + BN).
+    Blocks before `causal_end` need the causal mask; blocks from `left_begin` on need the mask of first visible keys.
 
-    The bounds of first visible keys at `p_low` and `p_high` are over RATIO query blocks each.
+    Each bound of first visible keys at `p_low` and `p_high` covers RATIO query blocks.
     """
     blocks = tl.cdiv(tokens, BM)
     last = tl.minimum(start_n + BN, keys) - 1
@@ -266,11 +269,11 @@ def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal
     if LEFT_BOUND:
         end = 0
         count = tl.cdiv(tokens, BM * RATIO)
-        for t in range(0, count, 32):  # as many as a warp has lanes: no warp waits for another
+        for t in range(0, count, 32):  # one warp's lanes, so that no warp waits for another
             o = t + tl.arange(0, 32)  # [32]
             m = o < count
-            least = tl.load(p_low + i_batch.to(tl.int64) * count + o, mask=m, other=0)
-            most = tl.load(p_high + i_batch.to(tl.int64) * count + o, mask=m, other=0)
+            least = tl.load(p_low + i_batch.to(tl.int64) * count + o, mask=m, other=0)  # [32]
+            most = tl.load(p_high + i_batch.to(tl.int64) * count + o, mask=m, other=0)  # [32]
             after = tl.where(m & (least <= last), (o + 1) * RATIO, 0)
             before = tl.where(m & ((o + 1) * RATIO > begin) & (most > start_n), o * RATIO, blocks)
             before, after = tl.reduce((before, after), 0, merge_ranges)
@@ -283,30 +286,30 @@ def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal
 
 @triton.jit
 def add_sum_over_queries(b_acc, b_w, b_x, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """b_acc + b_w·b_x, for weights b_w [BN, BM] and rows b_x [BM, BD] of queries; [BD, BN] where TRANSPOSED.
+    """Return b_acc + b_w·b_x for weights b_w [BN, BM] and query rows b_x [BM, BD]; [BD, BN] where TRANSPOSED.
 
-    With heads of more than 128 columns 8 warps share the columns, and weights in registers would have to change hands
-    for their dot, which serializes wgmmas. The transposed product takes them from shared memory.
+    With heads of more than 128 columns, 8 warps share the columns. Weights in registers would then have to move between
+    threads for their dot, which serializes wgmmas. The transposed product reads them from shared memory.
     """
     if TRANSPOSED:
-        return tl.dot(b_x.T, b_w.T, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
+        return tl.dot(b_x.T, b_w.T, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BD, BN]
     else:
-        return tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
+        return tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BN, BD]
 
 
 @triton.jit(do_not_specialize=["sizes", "schedule"])
 def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p_high, p_cos, p_sin, rope_stride, sizes,
                        schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr,
                        TILE: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
-    """dV = pᵀ·dO and dK = scale·dsᵀ·q, summed over `group_part` query heads of a key head; the first keys, which the
-    most queries see, go first.
+    """Compute dV = pᵀ·dO and dK = scale·dsᵀ·q, summed over `group_part` query heads of a key head.
 
-    dK goes through the inverse RoPE where there are cos and sin. With `p_ds`, ds is stored too; see spilled_ds.py.
+    dK goes through the inverse RoPE if p_cos is given. If p_ds is given, ds is stored too; see spilled_ds.py. The first
+    keys, which the most queries see, run first.
 
     Args:
-        lse, delta, first: what `store_lse_and_delta` stored, with TMA as descriptors.
+        lse: stored by `store_lse_and_delta`; a descriptor with TMA, like `delta` and `first`.
         sizes: (tokens, keys, batches, key heads, group, group_part).
-        RATIO: blocks of BM queries to a block of the kernel that stored them.
+        RATIO: blocks of BM queries per block of the kernel that stored `lse`.
     """
     tokens, keys, batches, heads, group, group_part = sizes
     section, sectioned = schedule
@@ -331,17 +334,18 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
     b_k = load_rows(k, i_batch, i_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
     b_v = load_rows(v, i_batch, i_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
     TRANSPOSED: tl.constexpr = TMA and BD > 128
-    b_dk = tl.zeros((BD, BN) if TRANSPOSED else (BN, BD), WORK)
-    b_dv = tl.zeros((BD, BN) if TRANSPOSED else (BN, BD), WORK)
+    b_dk = tl.zeros((BD, BN) if TRANSPOSED else (BN, BD), WORK)  # [BN, BD], or transposed
+    b_dv = tl.zeros((BD, BN) if TRANSPOSED else (BN, BD), WORK)  # [BN, BD], or transposed
     if p_cos is not None:
-        # The inverse RoPE of a known zero, for keys that no query sees, would be hoisted above the loop. Where that
-        # result and the loop's meet, registers are moved while wgmmas are in flight, and each of them has to wait.
+        # The compiler would hoist the inverse RoPE of a known zero (for keys that no query sees) above the loop. Where
+        # that result and the loop's merge, it moves registers while wgmmas are in flight, and each of them must wait.
         b_dk = opaque(b_dk)
     padded = tl.cdiv(tokens, BM * RATIO) * (BM * RATIO)
     first_head = i_head * group + i_split * group_part
     head_count = tl.minimum(group_part, group - i_split * group_part)
     count = end - begin
-    for n in range(0, head_count * count):  # one loop over heads and blocks: the pipeline stays full between heads
+    # A single loop over heads and blocks keeps the pipeline full between heads.
+    for n in range(0, head_count * count):
         i_query_head = first_head + n // count
         i_query_block = begin + n % count
         query_heads = heads * group
@@ -387,8 +391,8 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
 
 @triton.jit
 def sum_splits(p_x, step, m, SPLITS: tl.constexpr):
-    """The sum over splits, which are `step` elements apart, in order."""
-    b_x = tl.load(p_x, mask=m)
+    """Return the sum over splits in order. Splits are `step` elements apart."""
+    b_x = tl.load(p_x, mask=m)  # [ROWS, PADDED]
     for _ in tl.static_range(1, SPLITS):
         p_x += step
         b_x += tl.load(p_x, mask=m)
@@ -399,28 +403,28 @@ def sum_splits(p_x, step, m, SPLITS: tl.constexpr):
 def attention_bwd_reduce_splits(p_dk, p_dv, p_dks, p_dvs, p_cos, p_sin, rope_stride, rows, tokens, heads, token_stride,
                                 SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
                                 PADDED: tl.constexpr):  # fmt: skip
-    """dK and dV as sums over SPLITS, for ROWS rows (sequence, token, head) of SIZE columns; dK goes through the inverse
-    RoPE where there are cos and sin.
+    """Sum dK and dV over SPLITS for ROWS rows (sequence, token, head) of SIZE columns, with the inverse RoPE of dK if
+    p_cos is given.
 
     The halves of a head are separate tiles [ROWS, PADDED], so that one thread holds both columns of a pair.
 
     Args:
-        token_stride: elements between the heads of neighbouring tokens in dk and dv.
+        token_stride: elements between neighbouring tokens in dk and dv; the heads of a token are contiguous.
     """
     HALF: tl.constexpr = (SIZE + 1) // 2
-    o_row, o_pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
-    i_token = o_row // heads
+    o_row, o_pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)  # [ROWS], [PADDED]
+    i_token = o_row // heads  # [ROWS]
     o_split = (o_row.to(tl.int64) * SIZE)[:, None] + o_pair[None, :]  # [ROWS, PADDED]
     o_out = (i_token.to(tl.int64) * token_stride + o_row % heads * SIZE)[:, None] + o_pair[None, :]  # [ROWS, PADDED]
-    m = (o_row < rows)[:, None] & (o_pair < HALF)[None, :]
-    m_right = m & (o_pair < SIZE - HALF)[None, :]
+    m = (o_row < rows)[:, None] & (o_pair < HALF)[None, :]  # [ROWS, PADDED]
+    m_right = m & (o_pair < SIZE - HALF)[None, :]  # [ROWS, PADDED]
     step = (tl.zeros((), tl.int64) + rows) * SIZE
-    b_dv = sum_splits(p_dvs + o_split, step, m, SPLITS)  # [ROWS, PADDED], like all here
-    b_dv_right = sum_splits(p_dvs + o_split + HALF, step, m_right, SPLITS)
-    b_dk = sum_splits(p_dks + o_split, step, m, SPLITS)
-    b_dk_right = sum_splits(p_dks + o_split + HALF, step, m_right, SPLITS)
+    b_dv = sum_splits(p_dvs + o_split, step, m, SPLITS)  # [ROWS, PADDED]
+    b_dv_right = sum_splits(p_dvs + o_split + HALF, step, m_right, SPLITS)  # [ROWS, PADDED]
+    b_dk = sum_splits(p_dks + o_split, step, m, SPLITS)  # [ROWS, PADDED]
+    b_dk_right = sum_splits(p_dks + o_split + HALF, step, m_right, SPLITS)  # [ROWS, PADDED]
     if p_cos is not None:
-        o_rope = (i_token // tokens).to(tl.int64) * rope_stride + i_token % tokens * HALF
+        o_rope = (i_token // tokens).to(tl.int64) * rope_stride + i_token % tokens * HALF  # [ROWS]
         b_dk, b_dk_right = inverse_rope(b_dk, b_dk_right, p_cos, p_sin, o_rope[:, None] + o_pair[None, :], m)
     tl.store(p_dk + o_out, converted(b_dk, p_dk.dtype.element_ty), mask=m)
     tl.store(p_dk + o_out + HALF, converted(b_dk_right, p_dk.dtype.element_ty), mask=m_right)

@@ -1,4 +1,4 @@
-"""An attention call as its kernels take it: sizes, scale, types, tiles and how they are read, and sections for L2."""
+"""The arguments of an attention call as kernels take them: sizes, scale, types, tiles, and sections for L2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genesis.shapes import Shape
 
 
 class Problem(NamedTuple):
-    """What the kernels of a call share; see common.py for what they make of it."""
+    """The arguments that the kernels of a call share; common.py describes them."""
 
     batches: int
     tokens: int
@@ -31,12 +31,12 @@ class Problem(NamedTuple):
     doc_starts_strides: tuple[int, int]
     uses_tma: bool  # tiles come through TMA
     is_hopper: bool  # the GPU has compute capability 9
-    kv_row_bytes: int  # of a row of keys and one of values together
-    constants: dict[str, Any]  # CAUSAL, TMA and DOT of the kernels
+    kv_row_bytes: int  # bytes of one row of keys and one row of values together
+    constants: dict[str, Any]  # the kernels' CAUSAL, TMA and DOT
 
     @property
     def group(self) -> int:
-        """Query heads of a key head."""
+        """Query heads per key head."""
         return self.heads // self.key_heads
 
     @property
@@ -46,27 +46,27 @@ class Problem(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """Columns of the tiles."""
+        """Columns of a tile."""
         return padded_head_dim(self.head_dim)
 
     def tiled(self, x: Array, rows: int) -> Array | Descriptor:
-        """A kernel's argument for `x` [B, T, H, D], read in tiles of `rows` rows of a head."""
+        """Return the kernel argument for `x` [B, T, H, D], which is read in tiles of `rows` rows of a head."""
         if not self.uses_tma:
             return x
         shape, strides = tma_region(x)
         return Descriptor(x, shape, strides, (1, 1, rows, self.padded))
 
     def vectors(self, x: Array, count: int) -> list[Array | Descriptor]:
-        """Kernel arguments for the rows of a matrix `x`, read `count` elements at a time."""
-        found: list[Array | Descriptor] = []
+        """Return the kernel arguments for the rows of a matrix `x`, which are read `count` elements at a time."""
+        arguments: list[Array | Descriptor] = []
         for i in range(x.shape[0]):
             row = x.view((x.shape[1],), (1,), x.offset + i * x.shape[1])
-            found.append(Descriptor(row, row.shape, (1,), (count,)) if self.uses_tma else row)
-        return found
+            arguments.append(Descriptor(row, row.shape, (1,), (count,)) if self.uses_tma else row)
+        return arguments
 
 
 def tma_region(x: Array) -> tuple[Shape, Shape]:
-    """Shape and strides of `x` as [B, H, T, D] for TMA. A dimension of size 1 may have any stride."""
+    """Return shape and strides of `x` as [B, H, T, D] for TMA. A dimension of size 1 may have any stride."""
     grain = 16 // x.dtype.itemsize
     dims = [(n, s if n > 1 else grain) for n, s in zip(x.shape[:3], x.strides[:3], strict=True)]
     ordered = (dims[0], dims[2], dims[1])
@@ -74,7 +74,11 @@ def tma_region(x: Array) -> tuple[Shape, Shape]:
 
 
 def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None, *read: Array) -> Problem:
-    """The problem of a call; `read` are q and k, then all others that are read in tiles."""
+    """Return the problem of a call. `read` holds q, k, then every other array that is read in tiles.
+
+    Raises:
+        ShapeError: the head dimension is above 256.
+    """
     q, k = read[:2]
     (batches, tokens, heads, head_dim), (_, keys, key_heads, _) = q.shape, k.shape
     sign = (scale > 0) - (scale < 0)
@@ -99,17 +103,17 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
 
 
 class AttentionTile(NamedTuple):
-    """How a kernel divides a head."""
+    """The tile sizes and launch options of a kernel."""
 
-    queries: int  # of a block
-    keys: int  # of a block
-    warps: int  # of a program
-    stages: int  # of its pipeline
-    registers: int = 0  # the most that a thread may have, so that more programs share an SM; 0 for no limit
+    queries: int  # queries per block
+    keys: int  # keys per block
+    warps: int  # warps per program
+    stages: int  # stages of the pipeline
+    registers: int = 0  # the most registers per thread, so that more programs share an SM; 0 for no limit
 
 
-# By kind of type and padded head dimension: forward, dQ, dK/dV. "tma" is for 2-byte types that come through Hopper's
-# TMA: measured on an H200 with Triton 3.6.
+# By kind of type and padded head dimension: forward, dQ, dK/dV. "tma" applies to 2-byte types that Hopper loads by TMA.
+# Measured on an H200 with Triton 3.6.
 TILES: dict[str, dict[int, tuple[AttentionTile, AttentionTile, AttentionTile]]] = {
     "tma": {
         64: (AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 4, 3, 168)),
@@ -135,28 +139,28 @@ TILES: dict[str, dict[int, tuple[AttentionTile, AttentionTile, AttentionTile]]] 
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """The head dimension that tiles have: a power of 2, and at least the 16 that dots need."""
+    """Return the head dimension of tiles: a power of 2, and at least the 16 that dots need."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
-SECTION_HEAD_BYTES = 3 << 20  # of a head, from which on heads go in sections
-SECTION_TOTAL_BYTES = 64 << 20  # of all heads, up to which they do not
-# Programs at the end that belong to no section: the longest of all their heads go first and the shortest last, so that
-# SMs finish together. If a last section of few heads began with its longest programs, most SMs would wait.
+SECTION_HEAD_BYTES = 3 << 20  # smallest bytes per head for which heads are scheduled in sections
+SECTION_TOTAL_BYTES = 64 << 20  # smallest bytes of all heads for that
+# The last programs belong to no section. The longest programs of all their heads start first and the shortest last, so
+# that SMs finish together. If a last section of few heads started with its longest programs, most SMs would idle.
 UNSECTIONED_PROGRAMS = 800
-LONG_KEYS = 2048  # from so many keys on, the forward kernel for "tma" and heads of 64 takes larger blocks of them
+LONG_KEYS = 2048  # the fewest keys for which the forward kernel for "tma" and heads of 64 uses LONG_TILE
 LONG_TILE = AttentionTile(64, 128, 4, 2)
 
 
 def tiles_of(
     dtype: DType, head_dim: int, tokens: int, keys: int, shared: int, uses_tma: bool
 ) -> tuple[AttentionTile, AttentionTile, AttentionTile]:
-    """The tiles of forward, dQ and dK/dV for `shared` bytes. Blocks of queries of the last divide those of dQ."""
+    """Return the tiles of forward, dQ and dK/dV for `shared` bytes. dQ's query block is a multiple of dK/dV's."""
     table = TILES["tma" if uses_tma else "half" if dtype.itemsize == 2 else dtype.name]
     padded = padded_head_dim(head_dim)
     row_bytes, row = padded * dtype.itemsize, next((d for d in table if d >= padded), 256)
     forward, dq, dkdv = table[row]
-    if uses_tma:  # whole tiles whatever the sequence: what is out of bounds costs nothing
+    if uses_tma:  # tiles need not shrink for short sequences, because TMA skips what is out of bounds
         return (LONG_TILE if row == 64 and keys >= LONG_KEYS else forward), dq, dkdv
     dq = _fitting(dq, tokens, keys, row_bytes, shared, False)
     dkdv = _fitting(dkdv, tokens, keys, row_bytes, shared, True)
@@ -170,8 +174,9 @@ def tiles_of(
 def l2_sections(
     rows: float, heads: int, bytes_per_row: int, blocks: int, section_bytes: int = 8 << 20
 ) -> tuple[int, int]:
-    """(section, sectioned): how many heads a section has, so that the `rows` of them that many programs read stay in
-    L2, and how many heads go in sections; the others follow together. A head has `blocks` programs.
+    """Return (section, sectioned) for `scheduled_tile`: heads per section, and heads that are scheduled in sections.
+
+    A section's `rows` rows per head, which many programs read, fit in L2. A head has `blocks` programs.
     """
     head_bytes = rows * bytes_per_row
     if head_bytes < SECTION_HEAD_BYTES or head_bytes * heads < SECTION_TOTAL_BYTES:
@@ -183,8 +188,9 @@ def l2_sections(
 def _fitting(
     tile: AttentionTile, tokens: int, keys: int, row_bytes: int, shared: int, keeps_keys: bool
 ) -> AttentionTile:
-    """The tile, no larger than the sequences, with fewer stages or smaller blocks where shared memory is short: two
-    tiles, of keys with `keeps_keys`, else of queries, stay there, and two go through the pipeline.
+    """Return the tile, clamped to the sequences, with fewer stages or smaller blocks if shared memory is short.
+
+    Two tiles (of keys with `keeps_keys`, otherwise of queries) remain in shared memory, and two are pipelined.
     """
     m, n, _, stages = tile[:4]
     m = min(m, max(16, triton.next_power_of_2(tokens)))

@@ -1,14 +1,14 @@
-"""dQ as a single GEMM with spilled ds: the dK/dV kernel stores ds, the gradient of the scores, and dQ = scale·ds·k.
+"""dQ as a single GEMM from spilled ds: the dK/dV kernel stores ds, the gradient of the scores, and dQ = scale·ds·k.
 
-Plain reference: genesis/ops/attention.py: `attention_backward`. One dot a tile replaces the three of a dQ kernel that
-recomputes the scores. Writing and reading 4 bytes for each pair of a query and a key costs less than the other two dots
-with heads of 128 and 256, and more with heads of 64. It is for causal self-attention on Hopper, whose wgmma layout
-determines how ds is stored.
+Plain reference: genesis/ops/attention.py: `attention_backward`. One dot per tile replaces the three dots of a dQ kernel
+that recomputes the scores. Writing and reading 4 bytes per pair of query and key costs less than the other two dots
+with heads of 128 and 256, and more with heads of 64. The kernels support only causal self-attention on Hopper, because
+ds is stored in the layout of wgmma results.
 
-ds of a head consists of tiles of 64 keys by 64 queries. With causal attention the first block of keys has a tile for
-every block of queries, and the last one has a single tile. Blocks j and n - 1 - j of n share a row of n + 1 tiles, so
-that the triangle fills a rectangle half as large as the square. Within a tile, columns (queries) are permuted by
-`permuted_column`.
+The ds of a head consists of tiles of BT = 64 keys by 64 queries. With causal attention the first block of keys has a
+tile for every block of queries, and the last block has a single tile. Blocks j and n - 1 - j of n share a row of n + 1
+tiles, so the triangle fills a rectangle half as large as the square. Within a tile, `permuted_column` permutes the
+columns (queries).
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ from genesis.kernels.attention.common import (
 )
 from genesis.kernels.elements import converted
 
-HEAD_DIMS = range(65, 257)  # with which spilling is profitable
+HEAD_DIMS = range(65, 257)  # head dimensions for which spilling is profitable
 DS_TILE = 64  # rows and columns of a tile
-MAX_CHUNK_BYTES = 1 << 30  # of ds at a time; at the end of each chunk SMs idle until the last ones are done
+MAX_CHUNK_BYTES = 1 << 30  # the most bytes of ds at a time; smaller chunks leave SMs idle more often, at each end
 BT: tl.constexpr = tl.constexpr(DS_TILE)
 
 # --- Layout and chunks ------------------------------------------------------------------------------------------------
 
 
 def ds_extent(tokens: int) -> tuple[int, int]:
-    """Rows and columns of ds of a head."""
+    """Return the rows and columns of a head's ds."""
     blocks = -(-tokens // DS_TILE)
     return -(-blocks // 2) * DS_TILE, (blocks + 1) * DS_TILE
 
 
 def ds_chunks_of(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> list[tuple[slice, slice]]:
-    """Even chunks of (sequences, key heads), the first the largest, of MAX_CHUNK_BYTES of ds or one key head."""
+    """Return nearly equal chunks (sequences, key heads), the largest first.
+
+    The ds of a chunk has at most MAX_CHUNK_BYTES, unless a single key head has more.
+    """
     head_bytes = heads // key_heads * math.prod(ds_extent(tokens)) * itemsize
     sequences = _even_part(batches, MAX_CHUNK_BYTES // (head_bytes * key_heads))
     width = _even_part(key_heads, MAX_CHUNK_BYTES // head_bytes)
@@ -57,30 +60,30 @@ def ds_chunks_of(batches: int, tokens: int, heads: int, key_heads: int, itemsize
 
 
 def _even_part(count: int, most: int) -> int:
-    """The size of nearly equal parts of at most `most`, and of at least 1."""
+    """Return the size of nearly equal parts of `count`, between 1 and `most`."""
     parts = -(-count // max(1, most))
     return -(-count // parts)
 
 
 def ds_buffer_shape(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> tuple[int, int, int]:
-    """The shape of ds of the largest chunk: query heads, rows, columns."""
+    """Return the shape of the largest chunk's ds: query heads, rows, columns."""
     sequences, part = ds_chunks_of(batches, tokens, heads, key_heads, itemsize)[0]
     return sequences.stop * part.stop * (heads // key_heads), *ds_extent(tokens)
 
 
 @triton.jit
 def permuted_column(i):
-    """Where a query of a tile is stored, and which query is stored there: the permutation is its own inverse.
+    """Return the column at which query i of a tile is stored. The permutation is its own inverse.
 
-    In the layout of a wgmma result a thread has two neighbours of every 8 columns; those of 32 columns are contiguous
-    in memory, 16 bytes that are stored at once.
+    In the layout of a wgmma result a thread holds two neighbours of every 8 columns. The permutation makes a thread's
+    values of 32 columns contiguous in memory, so that it stores 16 bytes at once.
     """
     return (i & -32) + ((i >> 1) & 3) * 8 + ((i >> 3) & 3) * 2 + (i & 1)
 
 
 @triton.jit
 def tile_origin(i_key, i_query, blocks):
-    """(row, column) of the first element of the tile of a block of keys and a block of queries."""
+    """Return (row, column) of the first element of the tile for a block of keys and a block of queries."""
     in_first_half = 2 * i_key < blocks
     row = tl.where(in_first_half, i_key, blocks - 1 - i_key)
     return row * BT, tl.where(in_first_half, i_query + 1, i_query - i_key) * BT
@@ -90,11 +93,14 @@ def tile_origin(i_key, i_query, blocks):
 
 
 def store_fragment(warps: str, columns: int) -> tl.constexpr:
-    """PTX for 16 values of a thread, with warps of a program and columns of a wgmma as the layout has them: base
-    address $4, offsets $20 to $35, values $36 to $43.
+    """Return PTX that stores 16 values of a thread: base address $4, offsets $20 to $35, values $36 to $43.
 
-    In the layout that the first line names (the compiler's is compared with it), pairs of neighbours alternate between
-    8 columns and 8 rows further on.
+    The first line names the expected layout, which the compiler's layout is compared with. In it a thread's pairs of
+    neighbours alternate between a row and the row 8 below it, then move on by 8 columns.
+
+    Args:
+        warps: warps of a program in the layout.
+        columns: columns of a wgmma in the layout.
     """
     layout = f"versionMajor = 3, versionMinor = 0, warpsPerCTA = {warps}, instrShape = [16, {columns}, 16]"
     return tl.constexpr(
@@ -120,12 +126,12 @@ CONSTRAINTS = tl.constexpr(",".join(["=r"] * 4 + ["l"] * 16 + ["r"] * 24))
 
 @triton.jit
 def store_fragments(p_x, o, b_x, WARPS: tl.constexpr):
-    """Store a wgmma result of a 2-byte type at offsets, straight from the registers of WARPS warps that hold it.
+    """Store a wgmma result b_x [BT, BT] of a 2-byte type at offsets `o`, straight from the registers of WARPS warps.
 
-    `tl.store` would first change its layout through shared memory; with that in the loop, the assembler no longer
-    overlaps wgmmas with other work.
+    `tl.store` would first change the layout through shared memory. With such a change in the loop, the assembler does
+    not overlap wgmmas with other work.
     """
-    p_all = tl.broadcast_to(p_x.to(tl.int64), o.shape)
+    p_all = tl.broadcast_to(p_x.to(tl.int64), o.shape)  # [BT, BT]
     FRAGMENT: tl.constexpr = STORE_BY_4_WARPS if WARPS == 4 else STORE_BY_8_WARPS
     tl.inline_asm_elementwise(FRAGMENT, CONSTRAINTS, [p_all, o, b_x], dtype=tl.int8, is_pure=False, pack=16)
 
@@ -134,7 +140,7 @@ if is_interpreted():
 
     @triton.jit
     def store_fragments(p_x, o, b_x, WARPS: tl.constexpr):
-        """The same, for the interpreter."""
+        """Store b_x at offsets `o` in the interpreter."""
         tl.store(p_x + o, converted(b_x, p_x.dtype.element_ty))
 
 
@@ -143,14 +149,15 @@ def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens, WARPS: tl.constexpr):
     """Store a tile of ds, b_ds [BT keys, BT queries].
 
     Args:
-        i_head: among the query heads of all sequences.
-        i_key, i_query: blocks.
+        i_head: index among the query heads of all sequences.
+        i_key: index of the block of keys.
+        i_query: index of the block of queries.
     """
     blocks = tl.cdiv(tokens, BT)
     width = (blocks + 1) * BT
     row, column = tile_origin(i_key, i_query, blocks)
     p_ds += (i_head.to(tl.int64) * (tl.cdiv(blocks, 2) * BT) + row) * width + column
-    o = tl.arange(0, BT)
+    o = tl.arange(0, BT)  # [BT]
     store_fragments(p_ds, o[:, None] * width + permuted_column(o)[None, :], b_ds, WARPS)
 
 
@@ -160,11 +167,12 @@ def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens, WARPS: tl.constexpr):
 @triton.jit
 def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA: tl.constexpr, TYPE: tl.constexpr,
             BM: tl.constexpr):  # fmt: skip
-    """ds [BT, BM] of a block of keys and of the BM queries from block `i_query` on.
+    """Load ds [BT, BM] of a block of keys and of BM queries, starting with block `i_query`.
 
     Args:
-        p_ds, ds: the same memory; the second is a descriptor with TMA.
-        BEYOND: the keys come after the first block of queries, which has no tile with them: its part is 0.
+        p_ds: pointer to ds.
+        ds: a descriptor of the same memory with TMA.
+        BEYOND: the keys come after the first block of queries, which has no tile for them and reads as 0.
     """
     blocks = tl.cdiv(tokens, BT)
     rows, width = tl.cdiv(blocks, 2) * BT, (blocks + 1) * BT
@@ -172,8 +180,8 @@ def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA:
     if TMA and not BEYOND:
         b_ds = ds.load([i_head, row, column]).reshape(BT, BM)  # [BT, BM]
     else:
-        o_n, o_m = tl.arange(0, BT), tl.arange(0, BM)
-        m = (o_m < (blocks - i_query) * BT) & (o_m >= (BT if BEYOND else 0))
+        o_n, o_m = tl.arange(0, BT), tl.arange(0, BM)  # [BT], [BM]
+        m = (o_m < (blocks - i_query) * BT) & (o_m >= (BT if BEYOND else 0))  # [BM]
         p_ds += (i_head.to(tl.int64) * rows + row) * width + column
         b_ds = tl.load(p_ds + (o_n[:, None] * width + o_m[None, :]), mask=m[None, :], other=0)  # [BT, BM]
     return operand(b_ds, TYPE)
@@ -183,12 +191,12 @@ def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA:
 def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope_stride, sizes, schedule, head_dim,
                              scale, strides, TMA: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
                              BD: tl.constexpr):  # fmt: skip
-    """dQ = scale·ds·k, after the inverse RoPE where there are cos and sin. The last queries, which see the most keys,
-    go first.
+    """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given. The last queries, which see the most keys, run
+    first.
 
     Args:
         sizes: (tokens, batches, heads, group, window).
-        BM: BT or twice that.
+        BM: BT or 2·BT.
     """
     tokens, batches, heads, group, window = sizes
     section, sectioned = schedule
@@ -202,26 +210,28 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
     start = i_block * BM
     o_query = start + tl.arange(0, BM)  # [BM]
-    m_query = o_query < tokens
+    m_query = o_query < tokens  # [BM]
     b_first = first_visible_key(p_doc_starts, i_batch, o_query, m_query, 0, tokens, window, ss)  # [BM]
     begin, _, _, end = visible_key_blocks(
         b_first, m_query, start, tl.minimum(start + BM, tokens), 0, tokens, True, LEFT_BOUND, BT
     )
     b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
+    # Blocks of keys that every block of the tile's queries has a tile for.
     beyond = tl.minimum(start // BT + 1, end)
     for i in range(begin, beyond):
         i_query_block = start // BT
         start_n = i * BT
         b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, False, TMA, TYPE, BM)  # [BT, BM]
         b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)  # [BT, BD]
-        b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
+        b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
+    # The last block of keys, if only the second block of queries has a tile for it.
     if BM > BT:
-        for i in range(tl.maximum(beyond, begin), end):  # one block or none
+        for i in range(tl.maximum(beyond, begin), end):
             i_query_block = start // BT
             start_n = i * BT
             b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, True, TMA, TYPE, BM)
-            b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)
-            b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
+            b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)  # [BT, BD]
+            b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
     if p_cos is None:
         store_rows(p_dq, b_dq * scale, i_batch, i_head, start, tokens, head_dim, sd, BM, BD, permuted_column)
     else:
