@@ -192,7 +192,7 @@ def test_forms_in_8_bits_and_with_pairs_compile() -> None:
     check_tiles(rows, ["fp8 64", f"fp8 {LONG}"])
     names = [row["adapted"] for row in rows if "adapted" in row]
     assert names.count("gemm_ws") == 3
-    assert "beside_kernel" in names
+    assert "concat_columns_kernel" in names
 
 
 def test_which_layers_are_in_8_bits() -> None:

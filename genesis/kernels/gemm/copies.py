@@ -187,8 +187,8 @@ ROWS, COLUMNS = 32, 128
 
 
 @triton.jit
-def beside_kernel(p_o, p_x, p_u, rows, width, rank, part, so, sx, su, INT64: tl.constexpr, R: tl.constexpr,
-                  C: tl.constexpr):  # fmt: skip
+def concat_columns_kernel(p_o, p_x, p_u, rows, width, rank, part, so, sx, su, INT64: tl.constexpr, R: tl.constexpr,
+                          C: tl.constexpr):  # fmt: skip
     """out[i] = [x[i] | 0 | u[i] | 0], u being in the columns of the part of `part` rows that i is in."""
     i, j = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)[None, :]
     if INT64:
@@ -207,7 +207,7 @@ def can_extend(rows: int, width: int, rank: int) -> bool:
     return rows >= width and width % GRAIN == rank % GRAIN == 0
 
 
-def beside(x: Array, u: Array, parts: int = 1) -> Array:
+def concat_columns(x: Array, u: Array, parts: int = 1) -> Array:
     """[x | u] of `[rows, width]` and `[rows, rank]` with contiguous rows; with `parts` > 1, which divides them, the
     parts of u's rows in columns of their own, between zeros.
     """
@@ -216,8 +216,8 @@ def beside(x: Array, u: Array, parts: int = 1) -> Array:
     out = empty((rows, width + parts * rank), x.dtype, x.device)
     if out.size:
         launch(
-            beside_kernel, (triton.cdiv(rows, ROWS), triton.cdiv(out.shape[1], COLUMNS)), out, x, u, rows, width, rank,
-            rows // parts, out.shape[1], x.strides[0], u.strides[0],
+            concat_columns_kernel, (triton.cdiv(rows, ROWS), triton.cdiv(out.shape[1], COLUMNS)), out, x, u, rows,
+            width, rank, rows // parts, out.shape[1], x.strides[0], u.strides[0],
             INT64=needs_int64(out.shape, out.strides) or needs_int64(x.shape, x.strides), R=ROWS, C=COLUMNS,
             num_warps=4,
         )  # fmt: skip
@@ -225,7 +225,7 @@ def beside(x: Array, u: Array, parts: int = 1) -> Array:
 
 
 @triton.jit
-def below_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexpr):
+def concat_rows_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexpr):
     """N elements of out: `size` of x, or 1 where x is None, then those of u."""
     i = program_indices(N, INT64)
     b_u = tl.load(p_u + (i - size), mask=(i >= size) & (i < total), other=0)
@@ -233,23 +233,23 @@ def below_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexp
     tl.store(p_o + i, converted(tl.where(i < size, b_x, b_u), p_o.dtype.element_ty), mask=i < total)
 
 
-def below(x: Array, u: Array) -> Array:
+def concat_rows(x: Array, u: Array) -> Array:
     """[x ; u] of `[rows, width]` and `[rank, width]`."""
     out = empty((x.shape[0] + u.shape[0], x.shape[1]), x.dtype, x.device)
-    _below_into(out, contiguous(x), u, x.size)
+    _concat_rows_into(out, contiguous(x), u, x.size)
     return out
 
 
 def ones_and(count: int, u: Array) -> Array:
     """`count` ones, then u `[n]`, in float32."""
     out = empty((count + u.size,), float32, u.device)
-    _below_into(out, None, u, count)
+    _concat_rows_into(out, None, u, count)
     return out
 
 
-def _below_into(out: Array, x: Array | None, u: Array, size: int) -> None:
+def _concat_rows_into(out: Array, x: Array | None, u: Array, size: int) -> None:
     if out.size:
         launch(
-            below_kernel, triton.cdiv(out.size, ELEMENTS), out, x, contiguous(u), size, out.size,
+            concat_rows_kernel, triton.cdiv(out.size, ELEMENTS), out, x, contiguous(u), size, out.size,
             INT64=needs_int64(out.shape, out.strides), N=ELEMENTS,
         )  # fmt: skip

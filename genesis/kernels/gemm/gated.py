@@ -20,7 +20,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.elements import TRITON, converted
-from genesis.kernels.gemm.copies import beside, can_extend, ones_and
+from genesis.kernels.gemm.copies import can_extend, concat_columns, ones_and
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into
@@ -166,7 +166,7 @@ def adapted_gemm_swiglu_into(
     if factors is not None and not (x.dtype is bfloat16 and is_for_swiglu(x, h.shape[1])):
         return False
     make_u(u, x, operands, low_rank)
-    left, right = beside(x, u), beside(weight, operands.b[0], parts=2)
+    left, right = concat_columns(x, u), concat_columns(weight, operands.b[0], parts=2)
     if factors is None:
         return gemm_swiglu_into(h, gate_up, left, right)
     return ws_swiglu_into(h, gate_up, left, right, ones_and(x.shape[0], factors))  # scales of rows, then of columns

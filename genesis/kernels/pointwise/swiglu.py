@@ -25,7 +25,7 @@ from genesis.kernels.elements import (
     program_indices,
     work_type,
 )
-from genesis.kernels.gemm.copies import below, beside, can_extend
+from genesis.kernels.gemm.copies import can_extend, concat_columns, concat_rows
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
@@ -142,7 +142,8 @@ def swiglu_linear_backward(
     if is_wide_enough(fp8, weight.shape[1]):
         left, right, scales = quantize_scaled_operands(as_matrix(contiguous(g)), contiguous(weight))
     elif v is not None and a is not None and can_extend(numel(g.shape[:-1]), g.shape[-1], v.shape[-1]):
-        left, right, terms = beside(as_matrix(contiguous(g)), as_matrix(contiguous(v))), below(weight, a), []
+        left = concat_columns(as_matrix(contiguous(g)), as_matrix(contiguous(v)))
+        right, terms = concat_rows(weight, a), []
     if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous and not terms:
         result = None if h is None else as_matrix(h)
         if ws_swiglu_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):

@@ -8,7 +8,7 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import bfloat16
-from genesis.kernels.gemm.copies import below, beside, can_extend, ones_and
+from genesis.kernels.gemm.copies import can_extend, concat_columns, concat_rows, ones_and
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import window
@@ -33,7 +33,7 @@ def test_rows_are_side_by_side(rows: int, width: int, rank: int, parts: int) -> 
     x, u = on_gpu(rng.normal(size=(rows, width + 5))), on_gpu(rng.normal(size=(rows, rank)))
     x = window(x, 2, 2 + width)
     on_gpu(np.full((rows, width + parts * rank), np.nan))  # freed, and taken again by what follows
-    found = wide(beside(x, u, parts))
+    found = wide(concat_columns(x, u, parts))
     want = np.zeros((rows, width + parts * rank))
     want[:, :width] = wide(x)
     for i in range(parts):
@@ -44,7 +44,7 @@ def test_rows_are_side_by_side(rows: int, width: int, rank: int, parts: int) -> 
 
 def test_rows_are_below() -> None:
     x, u = on_gpu(np.arange(24.0).reshape(3, 8)), on_gpu(np.full((2, 8), 7.0))
-    np.testing.assert_array_equal(wide(below(x, u)), np.concatenate([wide(x), wide(u)]))
+    np.testing.assert_array_equal(wide(concat_rows(x, u)), np.concatenate([wide(x), wide(u)]))
 
 
 def test_ones_are_before() -> None:
