@@ -1,4 +1,4 @@
-"""Automatic differentiation in reverse: the tape, the engine that runs it backward, and what users do with them."""
+"""Reverse-mode automatic differentiation: the tape, the engine that runs it backward, and their public functions."""
 
 from genesis.autograd.autocast import autocast, get_autocast_dtype, is_autocast_enabled
 from genesis.autograd.checkpoint import checkpoint
@@ -38,7 +38,7 @@ __all__ = [
     "set_grad_enabled",
 ]
 
-# Not `apply` and `checkpoint`, which hand keywords on, nor the switches without arguments, which see to it themselves.
+# `apply` and `checkpoint` pass keywords on, and the switches without arguments check theirs themselves.
 check_calls(
     globals(),
     (

@@ -1,7 +1,8 @@
-"""Mixed precision by the op: inside `autocast` matmuls run in two bytes, and what needs range or sums in float32.
+"""Mixed precision per op: inside `autocast`, matmuls run in bfloat16 or float16, and ops that need range in float32.
 
-This is the state of a thread; record.py casts. Which ops are cast, their records say (`Op.autocast`): torch's lists for
-CUDA with what those for the CPU add, the same on all devices, so that a program computes in the same types everywhere.
+This module holds the state of a thread; record.py casts. `Op.autocast` in an op's record decides how its inputs are
+cast. The choices are torch's lists for CUDA plus the additions of its CPU lists. They are the same on every device, so
+a program computes in the same types everywhere.
 """
 
 from __future__ import annotations
@@ -22,22 +23,28 @@ DEVICES = ("cpu", "cuda")
 CHOICES = (bfloat16, float16)
 
 
-class Kept(NamedTuple):
-    """A parameter's cast, with what it was made of: `source` is held so that no other tensor gets its id."""
+class CachedCast(NamedTuple):
+    """The cast of a parameter. `source` keeps the parameter alive, so that no other tensor can reuse its id."""
 
     source: object
     array: Array
     version: int
-    made: Any
+    cast: Any
 
     def serves(self, array: Array, is_recording: bool) -> bool:
-        """Whether `array` is what was cast, unchanged, and the cast is on the tape where it must be."""
+        """Whether the cast is still valid for `array`, and recorded on the tape if `is_recording`."""
         is_current = array is self.array and array.storage.version == self.version
-        return is_current and (self.made.node is not None or not is_recording)
+        return is_current and (self.cast.node is not None or not is_recording)
 
 
 class Settings(NamedTuple):
-    """What `autocast` sets: the types of devices where it is on and of all, whether casts of parameters are kept."""
+    """What `autocast` sets.
+
+    Attributes:
+        low: matmul type by device type, where autocast is on.
+        types: default matmul type by device type.
+        keeps: whether casts of parameters are cached.
+    """
 
     low: Mapping[str, DType]
     types: Mapping[str, DType]
@@ -45,7 +52,7 @@ class Settings(NamedTuple):
 
 
 class _State(threading.local):
-    """The thread's settings, one by one because every op looks at `low`; how deep blocks are nested; casts kept."""
+    """The settings of a thread as single fields (every op reads `low`), the nesting depth, and the cached casts."""
 
     low: Mapping[str, DType] = {}
     types: Mapping[str, DType] = {"cpu": bfloat16, "cuda": float16}
@@ -53,14 +60,14 @@ class _State(threading.local):
     depth = 0
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[int, DType], Kept] = {}
+        self.casts: dict[tuple[int, DType], CachedCast] = {}
 
 
 autocasting = _State()
 
 
 def settings() -> Settings:
-    """Those of this thread, for `resumed`."""
+    """The settings of this thread, to be passed to `resumed`."""
     return Settings(autocasting.low, autocasting.types, autocasting.keeps)
 
 
@@ -70,16 +77,16 @@ def _set(values: Settings) -> None:
 
 @contextmanager
 def resumed(values: Settings) -> Iterator[None]:
-    """Inside the block autocast is as `values` say; it starts with no casts kept, and leaves those around it alone."""
-    outer, kept = settings(), autocasting.kept
+    """Apply `values` inside the block. It starts with an empty cache of casts and restores the outer one."""
+    outer, casts = settings(), autocasting.casts
     _set(values)
-    autocasting.kept = {}
+    autocasting.casts = {}
     autocasting.depth += 1
     try:
         yield
     finally:
         autocasting.depth -= 1
-        autocasting.kept = kept
+        autocasting.casts = casts
         _set(outer)
 
 
@@ -87,13 +94,13 @@ def resumed(values: Settings) -> Iterator[None]:
 
 
 def low_precision_type(x: Any) -> DType | None:
-    """What an operand of a matmul is cast to, or None."""
-    found = autocasting.low.get(x.device.type) if _takes_part(x) else None
-    return None if found is None or x.dtype is found else found
+    """The type that a matmul operand is cast to, or None to leave it."""
+    low = autocasting.low.get(x.device.type) if _takes_part(x) else None
+    return None if low is None or x.dtype is low else low
 
 
 def fp32_type(x: Any) -> DType | None:
-    """What an operand that needs range is cast to, or None."""
+    """The type that an operand of an op that needs range is cast to, or None to leave it."""
     is_narrow = _takes_part(x) and x.dtype is not float32
     return float32 if is_narrow and x.device.type in autocasting.low else None
 
@@ -103,52 +110,52 @@ def _takes_part(x: Any) -> bool:
 
 
 def wanted_types(op: Op, arrays: tuple[Any, ...]) -> list[DType | None]:
-    """For each input the type that it is to be cast to, None to leave it as it is; empty where nothing is cast."""
+    """The type each input is cast to, or None to leave it. The list is empty if the op casts nothing."""
     if op.autocast == "low_precision":
         count = op.autocast_inputs
         return [low_precision_type(x) if count is None or i < count else None for i, x in enumerate(arrays)]
     if op.autocast == "fp32":
         return [fp32_type(x) for x in arrays]
-    found = [x.dtype for x in arrays if _takes_part(x) and x.device.type in autocasting.low] if op.autocast else []
-    if not found:
+    dtypes = [x.dtype for x in arrays if _takes_part(x) and x.device.type in autocasting.low] if op.autocast else []
+    if not dtypes:
         return []
-    widest = functools.reduce(promote_types, found)
+    widest = functools.reduce(promote_types, dtypes)
     return [widest if _takes_part(x) and x.dtype is not widest else None for x in arrays]
 
 
 # --- What users call --------------------------------------------------------------------------------------------------
 
 
-def _checked(device_type: str) -> str:
+def _check_device_type(device_type: str) -> str:
     if device_type not in DEVICES:
         raise UsageError(f"autocast has no device type {device_type!r}", next='use "cpu" or "cuda", without a number')
     return device_type
 
 
 def is_autocast_enabled(device_type: str) -> bool:
-    """Whether ops on such devices ("cpu" or "cuda") are cast, in this thread."""
-    return _checked(device_type) in autocasting.low
+    """Whether autocast is on for `device_type` ("cpu" or "cuda") in this thread."""
+    return _check_device_type(device_type) in autocasting.low
 
 
 def get_autocast_dtype(device_type: str) -> DType:
-    """The type of matmuls in a block that names none: bfloat16 on the CPU, float16 on CUDA, or as a block around."""
-    return autocasting.types[_checked(device_type)]
+    """The default matmul type of a block: the enclosing block's, else bfloat16 on the CPU and float16 on CUDA."""
+    return autocasting.types[_check_device_type(device_type)]
 
 
 class autocast(Switch):  # noqa: N801  torch's name
-    """Inside the block, or the decorated function, ops choose their float types themselves, in this thread.
+    """Let ops choose their float types inside the block or the decorated function, in this thread.
 
-    Matmuls (linear layers, attention and what is fused with them) run in `dtype`; softmax, norms, losses, sums, powers
-    and the like in float32; all others in the type of their inputs. Inputs are cast on the tape, so that gradients have
-    their types; backward runs outside of autocast, in the types of forward. float64 is left alone, as are changes in
-    place and calls with `out=`. A result asked for with `dtype=` has that type.
+    Matmuls (linear layers, attention and the ops fused with them) run in `dtype`. Softmax, norms, losses, sums, powers
+    and the like run in float32. All other ops keep the type of their inputs. Casts are recorded on the tape, so each
+    gradient has the type of its input. Backward runs outside autocast, in the types of forward. Autocast changes
+    neither float64 inputs nor in-place ops nor calls with `out=`. An explicit `dtype=` wins.
 
     Args:
-        device_type: "cpu" or "cuda": the devices whose tensors are meant.
-        dtype: bfloat16 or float16; unless given, as `get_autocast_dtype` says. float16 needs `optim.GradScaler`.
-        enabled: False switches it off inside the block.
-        cache_enabled: keep casts of parameters until the outermost block ends, or the parameter changes; unless given,
-            as around (at first, yes).
+        device_type: "cpu" or "cuda": the devices whose tensors are cast.
+        dtype: bfloat16 or float16; `get_autocast_dtype` by default. float16 needs `optim.GradScaler`.
+        enabled: False switches autocast off inside the block.
+        cache_enabled: cache casts of parameters until the outermost block ends or the parameter changes. By default
+            as in the enclosing block, True in the outermost one.
 
     Raises:
         UsageError: for another device type.
@@ -159,7 +166,7 @@ class autocast(Switch):  # noqa: N801  torch's name
         self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         super().__init__(enabled)
-        self.device_type = _checked(device_type)
+        self.device_type = _check_device_type(device_type)
         self.dtype = get_autocast_dtype(device_type) if dtype is None else as_dtype(dtype)
         if self.dtype not in CHOICES:
             raise DTypeError(f"autocast runs matmuls in bfloat16 or float16, not in {self.dtype.name}")
@@ -176,5 +183,5 @@ class autocast(Switch):  # noqa: N801  torch's name
     def __exit__(self, *error: object) -> None:
         autocasting.depth -= 1
         if autocasting.depth == 0:
-            autocasting.kept.clear()
+            autocasting.casts.clear()
         _set(self._outer.pop())

@@ -1,8 +1,8 @@
-"""Activation checkpointing: record a function without keeping what its backward needs, and run it again to get that.
+"""Activation checkpointing: drop what a function saves for backward, and run the function again to recompute it.
 
-The first run records nodes whose contexts are dropped. When backward reaches the first of them, the function runs once
-more, with the random generators set back and autocast as it was, and the contexts it saves are matched to the nodes by
-the order of calls.
+The first run records nodes and drops their contexts. When backward reaches the first of these nodes, the function runs
+a second time with the random generators and the autocast settings restored. Its contexts are matched to the nodes in
+call order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from genesis.autograd.record import TensorBase, saving_calls
 from genesis.errors import GradientError
 from genesis.random import Generator
 
-Call = tuple[Spec | None, ...]  # what a repeated call is recognised by: its inputs' shapes and dtypes
+Call = tuple[Spec | None, ...]  # the shapes and dtypes of its inputs identify a repeated call
 
 
 class _Frame:
-    """One checkpointed call: how to repeat it, and what its calls saved when it was repeated."""
+    """One checkpointed call: how to repeat it, and the contexts that the repetition saved."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
@@ -36,20 +36,21 @@ class _Frame:
         self.saved: dict[int, Saved] = {}
 
     def drop(self, saved: Saved) -> Callable[[], Saved]:
-        """While recording: keep only the number of the call; gives what the call saved when it was repeated, once."""
+        """Drop `saved` and keep only the call's number. The result recomputes and returns the context, once."""
         index = len(self.calls)
         self.calls.append(saved.context.input_specs)
 
         def take() -> Saved:
             if index not in self.saved:
-                self._run_again()
+                self._recompute()
             return self.saved.pop(index)
 
         return take
 
-    def _run_again(self) -> None:
+    def _recompute(self) -> None:
         if any(t.array.storage.version != version for t, version in self.versions):
             raise GradientError("an input of a checkpointed function was changed in place before backward")
+        # Run the function with the recorded random state and autocast settings, and collect the contexts.
         repeated: list[Saved] = []
 
         def keep(saved: Saved) -> Callable[[], Saved]:
@@ -68,8 +69,8 @@ class _Frame:
             _restore(now)
         if self.calls != [saved.context.input_specs for saved in repeated]:
             raise GradientError(
-                f"a checkpointed function made {len(self.calls)} recorded calls at first and {len(repeated)} when run"
-                " again, or the same number on other shapes or dtypes",
+                f"a checkpointed function recorded {len(self.calls)} calls in forward and {len(repeated)} in backward,"
+                " or the shapes or dtypes differ",
                 next="make it depend on its arguments and the seeded generators only",
             )
         self.saved = dict(enumerate(repeated))
@@ -81,7 +82,7 @@ def _restore(states: list[tuple[Generator, dict[str, int]]]) -> None:
 
 
 def _detached(value: Any) -> Any:
-    """A leaf over the same values, requiring a gradient where the original did: backward stops there."""
+    """A leaf over the same values that requires a gradient if the original does. Backward stops at it."""
     if not isinstance(value, TensorBase):
         return value
     leaf = TensorBase.wrap(value.array)
@@ -90,19 +91,19 @@ def _detached(value: Any) -> Any:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`function(*args, **kwargs)`, keeping only its arguments for backward.
+    """Return `function(*args, **kwargs)` and keep only the arguments for backward.
 
-    The function is called twice and must do the same both times; draws from the default generator, and from generators
-    among the arguments, repeat.
+    Backward calls the function a second time, and it must do the same again. Draws from the default generator, and from
+    generators among the arguments, repeat.
 
     Raises:
-        GradientError: in backward, if the second call records other calls than the first or an argument was changed.
+        GradientError: in backward, if the second call records different ops or an argument was changed in place.
     """
     frame = _Frame(function, args, kwargs)
     outer = saving_calls.intercept
     saving_calls.intercept = frame.drop
     try:
-        with resumed(frame.autocast):  # casts that were kept before would not be recorded as in the second call
+        with resumed(frame.autocast):  # the second call has no cached casts either, so both record the same ops
             return function(*args, **kwargs)
     finally:
         saving_calls.intercept = outer

@@ -1,8 +1,8 @@
-"""The engine of backward passes: gradients on their way from the loss to the leaves. `backward` and `grad` start one.
+"""The backward engine: it carries gradients from the loss to the leaves. `backward` and `grad` start a pass.
 
-It is iterative (a chain of 10,000 ops is fine). A node runs once all its consumers have run; among those that are
-ready, leaves go first, so that a gradient which is added up elsewhere is not kept until the end, and then the node that
-was recorded last. Gradients that meet are added in that order, so results are reproducible.
+The engine is iterative, so a chain of 10,000 ops is fine. A node runs once all its consumers have run. Among ready
+nodes leaves run first, so that a finished gradient is accumulated and freed early, and then the node recorded last.
+This order fixes the order of every sum of gradients, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.errors import GradientError, NumericError, ShapeError
 from genesis.op import Accumulated, GradientLease, registry
 
-units: weakref.WeakSet[Array] = weakref.WeakSet()  # the 1s with which passes start at losses
+units: weakref.WeakSet[Array] = weakref.WeakSet()  # gradients of 1 with which passes start at a scalar loss
 
 
 def _consumers(roots: Sequence[Edge]) -> dict[BaseNode, int]:
-    """How many edges of the reachable graph lead into each node."""
+    """The number of edges of the reachable graph that lead into each node."""
     counts: dict[BaseNode, int] = {edge.node: 0 for edge in roots}
     stack = list(counts)
     while stack:
@@ -42,23 +42,23 @@ def _consumers(roots: Sequence[Edge]) -> dict[BaseNode, int]:
 
 
 def _leading_to(targets: Sequence[Edge], nodes: Sequence[BaseNode]) -> set[BaseNode]:
-    """Those of `nodes` that have to run for gradients to reach `targets`."""
+    """The subset of `nodes` that must run for gradients to reach `targets`."""
     ends = {edge.node for edge in targets}
     leading: set[BaseNode] = set()
-    for node in sorted(nodes, key=lambda n: n.sequence):  # what a node's edges lead to was recorded before it
+    for node in sorted(nodes, key=lambda n: n.sequence):  # the inputs of a node were recorded before it
         if any(edge is not None and (edge.node in ends or edge.node in leading) for edge in node.edges):
             leading.add(node)
     return leading
 
 
 class BackwardPass:
-    """The gradients of one backward pass that nodes which have not run yet have accumulated.
+    """The gradients that one backward pass has accumulated for nodes that have not run yet.
 
     Attributes:
-        grads: by node, a gradient for each of its outputs.
-        owned: edges whose gradient may be written over: a sum that the engine made, or one in a gradient slot.
-        leases: by leaf, the use of its gradient slot in this pass.
-        totals: leaves for which a vjp took the gradient of passes before, so that theirs includes it.
+        grads: a gradient for each output, by node.
+        owned: edges whose gradient the engine may overwrite: a sum it made, or a gradient in a slot.
+        leases: the lease of each leaf's gradient slot in this pass.
+        totals: leaves whose vjp added this pass's gradient to that of earlier passes.
     """
 
     def __init__(self, retain_graph: bool, to_leaves: bool) -> None:
@@ -69,12 +69,12 @@ class BackwardPass:
         self.totals: set[BaseNode] = set()
 
     def accumulated(self, edge: Edge) -> Array | None:
-        """The gradient of an edge so far."""
+        """The gradient accumulated for an edge so far."""
         grads = self.grads.get(edge.node)
         return None if grads is None else grads[edge.output]
 
     def add(self, edge: Edge, grad: Array, is_own: bool = False) -> None:
-        """Accumulate a gradient: the first of an edge is kept as it is, sums are ours to add into."""
+        """Accumulate a gradient. The first of an edge is kept uncopied; later ones are added in place to a sum."""
         grads = self.grads.setdefault(edge.node, [None] * len(edge.node.specs))
         have = grads[edge.output]
         if have is None:
@@ -82,7 +82,7 @@ class BackwardPass:
             if not is_own:
                 return
         else:
-            have.storage.backend.join_side_stream()  # either may have been made there
+            have.storage.backend.join_side_stream()  # the side stream may have computed either
             if edge in self.owned:
                 registry["add"](have, grad, out=have)
             else:
@@ -90,7 +90,7 @@ class BackwardPass:
         self.owned.add(edge)
 
     def lease(self, edge: Edge) -> Array | None:
-        """The gradient slot of a leaf, if it is free, for the one gradient or sum of this pass."""
+        """Lease the gradient slot of a leaf for this pass. None if it is in use or the edge is not of a leaf."""
         node = edge.node
         if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.leases:
             return None
@@ -100,19 +100,19 @@ class BackwardPass:
         self.leases[node] = lease
         return lease.array
 
-    def of_passes_before(self, edge: Edge) -> Array | None:
-        """A leaf's gradient of passes before, once; a hook is to see the gradient of this pass alone."""
+    def take_earlier_gradient(self, edge: Edge) -> Array | None:
+        """A leaf's gradient from earlier passes, once. None if the leaf has hooks: they see this pass's gradient."""
         node = edge.node
         if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.totals:
             return None
-        found = node.accumulated()
-        if found is None or found.spec != node.specs[0] or not found.is_contiguous:
+        earlier = node.accumulated()
+        if earlier is None or earlier.spec != node.specs[0] or not earlier.is_contiguous:
             return None
         self.totals.add(node)
-        return found
+        return earlier
 
     def pop(self, node: BaseNode) -> list[Array | None] | None:
-        """The gradients of a node that is about to run."""
+        """Remove and return the gradients of a node that is about to run."""
         grads = self.grads.pop(node, None)
         if grads is not None and self.owned:
             for output in range(len(grads)):
@@ -127,26 +127,26 @@ class BackwardPass:
             _check_finite(node, produced)
         for i, (edge, grad) in enumerate(zip(node.edges, produced, strict=False)):
             if edge is not None and grad is not None:
-                self.add(edge, *step.settled(i, edge, grad))
+                self.add(edge, *step.resolve(i, edge, grad))
         step.finish(produced)
         if not self.retain_graph:
             node.release()
 
 
 class _Step:
-    """One node's step of a backward pass: what its vjp may ask of the engine, see `op.BackwardStep`."""
+    """One node's step of a backward pass: the engine's services for its vjp, see `op.BackwardStep`."""
 
-    __slots__ = ("given", "leases", "node", "of", "taken")
+    __slots__ = ("current", "leases", "node", "slots", "taken")
 
-    def __init__(self, of: BackwardPass, node: BaseNode) -> None:
-        self.of, self.node = of, node
-        self.given: dict[int, Array] = {}  # gradient slots, by input
-        self.taken: set[int] = set()  # inputs whose accumulated gradient the vjp has
+    def __init__(self, current: BackwardPass, node: BaseNode) -> None:
+        self.current, self.node = current, node
+        self.slots: dict[int, Array] = {}  # gradient slots passed to the vjp, by input
+        self.taken: set[int] = set()  # inputs whose accumulated gradient the vjp took
         self.leases: Mapping[int, GradientLease] = {}
 
     @property
     def is_last(self) -> bool:
-        return not self.of.retain_graph
+        return not self.current.retain_graph
 
     def is_unit(self, grad: Array) -> bool:
         """See Context.is_unit."""
@@ -154,16 +154,16 @@ class _Step:
 
     @property
     def is_total(self) -> bool:
-        return self.node in self.of.totals
+        return self.node in self.current.totals
 
     def gradient_slot(self, i: int) -> Array | None:
         """See Context.gradient_slot."""
         edge = self.node.edges[i]
-        if edge is None or self.of.accumulated(edge) is not None:
+        if edge is None or self.current.accumulated(edge) is not None:
             return None
-        slot = self.of.lease(edge)
+        slot = self.current.lease(edge)
         if slot is not None:
-            self.given[i] = slot
+            self.slots[i] = slot
         return slot
 
     def take_accumulated(self, i: int) -> Accumulated | None:
@@ -171,64 +171,67 @@ class _Step:
         edge = self.node.edges[i]
         if edge is None:
             return None
-        found, is_own = self.of.accumulated(edge), edge in self.of.owned
-        if found is not None:
-            found.storage.backend.join_side_stream()
-            self.of.grads[edge.node][edge.output] = None
-            self.of.owned.discard(edge)
+        gradient, is_own = self.current.accumulated(edge), edge in self.current.owned
+        if gradient is not None:
+            gradient.storage.backend.join_side_stream()
+            self.current.grads[edge.node][edge.output] = None
+            self.current.owned.discard(edge)
         else:
-            found, is_own = self.of.of_passes_before(edge), True
-        if found is None:
+            gradient, is_own = self.current.take_earlier_gradient(edge), True
+        if gradient is None:
             return None
         self.taken.add(i)
-        return Accumulated(found, is_own)
+        return Accumulated(gradient, is_own)
 
-    def settled(self, i: int, edge: Edge, grad: Array) -> tuple[Array, bool]:
-        """The gradient of input `i` as it is passed on, and whether the engine may write over it."""
-        slot = self.given.get(i)
+    def resolve(self, i: int, edge: Edge, grad: Array) -> tuple[Array, bool]:
+        """Return the gradient of input `i` to accumulate, and whether the engine may overwrite it."""
+        slot = self.slots.get(i)
         if slot is not None:
             if is_same_window(slot, grad):
                 return grad, True
-            del self.of.leases[edge.node]
+            del self.current.leases[edge.node]
         for lease in self.leases.values():
-            if is_same_window(lease.array, grad):  # made in forward
-                if not self.of.to_leaves or edge.node.hooks:
-                    return registry["copy"](grad), True  # it goes to the user, whose memory stays as it is
+            if is_same_window(lease.array, grad):  # forward computed it
+                if not self.current.to_leaves or edge.node.hooks:
+                    return registry["copy"](grad), True  # the user keeps it, and the slot is reused
                 lease.is_movable = False
-                self.of.leases[edge.node] = lease
+                self.current.leases[edge.node] = lease
                 return grad, True
         return grad, i in self.taken
 
     def finish(self, produced: Sequence[Array | None]) -> None:
-        """Give gradient slots back that got nothing."""
+        """Release the gradient slots that the vjp did not fill."""
         for i in self.taken:
-            assert produced[i] is not None, f"{self.node.name} took the gradient of input {i} and gave none back"
-        for i in self.given:
+            assert produced[i] is not None, f"{self.node.name} took the gradient of input {i} and returned none"
+        for i in self.slots:
             edge = self.node.edges[i]
             if edge is not None and produced[i] is None:
-                del self.of.leases[edge.node]
+                del self.current.leases[edge.node]
 
 
 def run_backward(
     roots: Sequence[tuple[Edge, Array]], *, retain_graph: bool = False, capture: Sequence[Edge] | None = None
 ) -> list[Array | None]:
-    """Send gradients from `roots`, edges with the gradient of the loss at each, to the leaves, or to `capture`.
+    """Run backward from `roots` to the leaves, or to the edges in `capture`.
 
     Args:
-        retain_graph: keep what nodes saved, for another call.
-        capture: edges whose gradients are returned (None where there is none); leaves then accumulate nothing.
+        roots: edges, each with the gradient that enters it.
+        retain_graph: keep what nodes saved, for another pass.
+        capture: edges whose gradients are returned, None for an edge without one. Leaves then accumulate nothing.
     """
-    # Hooks and custom functions compute in the types that they are given.
+    # Hooks and custom functions compute in the types of their arguments.
     no_autocast = resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
     with no_grad(), no_autocast, tape_watches[0].runs_backward() if tape_watches else nullcontext():
+        # Count consumers, seed the roots, and find the nodes that the captured edges depend on.
         waiting = _consumers([edge for edge, _ in roots])
         current = BackwardPass(retain_graph, to_leaves=capture is None)
         for edge, grad in roots:
             current.add(edge, grad)
         wanted = {edge: i for i, edge in enumerate(capture or ())}
         running = set(waiting) if capture is None else _leading_to(capture, list(waiting))
-        found: list[Array | None] = [None] * len(wanted)
-        ready = [(_turn(node), node) for node, count in waiting.items() if count == 0]
+        captured: list[Array | None] = [None] * len(wanted)
+        # Run ready nodes in priority order; each finished node may make its inputs ready.
+        ready = [(_priority(node), node) for node, count in waiting.items() if count == 0]
         heapq.heapify(ready)
         while ready:
             _, node = heapq.heappop(ready)
@@ -237,7 +240,7 @@ def run_backward(
                 _run_hooks(node, grads)
                 for output, value in enumerate(grads):
                     if (index := wanted.get(Edge(node, output))) is not None:
-                        found[index] = value
+                        captured[index] = value
                 if node in running:
                     if tape_watches:
                         with tape_watches[0].runs(node):
@@ -247,14 +250,14 @@ def run_backward(
             for below in (e.node for e in node.edges if e is not None):
                 waiting[below] -= 1
                 if waiting[below] == 0:
-                    heapq.heappush(ready, (_turn(below), below))
+                    heapq.heappush(ready, (_priority(below), below))
         for _, grad in roots[:1]:
             grad.storage.backend.join_side_stream()
-        return found
+        return captured
 
 
-def _turn(node: BaseNode) -> tuple[bool, int]:
-    """What nodes that are ready are sorted by: a leaf was seen first in some pass before, and must not wait."""
+def _priority(node: BaseNode) -> tuple[bool, int]:
+    """The sort key of ready nodes. Leaves come first although their sequence number may be low."""
     return not isinstance(node, AccumulateNode), -node.sequence
 
 
@@ -266,7 +269,7 @@ def _run_hooks(node: BaseNode, grads: list[Array | None]) -> None:
             continue
         if replaced.shape != grad.shape:
             raise GradientError(
-                f"a hook on the gradient of {node.name} returned shape {replaced.shape} for {grad.shape}"
+                f"a hook on the gradient of {node.name} returned shape {replaced.shape}, expected {grad.shape}"
             )
         grads[output] = replaced if replaced.dtype is grad.dtype else registry["cast"](replaced, dtype=grad.dtype)
 
@@ -277,7 +280,7 @@ def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
             raise NumericError(
                 f"the gradient of {node.name} for its input {i} is NaN",
                 where=node.line or "the forward call was recorded without anomaly detection",
-                next="look at the values that reach this op",
+                next="print the values that reach this op",
             )
 
 
@@ -285,49 +288,49 @@ def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
 
 
 def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]:
-    """The edge of an output with the gradient that enters there."""
+    """The edge of an output and the gradient that enters it."""
     edge, array = tensor.edge(), tensor.array
     if edge is None:
         raise GradientError(
-            "backward() of a tensor that requires no gradient", next="set requires_grad on a leaf it uses"
+            "backward() on a tensor that does not require a gradient", next="set requires_grad on a leaf it uses"
         )
     if gradient is None:
         if array.size != 1:
             raise GradientError(
-                f"backward() without a gradient needs a tensor of one element, this one has shape {array.shape}",
+                f"backward() without a gradient needs one element, and this tensor has shape {array.shape}",
                 next="reduce it with .sum() or .mean(), or pass gradient=",
             )
         ones = empty(array.shape, array.dtype, array.device)
         registry["fill"](out=ones, value=1, shape=array.shape, dtype=array.dtype)
         units.add(ones)
         return edge, ones
-    given = gradient.array
-    if given.shape != array.shape:
-        raise ShapeError(f"the gradient has shape {given.shape}, the tensor has {array.shape}")
-    return edge, given if given.dtype is array.dtype else registry["cast"](given, dtype=array.dtype)
+    seed = gradient.array
+    if seed.shape != array.shape:
+        raise ShapeError(f"the gradient has shape {seed.shape}, and the tensor has shape {array.shape}")
+    return edge, seed if seed.dtype is array.dtype else registry["cast"](seed, dtype=array.dtype)
 
 
-def _listed(what: str, given: Any, optional: bool = False) -> list[Any]:
-    """One tensor or several as a list, with Nones if these are `optional`."""
-    if isinstance(given, TensorBase):
-        return [given]
-    found = list(given) if isinstance(given, Iterable) else [given]
-    for each in found:
+def _as_list(role: str, tensors: Any, optional: bool = False) -> list[Any]:
+    """One tensor or several as a list. `optional` allows None among them."""
+    if isinstance(tensors, TensorBase):
+        return [tensors]
+    listed = list(tensors) if isinstance(tensors, Iterable) else [tensors]
+    for each in listed:
         if not (isinstance(each, TensorBase) or (optional and each is None)):
-            raise GradientError(f"{what} is a value of type {type(each).__name__}", next="give tensors")
-    return found
+            raise GradientError(f"{role} is a value of type {type(each).__name__}", next="pass tensors")
+    return listed
 
 
 def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_graph: bool) -> list[tuple[Edge, Array]]:
     if create_graph:
         raise GradientError("create_graph is not supported: gradients are not themselves differentiable")
-    outputs = _listed("an output", tensors)
-    given = [None] if gradients is None else _listed("a gradient", gradients, optional=True)
-    if len(given) == 1 and given[0] is None:
-        given *= len(outputs)
-    if len(given) != len(outputs):
-        raise GradientError(f"{len(outputs)} tensors with {len(given)} gradients")
-    return [_seed(t, g) for t, g in zip(outputs, given, strict=True)]
+    outputs = _as_list("an output", tensors)
+    seeds = [None] if gradients is None else _as_list("a gradient", gradients, optional=True)
+    if len(seeds) == 1 and seeds[0] is None:
+        seeds *= len(outputs)
+    if len(seeds) != len(outputs):
+        raise GradientError(f"backward has {len(outputs)} tensors and {len(seeds)} gradients")
+    return [_seed(t, g) for t, g in zip(outputs, seeds, strict=True)]
 
 
 def backward(
@@ -340,12 +343,13 @@ def backward(
     """Accumulate the gradient of one tensor or several into `.grad` of the leaves they depend on.
 
     Args:
-        gradient: the gradient of the final value with respect to each; may be left out for one-element tensors.
-        retain_graph: keep the recorded graph for another call.
+        tensors: outputs where the pass starts.
+        gradient: gradient that enters each tensor; optional for one-element tensors.
+        retain_graph: keep the recorded graph for another pass.
         create_graph: not supported.
 
     Raises:
-        GradientError: for a tensor that requires no gradient, a second pass over a released graph, create_graph.
+        GradientError: if a tensor does not require a gradient, the graph was released, or `create_graph` is set.
     """
     run_backward(_roots(tensors, gradient, create_graph), retain_graph=retain_graph)
 
@@ -359,20 +363,22 @@ def grad(
     create_graph: bool = False,
     allow_unused: bool = False,
 ) -> tuple[Any, ...]:
-    """The gradients of `outputs` with respect to `inputs`, without touching any `.grad`.
+    """Return the gradients of `outputs` with respect to `inputs`, without changing any `.grad`.
 
     Raises:
-        GradientError: if an input requires no gradient, or is unused and `allow_unused` is not set.
+        GradientError: if an input does not require a gradient, or is unused and `allow_unused` is not set.
     """
-    wanted = _listed("an input", inputs)
+    wanted = _as_list("an input", inputs)
     edges = [t.edge() for t in wanted]
     present = [e for e in edges if e is not None]
     if len(present) != len(edges):
-        raise GradientError("grad() of an input that requires no gradient", next="set requires_grad_() on it first")
+        raise GradientError(
+            "grad() on an input that does not require a gradient", next="call requires_grad_() on it first"
+        )
     roots = _roots(outputs, grad_outputs, create_graph)
     unique = list(dict.fromkeys(present))
-    found = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
-    result = tuple(found[e] for e in present)
+    by_edge = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
+    result = tuple(by_edge[e] for e in present)
     if not allow_unused and any(g is None for g in result):
-        raise GradientError("an input of grad() is not used by the outputs", next="pass allow_unused=True")
+        raise GradientError("the outputs of grad() do not use one of its inputs", next="pass allow_unused=True")
     return tuple(None if g is None else TensorBase.wrap(g) for g in result)

@@ -14,9 +14,10 @@ from genesis.op import BackwardStep, registry
 
 
 class FunctionContext:
-    """What `forward` leaves for `backward`; other attributes may be set freely.
+    """Values that `forward` saves for `backward`. Users may set further attributes.
 
-    `needs_input_grad` says of each argument of forward whether its gradient will be used.
+    Attributes:
+        needs_input_grad: for each argument of forward, whether its gradient will be used.
     """
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
@@ -24,7 +25,7 @@ class FunctionContext:
         self._saved: tuple[tuple[TensorBase | None, int], ...] = ()
 
     def save_for_backward(self, *tensors: TensorBase | None) -> None:
-        """Keep tensors; an in-place change of one of them before backward is an error."""
+        """Save tensors for backward, which raises an error if one was changed in place."""
         self._saved = tuple((t, 0 if t is None else t.array.storage.version) for t in tensors)
 
     @property
@@ -56,24 +57,26 @@ class _FunctionNode(BaseNode):
         if self.context is None:
             raise self.released()
         device = next(g.device for g in grads if g is not None)
-        given: list[Any] = []  # with zeros for a float output on which nothing depends
+        output_grads: list[Any] = []  # zeros for a float output that nothing depends on
         for grad, spec in zip(grads, self.specs, strict=True):
             if grad is None and spec is not None and spec.dtype.is_floating_point:
                 grad = registry["fill"](value=0, shape=spec.shape, dtype=spec.dtype, device=device)
-            given.append(None if grad is None else TensorBase.wrap(grad))
-        found = self.function.backward(self.context, *given)
-        found = found if isinstance(found, tuple) else (found,)
-        if len(found) != len(self.edges):
-            raise GradientError(f"{self.name}.backward returned {len(found)} gradients for {len(self.edges)} arguments")
-        return [self._fit(i, g) for i, g in enumerate(found)]
+            output_grads.append(None if grad is None else TensorBase.wrap(grad))
+        input_grads = self.function.backward(self.context, *output_grads)
+        input_grads = input_grads if isinstance(input_grads, tuple) else (input_grads,)
+        if len(input_grads) != len(self.edges):
+            raise GradientError(
+                f"{self.name}.backward returned {len(input_grads)} gradients for {len(self.edges)} arguments"
+            )
+        return [self._fit(i, g) for i, g in enumerate(input_grads)]
 
     def _fit(self, i: int, grad: Any) -> Array | None:
         spec = self.input_specs[i]
         if grad is None or spec is None or self.edges[i] is None:
             return None
         if not isinstance(grad, TensorBase) or grad.array.shape != spec.shape:
-            found = grad.array.shape if isinstance(grad, TensorBase) else type(grad).__name__
-            raise GradientError(f"{self.name}.backward returned {found} for argument {i} of shape {spec.shape}")
+            returned = grad.array.shape if isinstance(grad, TensorBase) else type(grad).__name__
+            raise GradientError(f"{self.name}.backward returned {returned} for argument {i} of shape {spec.shape}")
         array = grad.array
         return array if array.dtype is spec.dtype else registry["cast"](array, dtype=spec.dtype)
 
@@ -86,23 +89,23 @@ def _specs(values: tuple[Any, ...]) -> tuple[Spec | None, ...]:
 
 
 class Function:
-    """Subclass with static `forward(ctx, *args)` and `backward(ctx, *grads)`; call `apply(*args)`."""
+    """Base class of custom functions: override `forward` and `backward` as static methods, and call `apply(*args)`."""
 
     @staticmethod
     def forward(ctx: FunctionContext, *args: Any) -> Any:
-        """Compute the result; runs without recording."""
+        """Compute the result. The tape does not record inside."""
         raise NotImplementedError
 
     @staticmethod
     def backward(ctx: FunctionContext, *grads: Any) -> Any:
-        """One gradient (or None) per argument of forward, from one per result: zeros where nothing depends on it."""
+        """Return a gradient or None per argument of forward. `grads` has zeros for results that nothing depends on."""
         raise NotImplementedError
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Run forward and record this function as one node.
 
-        Inside a checkpoint what it saves is kept, unlike what ops save.
+        Inside a checkpoint, its saved tensors are kept, while those that ops save are dropped.
         """
         edges = tuple(a.edge() if isinstance(a, TensorBase) and is_grad_enabled() else None for a in args)
         ctx = FunctionContext(tuple(e is not None for e in edges))

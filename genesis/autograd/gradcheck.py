@@ -1,4 +1,4 @@
-"""The gradient checker: the full Jacobian by central differences against the one that backward gives, in float64."""
+"""The gradient checker: compares the full Jacobian of backward with central differences, in float64."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _numerical(function: Callable[..., Any], inputs: Sequence[TensorBase], index
 
 
 def _analytical(function: Callable[..., Any], inputs: Sequence[TensorBase], index: int) -> list[np.ndarray]:
-    """The same by backward: one pass for each output element."""
-    found = []
+    """The same Jacobians by backward, with one pass per output element."""
+    results = []
     for output in _outputs(function, inputs):
         size = output.array.size
         jacobian = np.zeros((inputs[index].array.size, size))
@@ -51,11 +51,11 @@ def _analytical(function: Callable[..., Any], inputs: Sequence[TensorBase], inde
             for column in range(size):
                 one_hot = np.eye(1, size, column).reshape(output.array.shape)
                 seed = TensorBase.wrap(from_numpy(one_hot))
-                got = grad(output, inputs[index], seed, retain_graph=True, allow_unused=True)[0]
-                if got is not None:
-                    jacobian[:, column] = got.array.numpy().ravel()
-        found.append(jacobian)
-    return found
+                gradient = grad(output, inputs[index], seed, retain_graph=True, allow_unused=True)[0]
+                if gradient is not None:
+                    jacobian[:, column] = gradient.array.numpy().ravel()
+        results.append(jacobian)
+    return results
 
 
 def jacobians(
@@ -68,13 +68,14 @@ def jacobians(
 def gradcheck(
     function: Callable[..., Any], inputs: Sequence[TensorBase], *, atol: float = 1e-6, rtol: float = 1e-5
 ) -> bool:
-    """Check the gradients of `function` at `inputs` (float64, requiring gradients where they are to be checked).
+    """Check the gradients of `function` at `inputs`: float64 tensors, checked if they require a gradient.
 
     Returns:
         True.
 
     Raises:
-        GradientError: naming the input, the worst element, and both derivatives; also if there is nothing to check.
+        GradientError: if a gradient differs (names the input, the worst element and both derivatives), or if no input
+            requires a gradient, or the function has no float output.
     """
     if not any(tensor.requires_grad for tensor in inputs):
         raise GradientError("gradcheck has nothing to check: no input requires a gradient")
@@ -84,7 +85,7 @@ def gradcheck(
         if not tensor.requires_grad:
             continue
         if tensor.array.dtype is not float64:
-            raise GradientError(f"gradcheck input {index} is {tensor.array.dtype}; differences need float64")
+            raise GradientError(f"gradcheck input {index} is {tensor.array.dtype}, and differences need float64")
         for k, (numerical, analytical) in enumerate(jacobians(function, inputs, index)):
             error = np.abs(numerical - analytical)
             wrong = ~(error <= atol + rtol * np.abs(numerical))  # a NaN is wrong

@@ -1,8 +1,8 @@
-"""The tape: nodes, edges, what nodes keep, and the slots of leaves' gradients in flat buffers.
+"""The tape: nodes, edges, saved contexts, and the slots of leaf gradients in flat buffers.
 
-It works on arrays and knows no Tensor; engine.py runs it backward. A slot is in use while a `Lease` of it lives. An
-op's forward may hold one (`Op.gradient_outputs`): it ends with the graph, so a forward whose backward never comes keeps
-nothing. A backward pass holds those that it gave to vjps, until it ends.
+It works on arrays and does not use Tensor; engine.py runs it backward. A slot is in use as long as a `Lease` of it
+lives. The forward of an op may hold a lease (`Op.gradient_outputs`) until the graph is freed, so a graph without a
+backward pass leaks nothing. A backward pass holds the leases of its vjps until it ends.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ GradHook = Callable[[Array], Array | None]
 
 
 class TapeWatch(Protocol):
-    """What follows the tape while a profile is made: `runs_backward` is entered around a pass, `runs` around a vjp."""
+    """Observes the tape for a profile: `runs_backward` is entered around each pass, `runs` around each vjp."""
 
     def recorded(self, node: BaseNode) -> None: ...
     def runs_backward(self) -> AbstractContextManager[None]: ...
     def runs(self, node: BaseNode) -> AbstractContextManager[None]: ...
 
 
-tape_watches: list[TapeWatch] = []  # none but while somebody looks, at most one
+tape_watches: list[TapeWatch] = []  # at most one, during `watching_tape`
 
 
 @contextmanager
 def watching_tape(watch: TapeWatch) -> Iterator[None]:
-    """Tell `watch` of what is recorded and run backward inside the block."""
+    """Report to `watch` every node that is recorded or run backward inside the block."""
     assert not tape_watches, "the tape is watched already"
     tape_watches.append(watch)
     try:
@@ -50,25 +50,25 @@ def watching_tape(watch: TapeWatch) -> Iterator[None]:
 
 
 class Edge(NamedTuple):
-    """One output of a node: where the gradient of one tensor goes."""
+    """One output of a node, which receives the gradient of one tensor."""
 
     node: BaseNode
     output: int
 
 
 class HookHandle:
-    """Takes a hook off its tensor or module: by `remove()`, by a call, or at the end of a `with` block."""
+    """Removes a hook from its tensor or module: by `remove()`, by a call, or at the end of a `with` block."""
 
-    __slots__ = ("_take_off",)
+    __slots__ = ("_remove",)
 
-    def __init__(self, take_off: Callable[[], Any]) -> None:
-        self._take_off: Callable[[], Any] | None = take_off
+    def __init__(self, remove: Callable[[], Any]) -> None:
+        self._remove: Callable[[], Any] | None = remove
 
     def remove(self) -> None:
-        """Take the hook off; a second call does nothing."""
-        take_off, self._take_off = self._take_off, None
-        if take_off is not None:
-            take_off()
+        """Remove the hook. A second call does nothing."""
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
 
     __call__ = remove
 
@@ -80,7 +80,7 @@ class HookHandle:
 
 
 class BaseNode:
-    """What the engine needs of a node: its inputs' edges, its outputs' specs, its place in recording order."""
+    """A node as the engine sees it: the edges of its inputs, the specs of its outputs, and its recording order."""
 
     __slots__ = ("__weakref__", "edges", "hooks", "line", "name", "sequence", "specs")
 
@@ -93,39 +93,39 @@ class BaseNode:
             tape_watches[0].recorded(self)
 
     def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
-        """Gradients of the inputs from those of the outputs."""
+        """Return the gradients of the inputs, given the gradients of the outputs."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Drop what backward needed."""
+        """Drop the values saved for backward."""
 
     def released(self) -> GradientError:
         """The error of a second backward pass."""
         return GradientError(
-            f"backward reached {self.name} a second time and what it had saved is gone",
+            f"backward reached {self.name} a second time, and its saved values are freed",
             next="pass retain_graph=True to the first backward()",
         )
 
 
 class Saved:
-    """A context with the versions that its arrays had when it was made."""
+    """A context with the versions of its arrays at the time of the forward call."""
 
     __slots__ = ("context", "versions")
 
     def __init__(self, context: Context) -> None:
         self.context = context
         kept: tuple[Any, ...] = context.inputs + context.outputs
-        if context.leases:  # in a buffer whose other elements change
+        if context.leases:  # leased arrays share a buffer whose other elements change
             leased = [lease.array for lease in context.leases.values()]
             kept = tuple([x for x in kept if not any(x is array for array in leased)])
         self.versions = [(x, x.storage.version) for x in kept if isinstance(x, Array)]
 
     def checked(self, name: str) -> Context:
-        """The context. Raises: GradientError, if one of its arrays was changed in place since."""
+        """Return the context. Raises GradientError if one of its arrays was changed in place."""
         for array, version in self.versions:
             if array.storage.version != version:
                 raise GradientError(
-                    f"a tensor of shape {array.shape} that {name} needs for its gradient was changed in place"
+                    f"{name} needs a tensor of shape {array.shape} for its gradient, and it was changed in place"
                     f" (version {array.storage.version}, saved at {version})",
                     next="use the out-of-place form, or clone() before the change",
                 )
@@ -133,7 +133,7 @@ class Saved:
 
 
 class Node(BaseNode):
-    """A recorded call of an op. `recompute`, under checkpointing, gives what was not kept."""
+    """A recorded call of an op. Under checkpointing, `recompute` returns the dropped context."""
 
     __slots__ = ("op", "recompute", "saved")
 
@@ -149,7 +149,7 @@ class Node(BaseNode):
         self.op, self.saved, self.recompute = op, saved, recompute
 
     def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
-        if not self.edges:  # an op without inputs that wrote over a tensor: what lay before it does not count
+        if not self.edges:  # an op without inputs overwrote a tensor, so earlier history has no gradient
             return ()
         if self.saved is None and self.recompute is not None:
             self.saved = self.recompute()
@@ -157,12 +157,14 @@ class Node(BaseNode):
             raise self.released()
         context = self.saved.checked(self.name)
         step.leases = context.leases
-        found = self.op.gradient(context.during(step), *grads)
-        assert len(found) == len(self.edges), f"{self.name}: {len(found)} gradients for {len(self.edges)} inputs"
-        return [self._fit(i, g, context.input_specs[i]) for i, g in enumerate(found)]
+        input_grads = self.op.gradient(context.during(step), *grads)
+        assert len(input_grads) == len(self.edges), (
+            f"{self.name}: {len(input_grads)} gradients for {len(self.edges)} inputs"
+        )
+        return [self._fit(i, g, context.input_specs[i]) for i, g in enumerate(input_grads)]
 
     def _fit(self, i: int, grad: Array | None, spec: Spec | None) -> Array | None:
-        """Sum a gradient over broadcast dimensions and give it the input's dtype."""
+        """Sum a gradient over broadcast dimensions and cast it to the input's dtype."""
         if grad is None or spec is None or self.edges[i] is None:
             return None
         if grad.shape != spec.shape:
@@ -173,7 +175,7 @@ class Node(BaseNode):
         return grad
 
     def release(self) -> None:
-        # A node that saved no values has nothing to release and may run backward again, as in torch.
+        # A node that saved nothing may run backward a second time, as in torch.
         self.recompute = None
         if self.saved is not None and self.saved.versions:
             self.saved = None
@@ -197,12 +199,12 @@ _lock = threading.Lock()
 
 
 def is_same_window(x: Array, y: Array) -> bool:
-    """Whether two arrays are the same elements of the same memory."""
+    """Whether two arrays view the same elements of the same memory."""
     return x.storage is y.storage and (x.offset, x.shape, x.strides, x.dtype) == (y.offset, y.shape, y.strides, y.dtype)
 
 
 class Lease:
-    """One use of a slot, an array of its own. `is_movable`: its values may be moved when others need the slot."""
+    """One use of a slot, through its own `array`. If `is_movable`, its values move when the slot is claimed."""
 
     __slots__ = ("__weakref__", "array", "is_movable")
 
@@ -210,7 +212,7 @@ class Lease:
         self.array, self.is_movable = array, is_movable
 
     def move_out(self) -> None:
-        """Give `array` other memory with the same values; all who hold it read them there."""
+        """Move the values of `array` to new memory. References to `array` stay valid."""
         copy, array = registry["copy"](self.array), self.array
         array.storage, array.strides, array.offset = copy.storage, copy.strides, copy.offset
         array._np = array.layout = None
@@ -221,13 +223,13 @@ class GradientSlot:
     """The memory of one leaf's gradient.
 
     Args:
-        array: contiguous, of the leaf's shape.
-        is_wider: whether its dtype is wider than the leaf's; gradients are then made elsewhere and added there.
+        array: contiguous memory of the leaf's shape.
+        is_wider: whether its dtype is wider than the leaf's. Gradients are then accumulated from elsewhere.
 
     Attributes:
-        idle_memory: gives memory next to the slot in which no gradient is stored now, if there is some.
-        arrived: called when the leaf has the finished gradient of a backward pass, which the side stream may still be
-            making: nothing has joined it. None while nobody asks.
+        idle_memory: returns memory next to the slot that currently holds no gradient, or None.
+        arrived: called when the leaf has its final gradient of a backward pass. The side stream may still be computing
+            it, and the callback must join that stream itself.
     """
 
     __slots__ = ("_lease", "array", "arrived", "idle_memory", "is_wider")
@@ -239,7 +241,7 @@ class GradientSlot:
         self._lease: weakref.ref[Lease] | None = None
 
     def lease(self, is_movable: bool) -> Lease | None:
-        """Use the slot for a gradient of the leaf's dtype; None where it is in use or of another."""
+        """Lease the slot for a gradient of the leaf's dtype. None if the slot is in use or wider than the leaf."""
         if self.is_wider:
             return None
         array = self.array
@@ -252,11 +254,11 @@ class GradientSlot:
 
     @property
     def is_leased(self) -> bool:
-        """Whether something but the gradient itself is stored in the slot, or will be."""
+        """Whether the slot holds, or will hold, something other than the accumulated gradient."""
         return self._lease is not None and self._lease() is not None
 
     def claim(self) -> Array | None:
-        """The memory, for the gradient itself: what an op keeps there moves out. None while a backward pass uses it."""
+        """Take the memory for the accumulated gradient and move an op's values out. None while a pass uses it."""
         lease = None if self._lease is None else self._lease()
         if lease is not None:
             if not lease.is_movable:

@@ -1,4 +1,4 @@
-"""Switches of recording, per thread: no_grad, enable_grad, inference_mode, anomaly detection."""
+"""Per-thread switches of recording: no_grad, enable_grad, inference_mode, anomaly detection."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from genesis.keywords import refuse_unknown
 
 
 def is_grad_enabled() -> bool:
-    """Whether ops record what backward needs."""
+    """Whether ops are recorded for backward in this thread."""
     return mode.grad
 
 
 def is_anomaly_enabled() -> bool:
-    """Whether backward checks every gradient for NaN."""
+    """Whether backward checks every gradient for NaN in this thread."""
     return mode.anomaly
 
 
 class Switch:
-    """Sets one field of the thread's state inside a block or a decorated function; nests and re-enters.
+    """Sets one field of the thread's state inside a block or a decorated function. It may nest and be re-entered.
 
-    A decorated generator or coroutine function has the state set while its own code runs, and not between its steps.
+    In a decorated generator or coroutine function, the state is set while its own code runs, not between its steps.
     """
 
     field = "grad"
@@ -46,20 +46,21 @@ class Switch:
         setattr(mode, self.field, self._outer.pop())
 
     def _fresh(self) -> Switch:
-        """Its own memory of the outer state: a decorated function may run in several threads at once."""
+        """A copy with its own stack of outer states, because several threads may run a decorated function at once."""
         switch = copy.copy(self)
         switch._outer = []
         return switch
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with the state set while it runs.
+        """Return `function` wrapped so that the state is set while it runs.
 
-        Raises: DTypeError, for a class, an asynchronous generator function, and what cannot be called.
+        Raises:
+            DTypeError: for a class, an asynchronous generator function, or a value that is not callable.
         """
         name = type(self).__name__
         if inspect.isclass(function) or inspect.isasyncgenfunction(function) or not callable(function):
             kind = "a class" if inspect.isclass(function) else getattr(function, "__name__", type(function).__name__)
-            raise DTypeError(f"{name} decorates functions and generators, got {kind}", next="decorate its methods")
+            raise DTypeError(f"{name} decorates functions and generators, not {kind}", next="decorate its methods")
         if inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)
@@ -83,7 +84,7 @@ class Switch:
         return switched
 
     def _steps(self, generator: Any) -> Generator[Any, Any, Any]:
-        """The same generator (or coroutine), each step of it inside the switch; errors thrown in reach it."""
+        """Run each step of a generator or coroutine inside the switch, and pass thrown errors on to it."""
         step, sent = generator.send, None
         try:
             while True:
@@ -99,7 +100,7 @@ class Switch:
                 except BaseException as error:
                     step, sent = generator.throw, error
         finally:
-            with self._fresh():  # what its `finally` does counts as its own code
+            with self._fresh():  # the code in its `finally` is its own code, too
                 generator.close()
 
 
@@ -109,32 +110,32 @@ def _resumed(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 class Bare(Switch):
-    """A switch that also decorates without parentheses: `@no_grad`; a block begins without `keywords`' further call."""
+    """A switch that also decorates without parentheses: `@no_grad`. It checks its keywords itself, which is faster."""
 
-    def __new__(cls, *given: Any, **named: Any) -> Any:
-        if len(given) == 1 and not named and callable(given[0]):
-            return cls()(given[0])
-        if named:
-            refuse_unknown(cls.__name__, cls.__init__, named)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and callable(args[0]):
+            return cls()(args[0])
+        if kwargs:
+            refuse_unknown(cls.__name__, cls.__init__, kwargs)
         return super().__new__(cls)
 
 
-def _truth(name: str, value: Any) -> bool:
-    """Raises: DTypeError, for what is neither a bool nor 0 or 1."""
+def _as_bool(name: str, value: Any) -> bool:
+    """Return `value` as a bool. Raises DTypeError unless it is a bool, 0 or 1."""
     if not isinstance(value, (bool, int, np.bool_)) or value not in (0, 1):
         raise DTypeError(f"{name} takes True or False, got {value!r}")
     return bool(value)
 
 
 class set_grad_enabled(Switch):  # noqa: N801  torch's name
-    """Recording is `mode` from the call on; as a context manager until the block ends, as a decorator in the function.
+    """Set recording to `mode` from the call on, until the end of the block, or inside the decorated function.
 
     Raises:
-        DTypeError: if `mode` is no bool.
+        DTypeError: if `mode` is not a bool.
     """
 
     def __init__(self, mode: bool) -> None:
-        super().__init__(_truth("set_grad_enabled", mode))
+        super().__init__(_as_bool("set_grad_enabled", mode))
         self._before: bool | None = is_grad_enabled()
         self._set(self.value)
 
@@ -145,49 +146,49 @@ class set_grad_enabled(Switch):  # noqa: N801  torch's name
     def __enter__(self) -> None:
         before, self._before = self._before, None
         super().__enter__()
-        if before is not None:  # the call has set the state already: the block ends with the one before the call
+        if before is not None:  # the call already set the state, so the block restores the one before the call
             self._outer[-1] = before
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if self._before is not None:  # what decorates a function does not act before that runs
+        if self._before is not None:  # a decorator must not change the state before the function runs
             self._set(self._before)
             self._before = None
         return super().__call__(function)
 
 
 class no_grad(Bare):  # noqa: N801
-    """Nothing is recorded inside the block."""
+    """Switch recording off inside the block."""
 
     def __init__(self) -> None:
         super().__init__(False)
 
 
 class enable_grad(Bare):  # noqa: N801
-    """Recording is on inside the block, also within no_grad."""
+    """Switch recording on inside the block, even within no_grad."""
 
     def __init__(self) -> None:
         super().__init__(True)
 
 
 class inference_mode(Bare):  # noqa: N801
-    """no_grad under torch's other name; `mode=False` leaves recording on."""
+    """The same as no_grad, under torch's other name. `mode=False` switches recording on."""
 
     def __init__(self, mode: bool = True) -> None:
-        super().__init__(not _truth("inference_mode", mode))
+        super().__init__(not _as_bool("inference_mode", mode))
 
 
 class detect_anomaly(Bare):  # noqa: N801
-    """Backward stops at the first op that makes a NaN and names it, with the line of its forward call."""
+    """Stop backward at the first op that produces a NaN. The error names the op and the line of its forward call."""
 
     field = "anomaly"
 
     def __init__(self, mode: bool = True) -> None:
-        super().__init__(_truth("detect_anomaly", mode))
+        super().__init__(_as_bool("detect_anomaly", mode))
 
 
 class fixed_weights(Switch):  # noqa: N801
-    """With True, a promise of the caller: nothing that is captured in one graph inside the block writes a weight, or a
-    norm's, that a linear layer reads in it. Kernels of few rows then load them before the kernel ahead is done.
+    """With True, the caller promises that no kernel of a graph captured inside the block writes a linear or norm weight
+    that a layer of the same graph reads. Few-row kernels then load weights before the preceding kernel has finished.
     """
 
     field = "fixed_weights"

@@ -1,7 +1,7 @@
-"""TensorBase (an Array with a place on the tape) and `apply`, which runs an op on tensors and records it.
+"""TensorBase (an Array with a position on the tape) and `apply`, which runs an op on tensors and records it.
 
-In-place changes follow torch: a leaf that requires a gradient refuses them; a change through a view is written into the
-history of the view's base, and other views of that base re-derive their history from it.
+In-place changes follow torch. A leaf that requires a gradient refuses them. A change through a view enters the history
+of the view's base, and other views of that base re-derive their history from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 from genesis.array import Array, Spec
-from genesis.autograd.autocast import Kept, autocasting, fp32_type, low_precision_type, wanted_types
+from genesis.autograd.autocast import CachedCast, autocasting, fp32_type, low_precision_type, wanted_types
 from genesis.autograd.graph import BaseNode, Edge, GradientSlot, Lease, Node, Saved, is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.backend import mode
@@ -26,10 +26,11 @@ class TensorBase:
     """The part of a Tensor that the tape needs. `genesis.Tensor` adds the operations.
 
     Attributes:
-        array: the values.
-        grad: the accumulated gradient of a leaf (a tensor), or None.
-        node, output: the op that made this tensor, and which of its outputs it is; None for leaves.
-        base: for a differentiable view, the tensor whose history it follows.
+        array: values of the tensor.
+        grad: accumulated gradient of a leaf (a tensor), or None.
+        node: recorded op that produced this tensor; None for a leaf.
+        output: index of this tensor among the outputs of `node`.
+        base: tensor whose history a differentiable view follows.
     """
 
     __slots__ = (
@@ -52,55 +53,55 @@ class TensorBase:
     output: int
     _concrete: type[TensorBase]
 
-    def __init_subclass__(cls, concrete: bool = False, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
-        if concrete:  # the class that `apply` makes its results of
+    def __init_subclass__(cls, concrete: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if concrete:  # the class of the results of `apply`
             TensorBase._concrete = cls
 
     def __init__(
         self, array: Any = (), node: Any = None, output: Any = False, *more: Any, requires_grad: bool = False
     ) -> None:
-        if type(array) is not Array:  # a user's call, not one of ours with (array, node, output)
-            given = [v for v, absent in ((node, None), (output, False)) if v is not absent]
-            array, node, output = self._array_of(array, *given, *more), None, 0
+        if type(array) is not Array:  # a call by a user, not an internal one with (array, node, output)
+            data = [v for v, absent in ((node, None), (output, False)) if v is not absent]
+            array, node, output = self._array_of(array, *data, *more), None, 0
         self._begin(array, node, output)
         if requires_grad:
             self.requires_grad_()
 
     def _begin(self, array: Array, node: BaseNode | None, output: int) -> None:
-        """Set all fields; results of ops are made by this alone, without the constructor's checks."""
+        """Set all fields. Op results use only this method and skip the constructor's checks."""
         self.array, self.node, self.output = array, node, output
         self.grad: Any = None
         self.base: TensorBase | None = None
         self.history = 0  # counts in-place changes recorded on this tensor, when it is a base
         self._view_history = 0  # the base's count when this view last derived its history
         self._requires_grad = False
-        self._accumulate: Edge | None = None  # to the node of this leaf, once it has one
-        self._gradient_slot: GradientSlot | None = None  # where a first gradient is written (in a flat buffer), if set
+        self._accumulate: Edge | None = None  # to the AccumulateNode of this leaf, made on first use
+        self._gradient_slot: GradientSlot | None = None  # memory for the first gradient, in a flat buffer
         self._post_hooks: tuple[Callable[[Any], None], ...] = ()
 
     @staticmethod
     def _array_of(*data: Any) -> Array:
-        """The values of a tensor that a user makes by the constructor."""
+        """The values of a tensor that a user constructs."""
         raise NotImplementedError
 
     @staticmethod
     def wrap(array: Array, node: BaseNode | None = None, output: int = 0) -> Any:
-        """A tensor over `array`, on the tape when `node` is given."""
-        made = object.__new__(TensorBase._concrete)
-        made._begin(array, node, output)
-        return made
+        """Return a tensor over `array`, recorded as an output of `node` if there is one."""
+        tensor = object.__new__(TensorBase._concrete)
+        tensor._begin(array, node, output)
+        return tensor
 
     @property
     def requires_grad(self) -> bool:
         return self._requires_grad or self.current_node() is not None
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Mark a leaf of floats as needing a gradient, or not; the tensor itself. Raises: GradientError, for others."""
+        """Set whether a float leaf requires a gradient, and return the tensor. Raises GradientError for others."""
         if requires_grad and not self.array.dtype.is_floating_point:
             raise GradientError(f"{self.array.dtype} tensors have no gradient", next="use a float type")
         if not requires_grad and self.current_node() is not None:
-            raise GradientError("a recorded result cannot stop requiring a gradient", next="use detach()")
+            raise GradientError("a recorded result always requires a gradient", next="use detach()")
         self._requires_grad = requires_grad
         return self
 
@@ -110,11 +111,11 @@ class TensorBase:
 
     @property
     def owner(self) -> TensorBase:
-        """The tensor whose memory and history a view shares; any other one itself."""
+        """The base of a view, or the tensor itself."""
         return self if self.base is None else self.base
 
     def current_node(self) -> BaseNode | None:
-        """The node that made this tensor, re-derived where its base was changed in place since."""
+        """The node that produced this tensor, re-derived if its base was changed in place."""
         base = self.base
         if base is not None and self._view_history != base.history:
             a = self.array
@@ -125,7 +126,7 @@ class TensorBase:
         return self.node
 
     def edge(self) -> Edge | None:
-        """Where this tensor's gradient goes, or None when it needs none."""
+        """The edge that receives this tensor's gradient, or None if it does not require one."""
         node = self.node if self.base is None else self.current_node()
         if node is not None:
             return Edge(node, self.output)
@@ -137,7 +138,7 @@ class TensorBase:
 
     @property
     def _gradient_buffer(self) -> Array | None:
-        """The memory of a leaf's gradient: contiguous, of its shape, and of its dtype or a wider one."""
+        """The memory of a leaf's gradient: contiguous, with its shape, in its dtype or a wider one."""
         return None if self._gradient_slot is None else self._gradient_slot.array
 
     @_gradient_buffer.setter
@@ -145,19 +146,19 @@ class TensorBase:
         self._gradient_slot = None if array is None else GradientSlot(array, array.dtype is not self.array.dtype)
 
     def claim_gradient_slot(self) -> Array | None:
-        """The memory of the gradient, to be written now, see `GradientSlot.claim`; None where there is no slot."""
+        """Claim the memory of the gradient, see `GradientSlot.claim`. None for a leaf without a slot."""
         return None if self._gradient_slot is None else self._gradient_slot.claim()
 
     def accumulate_grad(self, grad: Array, *more: Array) -> None:
-        """Add a finished gradient, or the sum of several, to `.grad`; the leaf owns its gradient's memory."""
+        """Add one gradient or several to `.grad`. The leaf owns the memory of its gradient."""
         if self.grad is not None:
             more = (grad, *more)
-        elif self._gradient_slot is not None and is_same_window(grad, self._gradient_slot.array):  # it was made there
+        elif self._gradient_slot is not None and is_same_window(grad, self._gradient_slot.array):  # already in place
             self.grad = TensorBase.wrap(self._gradient_slot.array)
         elif self._gradient_slot is not None and self._gradient_slot.is_wider:
             wider = self._gradient_slot.array
             self.grad = TensorBase.wrap(registry["cast"](grad, dtype=wider.dtype, out=wider))
-        elif more:  # the first two are added on their way to where the gradient stays
+        elif more:  # adding the first two straight into the slot saves a copy
             self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self.claim_gradient_slot()))
             more = more[1:]
         else:
@@ -168,7 +169,7 @@ class TensorBase:
 
     def _gradient_arrived(self) -> None:
         if self._post_hooks:
-            self.grad.array.storage.backend.join_side_stream()  # it may have been made on the side stream
+            self.grad.array.storage.backend.join_side_stream()  # the side stream may have computed it
         for hook in self._post_hooks:
             hook(self)
         if self._gradient_slot is not None and self._gradient_slot.arrived is not None:
@@ -176,8 +177,8 @@ class TensorBase:
 
 
 class AccumulateNode(BaseNode):
-    """The end of the tape at a leaf: hands the finished gradient over. It refers to the leaf weakly: no cycle delays
-    the release of a leaf that nobody can reach any more.
+    """The end of the tape at a leaf, which receives the finished gradient. It refers to the leaf weakly, so that no
+    reference cycle delays freeing the leaf.
     """
 
     __slots__ = ("leaf",)
@@ -200,12 +201,12 @@ class AccumulateNode(BaseNode):
         return ()
 
     def accumulated(self) -> Array | None:
-        """The gradient of passes before."""
+        """The gradient that earlier passes accumulated."""
         leaf = self.leaf()
         return None if leaf is None or leaf.grad is None else leaf.grad.array
 
     def lease(self) -> Lease | None:
-        """The use of the gradient slot, where it is free and no gradient was accumulated."""
+        """Lease the gradient slot. None if it is in use or the leaf already has a gradient."""
         leaf = self.leaf()
         if leaf is None or leaf._gradient_slot is None or leaf.grad is not None:
             return None
@@ -213,7 +214,7 @@ class AccumulateNode(BaseNode):
 
 
 class SavedCalls(threading.local):
-    """Where what nodes save goes while a checkpoint replaces keeping it; see checkpoint.py."""
+    """The hook by which a checkpoint intercepts what nodes save; see checkpoint.py."""
 
     intercept: Callable[[Saved], Callable[[], Saved]] | None = None
 
@@ -224,7 +225,7 @@ Edges = tuple[Edge | None, ...]
 
 
 def _edges(inputs: tuple[Any, ...]) -> Edges | None:
-    """Where the gradients of inputs go; None where none wants one, seen without a call each: this runs for every op."""
+    """The edges of the inputs, or None if no input requires a gradient. Fields are read inline: every op runs this."""
     edges, wanted = [], False
     for x in inputs:
         edge = None
@@ -239,7 +240,7 @@ Leases = dict[int, Lease]
 
 
 def _leases(op: Op, inputs: tuple[Any, ...]) -> Leases:
-    """The gradient slots that outputs of `op` are made in, by output."""
+    """Lease the gradient slots into which `op` writes its outputs, by output."""
     leases: Leases = {}
     for output, source in op.gradient_outputs:
         leaf = inputs[source]
@@ -251,7 +252,7 @@ def _leases(op: Op, inputs: tuple[Any, ...]) -> Leases:
 
 
 def _with_idle_memory(op: Op, inputs: tuple[Any, ...]) -> AbstractContextManager[None]:
-    """Inside the block, `op` may take its temporaries from memory next to the gradient slots that it writes."""
+    """Inside the block, `op` may allocate temporaries in idle memory next to the gradient slots that it writes."""
     for _, source in op.gradient_outputs:
         leaf = inputs[source]
         if isinstance(leaf, TensorBase) and leaf._gradient_slot is not None:
@@ -265,7 +266,7 @@ def _node(
     op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any],
     leases: Leases | None = None,
 ) -> Node:  # fmt: skip
-    """A recorded call of `op`."""
+    """Record a call of `op`."""
     context = op.context(arrays, outs, attrs, tuple([e is not None for e in edges]))
     if leases:
         context.leases = leases
@@ -277,26 +278,26 @@ def _node(
 
 
 def _cast(x: Any, dtype: DType | None) -> Any:
-    """x in the type that autocast wants of it; of a parameter that stays as it is, one cast serves the whole block."""
+    """Cast `x` to `dtype`, or return it if `dtype` is None. Casts of an unchanged parameter are cached in the block."""
     if dtype is None or not isinstance(x, TensorBase):
         return x
     if not (autocasting.keeps and x._requires_grad and x.node is None):
         return apply(registry["cast"], x, dtype=dtype)
     array, key = x.array, (id(x), dtype)
-    known = autocasting.kept.get(key)
-    if known is None or not known.serves(array, is_grad_enabled()):
-        made = apply(registry["cast"], x, dtype=dtype)
-        known = autocasting.kept[key] = Kept(x, array, array.storage.version, made)
-    return known.made
+    cached = autocasting.casts.get(key)
+    if cached is None or not cached.serves(array, is_grad_enabled()):
+        cast = apply(registry["cast"], x, dtype=dtype)
+        cached = autocasting.casts[key] = CachedCast(x, array, array.storage.version, cast)
+    return cached.cast
 
 
 def in_low_precision(*tensors: Any) -> tuple[Any, ...]:
-    """Operands of a function that counts as a matmul, as autocast wants them."""
+    """Cast the operands of a function that autocast treats as a matmul."""
     return _all_cast(tensors, low_precision_type)
 
 
 def in_fp32(*tensors: Any) -> tuple[Any, ...]:
-    """Operands of a function made of several ops that as a whole needs range, as autocast wants them."""
+    """Cast the operands of a function of several ops that as a whole needs the range of float32."""
     return _all_cast(tensors, fp32_type)
 
 
@@ -307,29 +308,31 @@ def _all_cast(tensors: tuple[Any, ...], wanted: Callable[[Array], DType | None])
 
 
 def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> Any:
-    """Run `op` on tensors (and numbers) and record it when a gradient may be asked for; one tensor, or several.
+    """Run `op` on tensors and numbers, and record it if an input requires a gradient. Returns one tensor or several.
 
-    Integer and bool outputs never require a gradient. A float result of an op that has no gradient does require one
-    where its inputs do, and says so when backward reaches it.
+    Integer and bool outputs never require a gradient. A float result of an op without a gradient requires one if its
+    inputs do, and backward raises an error when it reaches the op.
     """
-    found, tracked = [], False
+    # Unwrap the arrays, and see whether an input may require a gradient.
+    unwrapped, tracked = [], False
     for x in inputs:
         if isinstance(x, TensorBase):
-            found.append(x.array)
+            unwrapped.append(x.array)
             tracked = tracked or x._requires_grad or x.node is not None or x.base is not None
         else:
-            found.append(x)
-    arrays = tuple(found)
+            unwrapped.append(x)
+    arrays = tuple(unwrapped)
     if out is not None:
         if is_grad_enabled() and any(isinstance(x, TensorBase) and x.requires_grad for x in (*inputs, out)):
             raise GradientError(
-                f"{op.name}: out= does not record gradients", next="drop out=, or use it inside no_grad()"
+                f"{op.name}: out= does not record gradients", next="remove out=, or use it inside no_grad()"
             )
         execute(op, arrays, attrs, out.array)
         return out
     if autocasting.low and (wanted := wanted_types(op, arrays)):
         inputs = tuple([_cast(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)])
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
+    # Run the op; it may write gradients that forward computes straight into their slots.
     leases = _leases(op, inputs) if op.gradient_outputs and is_grad_enabled() else None
     if leases:
         with _with_idle_memory(op, inputs):
@@ -342,9 +345,9 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         if edges is not None and True in [r.dtype.is_floating_point for r in results]:
             node = _node(op, edges, arrays, results, attrs, leases)
     if len(results) == 1 and op.view is None:  # nearly all calls
-        made = object.__new__(TensorBase._concrete)  # `wrap`, without its call
-        made._begin(results[0], node, 0)
-        return made
+        tensor = object.__new__(TensorBase._concrete)  # `wrap` inlined, to save a call
+        tensor._begin(results[0], node, 0)
+        return tensor
     tensors = tuple(
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)
@@ -357,7 +360,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
 
 
 def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], leases: Leases) -> tuple[Array | None, ...] | None:
-    """The outputs' memory as `execute` takes it; None where the op has not those outputs, as its attributes say."""
+    """The memory of the outputs for `execute`, or None if the op with these attributes lacks the leased outputs."""
     inferred = op.infer(*arrays, **attrs)
     count = 1 if isinstance(inferred, Spec) else len(inferred)
     if max(leases) >= count:
@@ -367,10 +370,11 @@ def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], leases: Leases
 
 
 def apply_(op: Op, target: TensorBase, *inputs: Any, **attrs: Any) -> Any:
-    """Run `op` and write the result into `target`, which takes the result's place on the tape.
+    """Run `op`, write the result into `target`, and record `target` as the result.
 
     Args:
-        target: overwritten; usually also among `inputs`.
+        op: op to run.
+        target: tensor to overwrite, usually also one of `inputs`.
 
     Raises:
         GradientError: if `target` is a leaf that requires a gradient, or a view of one, while recording.
@@ -397,7 +401,7 @@ def apply_(op: Op, target: TensorBase, *inputs: Any, **attrs: Any) -> Any:
 def _kept_from_change(
     op: Op, edges: Edges, arrays: tuple[Any, ...], attrs: dict[str, Any], target: Array
 ) -> tuple[Any, ...]:
-    """The inputs with copies of those that backward will read and that a change of `target` is about to overwrite."""
+    """The inputs, with copies of those that backward reads and that writing `target` will overwrite."""
     kept = op.context(arrays, (target,), attrs, tuple(e is not None for e in edges)).inputs
     return tuple(
         registry["copy"](a) if isinstance(k, Array) and k.storage is target.storage else a
@@ -406,7 +410,7 @@ def _kept_from_change(
 
 
 def _rebase(target: TensorBase, node: Node) -> None:
-    """Give `target` its new history, and its base's when it is a view."""
+    """Set the new history of `target` and, if it is a view, of its base."""
     base = target.base
     if base is None:
         target.node, target.output = node, 0

@@ -275,7 +275,7 @@ def test_a_parameter_is_cast_once_in_the_outermost_block() -> None:
                 y = y @ w
             y = y @ w
         assert found == [((3, 3), "float32", "bfloat16")] * 2  # x and w
-        assert not autocasting.kept
+        assert not autocasting.casts
         with genesis.autocast("cpu"):
             x @ w
         assert len(found) == 4
@@ -382,7 +382,7 @@ def test_checkpoints_repeat_the_types(around: bool) -> None:
                 y = checkpoint(function, y) if wrapped else function(y)
             loss = ((y @ w) ** 2.0).sum()
         loss.backward()
-        assert not genesis.is_autocast_enabled("cpu") and not autocasting.kept
+        assert not genesis.is_autocast_enabled("cpu") and not autocasting.casts
         results.append([loss.tolist(), x.grad.numpy(), w.grad.numpy(), v.grad.numpy()])
     assert results[0][0] == results[1][0]
     for plainly, repeated in zip(results[0][1:], results[1][1:], strict=True):

@@ -186,7 +186,7 @@ def test_a_function_that_does_something_else_the_second_time_is_an_error() -> No
         return x.exp() if calls[0] == 1 else (x.exp() * 2)
 
     y = checkpoint(fickle, leaf(genesis, 1))
-    with pytest.raises(GradientError, match="1 recorded calls at first and 2 when run again"):
+    with pytest.raises(GradientError, match="1 calls in forward and 2 in backward"):
         y.backward()
 
 
@@ -198,7 +198,7 @@ def test_the_same_number_of_calls_on_other_shapes_is_an_error() -> None:
         return x[: calls[0]].exp().sum()
 
     y = checkpoint(fickle, leaf(genesis, 1, 2, 3))
-    with pytest.raises(GradientError, match="other shapes"):
+    with pytest.raises(GradientError, match="3 calls"):
         y.backward()
 
 

@@ -87,7 +87,7 @@ def test_nothing_to_check_is_an_error() -> None:
         gradcheck(lambda x: x * 2, [genesis.ones(2, dtype=genesis.float64)])
     with pytest.raises(GradientError, match="no float output"):
         gradcheck(lambda x: x > 0, [leaf(genesis, 1)])
-    with pytest.raises(GradientError, match=r"is genesis\.float32; differences need float64"):
+    with pytest.raises(GradientError, match=r"input 0 is genesis\.float32"):
         gradcheck(lambda x: x * 2, [genesis.ones(2, requires_grad=True)])
 
 

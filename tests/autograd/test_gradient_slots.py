@@ -413,7 +413,7 @@ def test_a_vjp_that_breaks_its_promise_is_caught() -> None:
     try:
         x = genesis.ones(3, requires_grad=True)
         y = x * 1.0
-        with pytest.raises(AssertionError, match="gave none back"):
+        with pytest.raises(AssertionError, match="took the gradient of input"):
             (apply(op, y) + y).sum().backward()
     finally:
         del registry["taker"]

@@ -73,9 +73,7 @@ def test_changing_a_value_that_backward_needs_is_an_error(change: Callable[[Any]
     h = a * 2
     y = h * h
     change(h)
-    with pytest.raises(
-        GradientError, match=r"shape \(3,\) that mul needs .* changed in place \(version 1, saved at 0\)"
-    ):
+    with pytest.raises(GradientError, match=r"mul needs .* shape \(3,\) .* changed in place \(version 1, saved at 0\)"):
         y.sum().backward()
 
 

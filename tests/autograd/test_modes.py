@@ -182,7 +182,7 @@ def test_a_result_cannot_stop_requiring_a_gradient() -> None:
     from genesis.errors import GradientError
 
     a = leaf(genesis, 1)
-    with pytest.raises(GradientError, match="cannot stop requiring"):
+    with pytest.raises(GradientError, match="detach"):
         (a * 2).requires_grad_(False)
     a.requires_grad_(False)
     assert not (a * 2).requires_grad
