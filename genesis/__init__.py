@@ -2,14 +2,14 @@
 
 Tensors, autograd, modules and optimizers follow torch's names and semantics. The command-line tool is `genesis`.
 
-Functions are registered where they are defined (`genesis.functions.surface`); `__init__.pyi`, made by `make stubs`, has
-their signatures.
+Functions register themselves where they are defined (`genesis.functions.surface`). `make stubs` writes their signatures
+to `__init__.pyi`.
 """
 
 import importlib
 from typing import Any
 
-from genesis.tensor import Tensor  # before the function `tensor`, whose name the module has too
+from genesis.tensor import Tensor  # before the function `tensor`, which has the module's name
 
 # isort: split
 from genesis import autograd, errors, random
@@ -41,13 +41,13 @@ check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("cuda", "custom", "profiler"):  # loaded at their first use
+    if name in ("cuda", "custom", "profiler"):  # loaded at first use
         return importlib.import_module(f"genesis.{name}")
     if name in ("check_op", "cuda_op", "triton_op"):
         return getattr(importlib.import_module("genesis.custom"), name)
     if name in ("load", "save"):
         return getattr(importlib.import_module("genesis.saving"), name)
-    if name == "generate":  # of the layer above: nothing in here uses it
+    if name == "generate":  # defined in a higher layer, which this one must not import
         return importlib.import_module("genesis_models").generate
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")
 

@@ -312,16 +312,16 @@ def add(
     alpha: builtins.float = 1,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x + alpha·y."""
+    """Return x + alpha·y."""
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
-    """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
+    """Return beta·x + alpha·(mat1 @ mat2); x broadcasts."""
 
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
-    """beta·x + alpha·(mat @ vec); x broadcasts."""
+    """Return beta·x + alpha·(mat @ vec); x broadcasts."""
 
 def all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
+    """Return whether all elements over `dim` are not 0; an empty `dim` reduces no dimension, as in torch."""
 
 def allclose(
     input: Tensor,
@@ -330,16 +330,16 @@ def allclose(
     atol: builtins.float = 1e-08,
     equal_nan: builtins.bool = False,
 ) -> builtins.bool:
-    """Whether `isclose` holds everywhere; waits for the device."""
+    """Return whether `isclose` is true everywhere; blocks until the device is done."""
 
 def amax(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the largest element over `dim` (default: all); equal ones share the gradient evenly."""
 
 def amin(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the smallest element over `dim` (default: all); equal ones share the gradient evenly."""
 
 def any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
+    """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
 
 def arange(
     *bounds: Any,
@@ -350,18 +350,18 @@ def arange(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """arange(end), arange(start, end) or arange(start, end, step): end is not included."""
+    """Return start, start + step, … up to but excluding end, for arange([start,] end[, step])."""
 
 def argmax(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
-    """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
+    """Return the position of the largest element (the first of equals) along `dim` or in the flattened tensor."""
 
 def argmin(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
-    """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
+    """Return the position of the smallest element (the first of equals) along `dim` or in the flattened tensor."""
 
 def argsort(
     input: Tensor, dim: builtins.int | None = None, descending: builtins.bool = False, stable: builtins.bool = True
 ) -> Tensor:
-    """The indices of `sort`."""
+    """Return the indices of `sort`."""
 
 def as_strided(
     input: Tensor,
@@ -369,22 +369,21 @@ def as_strided(
     stride: Sequence[builtins.int],
     storage_offset: builtins.int | None = None,
 ) -> Tensor:
-    """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
+    """Return any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
 
 def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Tensor:
-    """`data` as a tensor, without a copy where it has memory of that type and device: a tensor, a numpy array,
-    an object with `__cuda_array_interface__`."""
+    """Return `data` as a tensor, without a copy if possible."""
 
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1
 ) -> Tensor:
-    """beta·x + alpha·(batch1 @ batch2); x broadcasts."""
+    """Return beta·x + alpha·(batch1 @ batch2); x broadcasts."""
 
 def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """1 with the probabilities in x, else 0."""
+    """Return 1 with the probabilities in x, else 0."""
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: builtins.int = 0) -> Tensor:
-    """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each."""
+    """Return how often each value occurs in x `[n]` (integers from 0 on), or the sum of its `weights`."""
 
 def bitwise_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """The bits that x and y share."""
@@ -399,19 +398,19 @@ def bitwise_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, 
     """The bits that x and y do not share."""
 
 def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
+    """Return x `[b, n, k]` @ y `[b, k, m]`, without broadcasting."""
 
 def broadcast_to(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
-    """x expanded to `shape`."""
+    """Return x expanded to `shape`."""
 
 def cat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
-    """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
+    """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
 
 def ceil(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded up."""
 
 def chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
-    """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
+    """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
 
 def clamp(
     input: Tensor,
@@ -420,13 +419,13 @@ def clamp(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open."""
+    """Return x limited to [min, max]; None leaves a side open."""
 
 def clamp_max(input: Tensor, max: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """x, or `max` where that is smaller."""
+    """Return the smaller of x and `max`, element by element."""
 
 def clamp_min(input: Tensor, min: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """x, or `min` where that is larger."""
+    """Return the larger of x and `min`, element by element."""
 
 def clip(
     input: Tensor,
@@ -435,31 +434,31 @@ def clip(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open."""
+    """Return x limited to [min, max]; None leaves a side open."""
 
 def clone(input: Tensor) -> Tensor:
-    """A copy in fresh contiguous memory, on the tape."""
+    """Return a copy in new contiguous memory; autograd records it."""
 
 def concat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
-    """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
+    """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
 
 def contiguous(input: Tensor) -> Tensor:
-    """x itself where its elements lie row-major without gaps, else a copy of it."""
+    """Return x itself if its elements are stored row-major without gaps, else a copy."""
 
 def cos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The cosine."""
 
 def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
-    """How many elements over `dim` are not 0, as int64."""
+    """Return how many elements over `dim` are not 0, as int64."""
 
 def cumsum(
     input: Tensor, dim: builtins.int | None = None, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
-    """Running sums along `dim`; integers and bools give int64."""
+    """Return cumulative sums along `dim`; integers and bools give int64 by default."""
 
 def diagonal(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = 0, dim2: builtins.int = 1) -> Tensor:
-    """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above
-    it."""
+    """Return the diagonals of the matrices in `dim1` and `dim2` as the last dimension, `offset` above the main
+    one."""
 
 def div(
     input: Tensor | builtins.float,
@@ -468,34 +467,35 @@ def div(
     rounding_mode: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
+    """Return x / y; `rounding_mode` "floor" or "trunc" rounds the quotient and keeps the operands' dtype."""
 
 def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The sum of products of two vectors."""
+    """Return the dot product of two vectors."""
 
 def dropout(
     input: Tensor, p: builtins.float = 0.5, training: builtins.bool = True, *, generator: Generator | None = None
 ) -> Tensor:
-    """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training."""
+    """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not
+    training."""
 
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Products of elements summed over labels, as `"bij,bjk->bik"` says."""
+    """Return products of elements, summed over labels, as the equation says: `"bij,bjk->bik"`."""
 
 def empty(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Undefined contents (float32 unless `dtype` says otherwise)."""
+    """Return a tensor with undefined contents, float32 unless `dtype` is given."""
 
 def empty_like(
     input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Undefined contents in x's shape, dtype and device, unless given."""
+    """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
 
 def eq(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x = y."""
 
 def equal(input: Tensor, other: Tensor) -> builtins.bool:
-    """Whether two tensors have one shape and equal elements; waits for the device."""
+    """Return whether two tensors have the same shape and equal elements; blocks until the device is done."""
 
 def erf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The error function: 2/√π·∫ e^-t² dt from 0 to x."""
@@ -507,7 +507,7 @@ def exp2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """2^x."""
 
 def expand(input: Tensor, *sizes: Sizes) -> Tensor:
-    """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
+    """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
 
 def expm1(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """e^x - 1, exact near 0."""
@@ -520,13 +520,13 @@ def eye(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """`[n, m]` (square unless m is given) with ones on the diagonal."""
+    """Return an `[n, m]` matrix (square unless m is given) with ones on the diagonal."""
 
 def flatten(input: Tensor, start_dim: builtins.int = 0, end_dim: builtins.int = -1) -> Tensor:
-    """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
+    """Return x with dimensions `start_dim` to `end_dim` (inclusive) merged into one."""
 
 def flip(input: Tensor, *dims: Sizes) -> Tensor:
-    """A copy with the order of elements along `dims` reversed."""
+    """Return a copy with the elements along `dims` in reverse order."""
 
 def floor(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded down."""
@@ -537,11 +537,10 @@ def floor_divide(
     """x / y rounded down."""
 
 def from_dlpack(source: Any) -> Tensor:
-    """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is
-    copied."""
+    """Return a tensor over the memory of any object with `__dlpack__`, on the host or on CUDA."""
 
 def from_numpy(values: np.ndarray) -> Tensor:
-    """A tensor over numpy's memory; read-only arrays and negative strides are copied."""
+    """Return a tensor over numpy's memory; read-only arrays and arrays with negative strides are copied."""
 
 def full(
     size: Sizes,
@@ -551,7 +550,8 @@ def full(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """`fill_value` everywhere; its own type gives the dtype: float32, int64 or bool."""
+    """Return a tensor filled with `fill_value`, whose type determines the default dtype: float32, int64 or
+    bool."""
 
 def full_like(
     input: Tensor,
@@ -561,10 +561,10 @@ def full_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """`fill_value` in x's shape, dtype and device, unless given."""
+    """Return a tensor filled with `fill_value`, with x's shape, dtype and device by default."""
 
 def gather(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
-    """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
+    """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`."""
 
 def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x ≥ y."""
@@ -576,26 +576,27 @@ def gt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: T
     """Whether x > y."""
 
 def index_add(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: builtins.float = 1) -> Tensor:
-    """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
+    """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices
+    accumulate."""
 
 def index_copy(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor) -> Tensor:
-    """x with the slices `index` of dimension `dim` replaced by those of `source`; the last of repeated ones
-    stays."""
+    """Return x with the slices `index` along dimension `dim` replaced by `source`; the last of repeated ones
+    wins."""
 
 def index_fill(input: Tensor, dim: builtins.int, index: Tensor, value: Tensor | builtins.float) -> Tensor:
-    """x with `value` (a number or a tensor of one element) in the slices `index` of dimension `dim`."""
+    """Return x with `value`, a number or a one-element tensor, in the slices `index` along dimension `dim`."""
 
 def index_plan(input: Tensor, index: Any, value: Any = ...) -> IndexPlan:
-    """What `x[index]` does, or `x[index] = value` where a value is given; x is left alone."""
+    """Return what `x[index]` does, or `x[index] = value` if a value is given; x does not change."""
 
 def index_put(
     input: Tensor, indices: Sequence[Tensor], values: Tensor | builtins.float, accumulate: builtins.bool = False
 ) -> Tensor:
-    """x with `values` written at the index tensors `indices` (a tuple, over the leading dimensions), or added
-    there."""
+    """Return x with `values` written, or added, at `indices`: a tuple of index tensors for the leading
+    dimensions."""
 
 def index_select(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
-    """The slices `index` (a vector) of dimension `dim`, copied."""
+    """Return a copy of the slices `index` (a vector) along dimension `dim`."""
 
 def isclose(
     input: Tensor,
@@ -604,7 +605,7 @@ def isclose(
     atol: builtins.float = 1e-08,
     equal_nan: builtins.bool = False,
 ) -> Tensor:
-    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools; with `equal_nan` NaN is close to NaN."""
+    """Return bools: |x - y| <= atol + rtol·|y|, or x = y; with `equal_nan`, NaN is close to NaN."""
 
 def isfinite(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither NaN nor infinite."""
@@ -628,7 +629,7 @@ def lerp(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x + weight·(end - x)."""
+    """Return x + weight·(end - x)."""
 
 def linear(
     input: Tensor,
@@ -639,8 +640,7 @@ def linear(
     fp8: builtins.int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded
-    once."""
+    """Return x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]` and residual `[..., out]`."""
 
 def linspace(
     start: builtins.float,
@@ -651,7 +651,7 @@ def linspace(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """`steps` values from start to end, both included, evenly spaced."""
+    """Return `steps` evenly spaced values from start to end, both included."""
 
 def log(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The natural logarithm."""
@@ -666,7 +666,7 @@ def log2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The logarithm to base 2."""
 
 def log_softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
-    """log softmax(x) along `dim`, without forming the softmax."""
+    """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
 
 def logical_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x and y are both not 0."""
@@ -681,23 +681,23 @@ def logical_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, 
     """Whether just one of x and y is not 0."""
 
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """log Σ e^x over `dim` (all dimensions unless given)."""
+    """Return log Σ e^x over `dim` (default: all)."""
 
 def lt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x < y."""
 
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | builtins.float) -> Tensor:
-    """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
+    """Return x with `value` where `mask` is true, in x's dtype and the broadcast shape."""
 
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
+    """Compute `masked_scatter_` on a copy of x, broadcast to the mask's shape."""
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
+    """Return the elements where `mask` is true (both broadcast) as a vector, in row-major order."""
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column
-    (right)."""
+    """Return x @ y: matrices in the last two dimensions, batches broadcast; a vector is a row (x) or a column
+    (y)."""
 
 def max(
     input: Tensor,
@@ -706,7 +706,8 @@ def max(
     *,
     other: Tensor | None = None,
 ) -> Any:
-    """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
+    """Return the largest element, with `dim` (values, indices) along it, with a second tensor the larger of
+    each."""
 
 def maximum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """The larger of x and y; NaN where one is NaN."""
@@ -719,7 +720,7 @@ def mean(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ x / n over `dim` (all dimensions unless given)."""
+    """Return Σ x / n over `dim` (default: all); `dtype` casts x first."""
 
 def min(
     input: Tensor,
@@ -728,19 +729,19 @@ def min(
     *,
     other: Tensor | None = None,
 ) -> Any:
-    """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of
-    two."""
+    """Return the smallest element, with `dim` (values, indices) along it, with a second tensor the smaller of
+    each."""
 
 def minimum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """The smaller of x and y; NaN where one is NaN."""
 
 def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[n, k]` @ `[k, m]`."""
+    """Return x `[n, k]` @ y `[k, m]`."""
 
 def movedim(
     input: Tensor, source: builtins.int | Sequence[builtins.int], destination: builtins.int | Sequence[builtins.int]
 ) -> Tensor:
-    """Dimensions `source` moved to the places `destination`; the others keep their order."""
+    """Return x with dimensions `source` moved to positions `destination`; the others keep their order."""
 
 def mul(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x·y."""
@@ -748,13 +749,13 @@ def mul(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: 
 def multinomial(
     input: Tensor, num_samples: builtins.int, replacement: builtins.bool = False, *, generator: Generator | None = None
 ) -> Tensor:
-    """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64."""
+    """Return `num_samples` categories for each row of weights x, `[n]` or `[rows, n]`, as int64."""
 
 def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[n, k]` @ `[k]`."""
+    """Return x `[n, k]` @ y `[k]`."""
 
 def narrow(input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int) -> Tensor:
-    """`length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
+    """Return `length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
 
 def ne(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x ≠ y."""
@@ -763,7 +764,7 @@ def neg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """-x."""
 
 def nonzero(input: Tensor, as_tuple: builtins.bool = False) -> Any:
-    """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once."""
+    """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once."""
 
 def norm(
     input: Tensor,
@@ -774,7 +775,7 @@ def norm(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
+    """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all)."""
 
 def normal(
     mean: builtins.float,
@@ -786,27 +787,27 @@ def normal(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """Normal values with this mean and standard deviation, of shape `size`."""
+    """Return normal values with the given mean and standard deviation, of shape `size`."""
 
 def ones(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Ones (float32 unless `dtype` says otherwise)."""
+    """Return a tensor of ones, float32 unless `dtype` is given."""
 
 def ones_like(
     input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Ones in x's shape, dtype and device, unless given."""
+    """Return ones with x's shape, dtype and device by default."""
 
 def outer(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[n]` and `[m]` to the `[n, m]` products of their elements."""
+    """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
 
 def pad(input: Tensor, pad: Sequence[builtins.int], mode: str = "constant", value: builtins.float = 0.0) -> Tensor:
-    """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut
-    off."""
+    """Return x padded with `value`; `pad` lists (before, after) from the last dimension on; negative widths
+    crop."""
 
 def permute(input: Tensor, *dims: Sizes) -> Tensor:
-    """Dimensions in the order `dims`."""
+    """Return x with its dimensions in the order `dims`."""
 
 def pow(input: Tensor | builtins.float, exponent: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x^y."""
@@ -819,7 +820,7 @@ def prod(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+    """Return Π x over `dim`, one or several (default: all); integers and bools give int64 by default."""
 
 def rand(
     *size: Sizes,
@@ -828,7 +829,7 @@ def rand(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """Uniform values in [0, 1), of shape `size`."""
+    """Return uniform values in [0, 1), of shape `size`."""
 
 def rand_like(
     input: Tensor,
@@ -838,7 +839,7 @@ def rand_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """`rand` of x's shape, dtype and device."""
+    """Compute `rand` with x's shape, dtype and device by default."""
 
 def randint(
     low: Any,
@@ -850,7 +851,7 @@ def randint(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """Integers from `low` to below `high`, of shape `size`; `randint(high, size)` starts at 0."""
+    """Return integers in [low, high), of shape `size`; `randint(high, size)` starts at 0."""
 
 def randint_like(
     input: Tensor,
@@ -861,7 +862,7 @@ def randint_like(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
 ) -> Tensor:
-    """`randint` of x's shape, dtype and device."""
+    """Compute `randint` with x's shape, dtype and device by default."""
 
 def randn(
     *size: Sizes,
@@ -870,7 +871,7 @@ def randn(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """Standard normal values, of shape `size`."""
+    """Return standard normal values, of shape `size`."""
 
 def randn_like(
     input: Tensor,
@@ -880,45 +881,45 @@ def randn_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
-    """`randn` of x's shape, dtype and device."""
+    """Compute `randn` with x's shape, dtype and device by default."""
 
 def randperm(
     n: builtins.int, *, generator: Generator | None = None, dtype: DTypeLike = ..., device: DeviceLike = None
 ) -> Tensor:
-    """0 … n-1 in random order."""
+    """Return 0 … n-1 in random order."""
 
 def ravel(input: Tensor) -> Tensor:
-    """All elements in one dimension, row-major."""
+    """Return all elements in one dimension, in row-major order."""
 
 def reciprocal(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / x."""
 
 def reduce_all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
+    """Return whether all elements over `dim` are not 0; an empty `dim` reduces no dimension, as in torch."""
 
 def reduce_amax(
     input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the largest element over `dim` (default: all); equal ones share the gradient evenly."""
 
 def reduce_amin(
     input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the smallest element over `dim` (default: all); equal ones share the gradient evenly."""
 
 def reduce_any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
+    """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
 
 def reduce_count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
-    """How many elements over `dim` are not 0, as int64."""
+    """Return how many elements over `dim` are not 0, as int64."""
 
 def reduce_logsumexp(
     input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """log Σ e^x over `dim` (all dimensions unless given)."""
+    """Return log Σ e^x over `dim` (default: all)."""
 
 def reduce_max(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the largest element over `dim` (default: all); equal ones share the gradient evenly."""
 
 def reduce_mean(
     input: Tensor,
@@ -928,10 +929,10 @@ def reduce_mean(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ x / n over `dim` (all dimensions unless given)."""
+    """Return Σ x / n over `dim` (default: all); `dtype` casts x first."""
 
 def reduce_min(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the smallest element over `dim` (default: all); equal ones share the gradient evenly."""
 
 def reduce_norm(
     input: Tensor,
@@ -942,7 +943,7 @@ def reduce_norm(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
+    """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all)."""
 
 def reduce_prod(
     input: Tensor,
@@ -952,7 +953,7 @@ def reduce_prod(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+    """Return Π x over `dim`, one or several (default: all); integers and bools give int64 by default."""
 
 def reduce_std(
     input: Tensor,
@@ -963,7 +964,7 @@ def reduce_std(
     correction: builtins.float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+    """Return √`var`, with the same arguments; where it is 0, its gradient is 0."""
 
 def reduce_sum(
     input: Tensor,
@@ -973,8 +974,7 @@ def reduce_sum(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give
-    int64."""
+    """Return Σ x over `dim` (default: all); `dtype` casts x first, integers and bools give int64 by default."""
 
 def reduce_var(
     input: Tensor,
@@ -985,7 +985,7 @@ def reduce_var(
     correction: builtins.float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ (x - mean)² / (n - correction) over `dim`."""
+    """Return Σ (x - mean)² / (n - correction) over `dim` (default: all)."""
 
 def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
@@ -994,17 +994,17 @@ def remainder(input: Tensor | builtins.float, other: Tensor | builtins.float, *,
     """x - y·floor(x / y): it has the sign of y."""
 
 def repeat(input: Tensor, *sizes: Sizes) -> Tensor:
-    """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
+    """Return x repeated `sizes` times along each dimension; additional sizes add leading dimensions."""
 
 def repeat_interleave(input: Tensor, repeats: Sizes | Tensor, dim: builtins.int | None = None) -> Tensor:
-    """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per
+    """Return each element, or slice along `dim`, `repeats` times in a row; `repeats` is one number or one per
     slice."""
 
 def reshape(input: Tensor, *shape: Sizes) -> Tensor:
-    """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
+    """Return x as `shape` (one size may be -1): a view if the strides allow it, else a copy."""
 
 def result_type(*operands: Any) -> DType:
-    """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
+    """Return the dtype of arithmetic on tensors and numbers: `result_type(x, 2.5)`, or on one sequence of them."""
 
 def right_shift(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x / 2^y of integers, rounded down."""
@@ -1014,7 +1014,7 @@ def roll(
     shifts: builtins.int | Sequence[builtins.int],
     dims: builtins.int | Sequence[builtins.int] | None = None,
 ) -> Tensor:
-    """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
+    """Return x with elements rotated by `shifts` along `dims`; without `dims`, in the flattened tensor."""
 
 def round(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded to the nearest integer, halves to the even one."""
@@ -1023,14 +1023,13 @@ def rsqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / √x."""
 
 def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
-    """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
+    """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
 
 def scatter_add(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
-    """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
+    """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
 
 def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
-    """The part at `index` of dimension `dim`, which goes away. Raises: IndexRangeError, naming dimension and
-    size."""
+    """Return the slice at `index` of dimension `dim`, which is removed. Raises IndexRangeError."""
 
 def sigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + e^-x)."""
@@ -1045,17 +1044,17 @@ def sin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The sine."""
 
 def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
-    """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
+    """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
 def sort(
     input: Tensor, dim: builtins.int | None = None, descending: builtins.bool = False, stable: builtins.bool = True
 ) -> ValuesAndIndices:
-    """x in order along `dim` (the last one unless given), and where each element came from."""
+    """Return x sorted along `dim` (default: the last), and the original position of each element."""
 
 def split(
     tensor: Tensor, split_size_or_sections: builtins.int | Sequence[builtins.int], dim: builtins.int = 0
 ) -> tuple[Tensor, ...]:
-    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed, which add up to its."""
+    """Return views along `dim`: of one size (the last may be smaller), or of the listed sizes."""
 
 def sqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """√x."""
@@ -1064,10 +1063,10 @@ def square(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x²."""
 
 def squeeze(input: Tensor, dim: builtins.int | Sequence[builtins.int] | None = None) -> Tensor:
-    """Without the dimensions of size 1: all of them, or those in `dim`."""
+    """Return x without its dimensions of size 1: all of them, or those in `dim`."""
 
 def stack(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Tensors of one shape side by side along a new dimension. Raises: ShapeError, if shapes differ."""
+    """Return tensors of the same shape stacked along a new dimension. Raises ShapeError if shapes differ."""
 
 def std(
     input: Tensor,
@@ -1078,7 +1077,7 @@ def std(
     correction: builtins.float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+    """Return √`var`, with the same arguments; where it is 0, its gradient is 0."""
 
 def sub(
     input: Tensor | builtins.float,
@@ -1087,7 +1086,7 @@ def sub(
     alpha: builtins.float = 1,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x - alpha·y."""
+    """Return x - alpha·y."""
 
 def sum(
     input: Tensor,
@@ -1097,19 +1096,16 @@ def sum(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give
-    int64."""
+    """Return Σ x over `dim` (default: all); `dtype` casts x first, integers and bools give int64 by default."""
 
 def sum_to_shape(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
-    """x summed over the dimensions that broadcasting `shape` to x's shape repeats: the gradient of
-    broadcasting."""
+    """Return x summed over the dimensions that broadcasting from `shape` repeats: the gradient of broadcasting."""
 
 def swapaxes(input: Tensor, axis0: builtins.int, axis1: builtins.int) -> Tensor:
-    """`transpose` under numpy's name."""
+    """Compute `transpose`; this is numpy's name."""
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: builtins.int | None = None) -> Tensor:
-    """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat
-    tensor."""
+    """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
 
 def tan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The tangent."""
@@ -1120,7 +1116,7 @@ def tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 def tensor(
     data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """A tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array."""
+    """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array."""
 
 def topk(
     input: Tensor,
@@ -1129,29 +1125,28 @@ def topk(
     largest: builtins.bool = True,
     sorted: builtins.bool = True,
 ) -> ValuesAndIndices:
-    """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions."""
+    """Return the k largest (or smallest) elements along `dim` (default: the last), and their positions."""
 
 def transpose(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
-    """Two dimensions swapped."""
+    """Return x with two dimensions swapped."""
 
 def tril(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
-    """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
+    """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
 
 def triu(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
-    """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
+    """Return the upper triangles of the matrices in the last two dimensions, from `diagonal` on; 0 elsewhere."""
 
 def trunc(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded towards 0."""
 
 def unbind(input: Tensor, dim: builtins.int = 0) -> tuple[Tensor, ...]:
-    """A view for each index of dimension `dim`, without it."""
+    """Return one view per index of dimension `dim`, which is removed."""
 
 def unflatten(input: Tensor, dim: builtins.int, sizes: Sequence[builtins.int]) -> Tensor:
-    """Dimension `dim` divided into `sizes` (one may be -1)."""
+    """Return x with dimension `dim` split into `sizes` (one may be -1)."""
 
 def unfold(input: Tensor, dimension: builtins.int, size: builtins.int, step: builtins.int) -> Tensor:
-    """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in
-    memory."""
+    """Return a view of all windows of `size` along `dimension`, `step` apart, as a new last dimension."""
 
 def unique(
     input: Tensor,
@@ -1159,10 +1154,10 @@ def unique(
     return_inverse: builtins.bool = False,
     return_counts: builtins.bool = False,
 ) -> Any:
-    """The distinct values of the flattened x in order; their number is read from the device once."""
+    """Return the distinct values of the flattened x, sorted; reading their count blocks once."""
 
 def unsqueeze(input: Tensor, dim: builtins.int) -> Tensor:
-    """With a dimension of size 1 before `dim`."""
+    """Return x with a dimension of size 1 inserted before `dim`."""
 
 def var(
     input: Tensor,
@@ -1173,17 +1168,17 @@ def var(
     correction: builtins.float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ (x - mean)² / (n - correction) over `dim`."""
+    """Return Σ (x - mean)² / (n - correction) over `dim` (default: all)."""
 
 def where(condition: Tensor, input: Tensor | builtins.float, other: Tensor | builtins.float) -> Tensor:
-    """x where `condition` (bool) holds, else y."""
+    """Return x where `condition` (bool) is true, else y."""
 
 def zeros(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Zeros (float32 unless `dtype` says otherwise)."""
+    """Return a tensor of zeros, float32 unless `dtype` is given."""
 
 def zeros_like(
     input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Zeros in x's shape, dtype and device, unless given."""
+    """Return zeros with x's shape, dtype and device by default."""

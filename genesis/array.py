@@ -1,4 +1,4 @@
-"""Array: storage, shape, strides, dtype and device. It knows no gradients and no ops; those are layers above."""
+"""Array: storage, shape, strides, dtype and device. Gradients and ops belong to the layers above."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from genesis.shapes import Shape, as_index, contiguous_strides, is_contiguous, n
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of an array, also of one that does not exist yet."""
+    """Shape and dtype of an array that may not exist yet."""
 
     shape: Shape
     dtype: DType
 
 
 class Array:
-    """A strided window on a storage, which all its views share. Strides and `offset` count elements."""
+    """A strided window on a storage that all its views share. Strides and `offset` count elements."""
 
     __slots__ = ("__weakref__", "_np", "_spec", "device", "dtype", "layout", "offset", "shape", "storage", "strides")
 
@@ -33,7 +33,7 @@ class Array:
         self.device, self.offset = device, offset
         self._np: np.ndarray | None = None
         self._spec: Spec | None = None
-        self.layout: Any = None  # a device's backend keeps here what it knows about this combination of the above
+        self.layout: Any = None  # cache of the device's backend for this shape, strides, dtype, device and offset
 
     @property
     def ndim(self) -> int:
@@ -50,7 +50,7 @@ class Array:
 
     @property
     def spec(self) -> Spec:
-        """Shape and dtype, as one object for the array's life: autograd notes it for every recorded op."""
+        """Shape and dtype; always the same object, because autograd saves it for every recorded op."""
         if self._spec is None:
             self._spec = Spec(self.shape, self.dtype)
         return self._spec
@@ -64,18 +64,18 @@ class Array:
         return self.storage.pointer + self.offset * self.dtype.itemsize
 
     def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
-        """Another window on the same storage; `offset` is absolute, in elements."""
+        """Return another window on the same storage; `offset` is absolute, in elements."""
         offset = self.offset if offset is None else offset
         return Array(self.storage, shape, strides, self.dtype, self.device, offset)
 
     def like(self, storage: Storage) -> Array:
-        """An array of the same shape, strides, dtype and device at the beginning of another storage."""
-        made = Array(storage, self.shape, self.strides, self.dtype, self.device)
-        made.layout, made._spec = self.layout, self._spec
-        return made
+        """Return an array of the same shape, strides, dtype and device at the beginning of another storage."""
+        array = Array(storage, self.shape, self.strides, self.dtype, self.device)
+        array.layout, array._spec = self.layout, self._spec
+        return array
 
     def view_np(self) -> np.ndarray:
-        """The elements as a numpy array over the same memory (CPU only)."""
+        """Return the elements as a numpy array over the same memory (CPU only)."""
         if self._np is None:
             assert isinstance(self.storage, CpuStorage), "view_np of device memory"
             item = self.dtype.itemsize
@@ -84,16 +84,16 @@ class Array:
         return self._np
 
     def numpy(self) -> np.ndarray:
-        """The elements on the host; on the CPU this shares memory, from a device it is a copy and waits for it."""
+        """Return the elements on the host: shared memory on the CPU, a blocking copy from a device."""
         return backend_for(self.device).to_numpy(self)
 
     def item(self) -> Any:
-        """The one element as a Python number (waits for the device)."""
+        """Return the only element as a Python number (blocks until the device is done)."""
         return self.numpy().item()
 
     def overlaps_itself(self) -> bool:
-        """Whether two indices may reach one element (an expanded view): such an array must not be written."""
-        if 0 in self.shape:  # no element is reached; numpy's strides of such arrays may be 0
+        """Whether two indices may reach the same element, as in an expanded view, which must not be written to."""
+        if 0 in self.shape:  # numpy may give empty arrays strides of 0
             return False
         order = sorted((st, s) for s, st in zip(self.shape, self.strides, strict=True) if s > 1)
         reach = 0
@@ -108,10 +108,10 @@ class Array:
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
-    """A contiguous array with undefined contents."""
+    """Return a contiguous array with undefined contents."""
     shape = tuple(shape)
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes.__class__ is not int:  # numpy's integers, or tensors: no size may stay one, nor what is counted with it
+    if nbytes.__class__ is not int:  # numpy integers or tensors: convert every size to a Python int
         shape = tuple([as_index("the size", s) for s in shape])
         nbytes = math.prod(shape) * dtype.itemsize
     storage = backend_for(device).allocate(nbytes)
@@ -119,14 +119,16 @@ def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
 
 
 def label(array: Array, owner: str) -> Array:
-    """Say whose memory an array has, for snapshots and errors: "parameter", say. Until then it is the op's that ran."""
+    """Set the owner of an array's memory, such as "parameter", for snapshots and errors (default: the op that ran)."""
     array.storage.backend.label(array.storage, owner)
     return array
 
 
 def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
-    """An array over numpy's memory; over a copy of it unless `share` is set and the values are writable, aligned and
-    have strides that are non-negative multiples of the element size.
+    """Return an array over numpy's memory, or over a copy of it.
+
+    Memory is shared if `share` is set, the values are writable and aligned, and their strides are non-negative
+    multiples of the element size.
     """
     values = np.asarray(values)
     dtype = as_dtype(values.dtype)
@@ -138,7 +140,7 @@ def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
         return out
     strides = tuple(s // item for s in values.strides)
     extent = 1 + sum(st * (s - 1) for s, st in zip(values.shape, strides, strict=True)) if values.size else 0
-    # All bytes from the first element to the last, gaps included; every view of them keeps `values` alive.
+    # The block spans all bytes from first to last element, gaps included. Every view of it keeps `values` alive.
     run = np.lib.stride_tricks.as_strided(values, (extent,), (item,))
     block = run.view(np.uint8) if extent else np.empty(0, np.uint8)
     array = Array(CpuStorage(block, extent * item, owner=values), values.shape, strides, dtype)

@@ -1,6 +1,6 @@
-"""Element types and torch's category rule of promotion.
+"""Element types, and type promotion by category, as in torch.
 
-A `DType` is a singleton; its `str()` ends in `.float32`, `.bfloat16` and so on, which is what Triton looks for.
+A `DType` is a singleton. Its `str()` ends in `.float32`, `.bfloat16` and so on, because Triton looks for these endings.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from genesis.errors import DTypeError
 from genesis.keywords import check_calls
 
-BOOL, INTEGER, FLOAT = 0, 1, 2  # categories, in the order in which they win
+BOOL, INTEGER, FLOAT = 0, 1, 2  # categories; the higher one wins in promotion
 
 
 class DType:
-    """One element type: its name, numpy's type for it, its size in bytes and its category."""
+    """An element type: its name, its numpy dtype, its size in bytes and its category."""
 
     __slots__ = ("category", "is_floating_point", "itemsize", "name", "numpy")
 
@@ -32,7 +32,7 @@ class DType:
     def __repr__(self) -> str:
         return f"genesis.{self.name}"
 
-    def __reduce__(self) -> str:  # copies stay the singleton
+    def __reduce__(self) -> str:  # a copy or an unpickled dtype is the same singleton
         return "bool_" if self.name == "bool" else self.name
 
 
@@ -46,11 +46,11 @@ int16 = DType("int16", np.int16, INTEGER)
 int8 = DType("int8", np.int8, INTEGER)
 uint8 = DType("uint8", np.uint8, INTEGER)
 bool_ = DType("bool", np.bool_, BOOL)
-# Of quantised operands inside products (ops/fp8.py): nothing else computes in it, and tensors have no such type.
+# Only for quantized operands inside matmuls (ops/fp8.py). No other op computes in it, and no tensor has this dtype.
 float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, FLOAT)
 
 ALL = (float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
-# By the names that `genesis` has them under, and by further ones in texts.
+# Names under which `genesis` exports the dtypes; `_BY_NAME` adds spellings that are read from strings.
 NAMES = {d.name: d for d in ALL} | {
     "double": float64,
     "float": float32,
@@ -61,21 +61,21 @@ NAMES = {d.name: d for d in ALL} | {
 }
 _BY_NAME = NAMES | {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 _BY_NUMPY = {d.numpy: d for d in ALL}
-_BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # of numbers
+_BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # dtypes of Python numbers
 
 
 def as_dtype(value: object) -> DType:
-    """The `DType` meant by a DType, a name ("bfloat16"), a numpy dtype or a Python type, as torch reads them.
+    """Return the `DType` for a DType, a name ("bfloat16"), a numpy dtype or a Python type, as torch does.
 
     Raises:
-        DTypeError: if Genesis has no such type.
+        DTypeError: if Genesis does not have the type.
     """
     if isinstance(value, DType):
         return value
     found = None
     if isinstance(value, str):
         found = _BY_NAME.get(value.removeprefix("genesis.").removeprefix("torch."))
-    elif value is not None:  # numpy reads None as float64
+    elif value is not None:  # numpy would read None as float64
         try:
             found = _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]
         except TypeError:
@@ -89,10 +89,10 @@ _SIGNED_BY_SIZE = {1: int8, 2: int16, 4: int32, 8: int64}
 
 
 def promote_types(type1: DType, type2: DType) -> DType:
-    """The smallest type that both convert to without changing category (torch.promote_types).
+    """Return the smallest type that both convert to without changing category (`torch.promote_types`).
 
     Raises:
-        DTypeError: for what is no type.
+        DTypeError: if an argument is not a dtype.
     """
     if type1 is type2 and type1.__class__ is DType:
         return type1
@@ -103,14 +103,14 @@ def promote_types(type1: DType, type2: DType) -> DType:
         if a.itemsize != b.itemsize:
             return a if a.itemsize > b.itemsize else b
         return float32  # float16 with bfloat16
-    if uint8 in (a, b):  # unsigned with signed: one size up from int8, else the signed type
+    if uint8 in (a, b):  # with int8, uint8 needs int16; any other signed type holds its values
         signed = b if a is uint8 else a
         return int16 if signed is int8 else signed
     return _SIGNED_BY_SIZE[max(a.itemsize, b.itemsize)]
 
 
 def _type_of_number(x: object) -> DType | None:
-    """The type of a subclass of Python's numbers, or of a numpy scalar, which counts as a Python number."""
+    """Return the dtype of a subclass of Python's numbers or of a numpy scalar, which counts as a Python number."""
     for kinds, dtype in (((bool, np.bool_), bool_), ((int, np.integer), int64), ((float, np.floating), float32)):
         if isinstance(x, kinds):
             return dtype
@@ -119,10 +119,11 @@ def _type_of_number(x: object) -> DType | None:
 
 
 def result_type(operands: Iterable[object]) -> DType:
-    """The type an arithmetic op computes in (torch.result_type), of objects with a dtype and a shape, and numbers.
+    """Return the dtype in which an arithmetic op computes (`torch.result_type`).
 
-    Operands with dimensions outrank zero-dimensional ones, which outrank Python numbers; a lower rank changes the
-    result only when its category (bool < integer < float) is higher.
+    `operands` are numbers, and objects with a dtype and a shape. Operands with dimensions outrank zero-dimensional
+    ones, which outrank Python numbers; a lower rank changes the result only if its category (bool < integer < float)
+    is higher.
     """
     ranks: list[DType | None] = [None, None, None]  # dimensioned, zero-dimensional, Python number
     for x in operands:
@@ -132,7 +133,7 @@ def result_type(operands: Iterable[object]) -> DType:
         else:
             rank, dtype = 2, _BY_PYTHON.get(type(x)) or _type_of_number(x)
             if dtype is None:
-                raise DTypeError(f"an operand of type {type(x).__name__} is no tensor and no number")
+                raise DTypeError(f"an operand of type {type(x).__name__} is neither a tensor nor a number")
         known = ranks[rank]
         ranks[rank] = dtype if known is None else promote_types(known, dtype)
     result: DType | None = None
@@ -144,14 +145,17 @@ def result_type(operands: Iterable[object]) -> DType:
 
 
 class finfo:  # noqa: N801  torch's name
-    """The limits of a float type (float32 unless given), its name as `dtype`. Raises: DTypeError, for another type.
+    """Limits of a float type (default float32). Raises DTypeError for any other type.
 
     Attributes:
-        bits: of one value.
-        eps: the distance from 1 to the next larger value.
-        max, min: the largest value and the smallest, which is its negative.
-        tiny, smallest_normal: the smallest positive value that is not subnormal.
-        resolution: 10 to the minus number of decimal digits that are kept.
+        bits: bits of a value.
+        dtype: name of the type.
+        eps: distance from 1 to the next larger value.
+        max: largest value.
+        min: smallest value, `-max`.
+        tiny: smallest positive normal value.
+        smallest_normal: the same as `tiny`.
+        resolution: 10 to the minus number of decimal digits that the type keeps.
     """
 
     __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
@@ -174,7 +178,7 @@ class finfo:  # noqa: N801  torch's name
 
 
 class iinfo:  # noqa: N801  torch's name
-    """The limits of an integer type: `bits`, `min`, `max`; its name, `dtype`. Raises: DTypeError, for another type."""
+    """Limits of an integer type: `bits`, `min`, `max`, and its name `dtype`. Raises DTypeError for any other type."""
 
     __slots__ = ("bits", "dtype", "max", "min")
 

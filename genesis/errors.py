@@ -1,8 +1,7 @@
-"""Every error Genesis raises on purpose, with the exit code of its class.
+"""Every error that Genesis raises on purpose, with the exit code of its class.
 
-An error states three things: *what* happened, *where* (file:line, step, op), and what to do *next*. The command line
-prints them as one block on stderr; a library user catches `GenesisError`, or the built-in class that each subclass
-also is.
+An error has three parts: *what* happened, *where* (file:line, step, op), and what to do *next*. The command line prints
+them as one block on stderr. Library users catch `GenesisError`, or the built-in class that each subclass inherits from.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ __all__ = [
 
 
 def escape(text: object) -> str:
-    """`text` with control characters written as escapes, so that names from files cannot drive a terminal."""
+    """Return `text` with control characters escaped, so that names from files cannot control a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The one of `names` that `name` most likely means: spelled alike, or with the same letters; None where none is.
+    """Return the name that `name` most likely means, by spelling or by its set of letters; None if there is no match.
 
-    Case does not count, and `-` counts as `_`. The `cutoff` says how much must be alike, from 0 to 1 (all of it).
+    Case is ignored, and `-` equals `_`. `cutoff` is the required similarity, from 0 to 1 (identical).
     """
     import difflib
 
@@ -57,15 +56,15 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 class GenesisError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of all errors that Genesis raises on purpose.
 
     Args:
-        what: one sentence that names the value found and the value expected.
-        where: file:line, step, op or tensor name; empty where the caller's own line says it.
-        next: what the reader can do now.
+        what: one sentence with the value found and the value expected.
+        where: file:line, step, op or tensor name; empty if the caller's own line is enough.
+        next: what the user can do now.
 
     Attributes:
-        is_echo: whether another process of the job reports what has happened, and this one has nothing to add.
+        is_echo: True if another process of the job reports the cause, and this one has nothing to add.
     """
 
     exit_code = 70
@@ -76,12 +75,12 @@ class GenesisError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        """As the parts are now: who knows better what to do next says so on the way."""
+        """Join the parts at the time of the call: a handler may have replaced `next` by better advice."""
         return " | ".join(part for part in (self.what, self.where, self.next) if part)
 
 
 class UsageError(GenesisError):
-    """The command line itself is wrong."""
+    """The command line is wrong."""
 
     exit_code = 2
 
@@ -105,13 +104,13 @@ class ModelError(GenesisError, ValueError):
 
 
 class DeviceError(GenesisError, RuntimeError):
-    """The machine lacks what was asked for: GPU, driver, architecture, package, network."""
+    """The machine lacks something that was requested: GPU, driver, architecture, package, network."""
 
     exit_code = 6
 
 
 class OutOfMemoryError(GenesisError, MemoryError, RuntimeError):
-    """A device or the host has no room. `ADVICE`: what to do next where the caller's settings are not known."""
+    """A device or the host is out of memory. `ADVICE` is the next step when the caller's settings are not known."""
 
     exit_code = 7
     ADVICE = "lower the batch size or the length of sequences, or in training use activation checkpointing"
@@ -124,7 +123,7 @@ class DiskError(GenesisError, OSError):
 
 
 class NumericError(GenesisError, ArithmeticError):
-    """A NaN or an infinity where there must be none."""
+    """A NaN or an infinity where none is allowed."""
 
     exit_code = 9
 
@@ -136,7 +135,7 @@ class DistributedError(GenesisError, RuntimeError):
 
 
 class PeerGoneError(DistributedError):
-    """Another rank, `rank`, failed or left during `phase`. Its own output says why; this is the echo."""
+    """Another rank, `rank`, failed or left during `phase`; its own output gives the reason."""
 
     def __init__(self, what: str, *, rank: int, phase: str, where: str = "", next: str = "") -> None:
         super().__init__(what, where=where, next=next)
@@ -160,7 +159,7 @@ class DTypeError(GenesisError, TypeError, RuntimeError):
 class KeywordError(GenesisError, TypeError):
     """A keyword that a function does not take.
 
-    It ends a command only where an op of the user's makes the call (see `of_user`): mypy reads the calls of ours.
+    It ends a command only if a user's op makes the call (see `of_user`); mypy checks the calls inside Genesis.
     """
 
     exit_code = 2
@@ -171,11 +170,11 @@ class IndexRangeError(GenesisError, IndexError):
 
 
 class GradientError(GenesisError, RuntimeError):
-    """backward() was asked for something the recorded graph cannot give."""
+    """backward() was asked for a gradient that the recorded graph does not have."""
 
 
 class InterruptedRun(GenesisError):
-    """A signal stopped the run after its state was saved; the exit code is 128 + signal."""
+    """A signal stopped the run after its state was saved; the exit code is 128 + signal number."""
 
     def __init__(self, what: str, *, signal: int, where: str = "", next: str = "") -> None:
         super().__init__(what, where=where, next=next)
@@ -183,9 +182,9 @@ class InterruptedRun(GenesisError):
 
 
 class UserCode:
-    """A context in which a function of the user's runs, such as "the reference of square".
+    """A context that runs a user's function, such as "the reference of square".
 
-    What it raises stays as it is; `of_user` says whose it was.
+    It does not change errors that leave it. It records the function in them, for `of_user`.
     """
 
     def __init__(self, function: str) -> None:
@@ -197,16 +196,17 @@ class UserCode:
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception) and trace is not None and not hasattr(error, "user_code"):
             here, called = trace.tb_frame.f_code.co_filename, trace.tb_next
-            # Where what the function returned is refused, the code next to the `with` raises.
+            # If Genesis refuses the function's result, the error comes from the file of the `with` itself.
             is_theirs = called is not None and called.tb_frame.f_code.co_filename != here
             line = f", {called.tb_frame.f_code.co_filename}:{called.tb_lineno}" if called and is_theirs else ""
             error.user_code = f"{self.function}{line}"  # type: ignore[attr-defined]
 
 
 def of_user(error: BaseException) -> GenesisError | None:
-    """How a command ends for what left a `UserCode`: as for wrong usage, where the error has no exit code of its own.
+    """Return the error that ends a command after a user's function failed inside `UserCode`.
 
-    None where no function of the user's raised it, and where the host ran out of memory in one.
+    It is a UsageError unless the original error has an exit code other than the default. None if the error did not
+    come from a user's function, or if the host ran out of memory in one.
     """
     where = getattr(error, "user_code", None)
     if where is None or isinstance(error, MemoryError):
@@ -220,7 +220,7 @@ def of_user(error: BaseException) -> GenesisError | None:
 
 
 def unknown_keyword(function: str, keyword: str, names: Iterable[str]) -> KeywordError:
-    """The error of `function(keyword=…)` for a function that takes `names`; it suggests the nearest of them."""
+    """Return the error for `function(keyword=…)`; it suggests the nearest of `names`, the keywords that exist."""
     known = list(names)
     meant = nearest(keyword, known)
     next = f"did you mean {meant}?" if meant is not None else f"it takes {', '.join(known) or 'no keywords'}"

@@ -1,8 +1,8 @@
-"""The index plan: what `x[index]` and `x[index] = value` will do, decided before anything runs.
+"""The index plan: what `x[index]` and `x[index] = value` do, decided before anything runs.
 
-Basic indexing (integers, slices, None, Ellipsis) is always a view. Integer arrays and bool masks gather or scatter on
-top of the view that the basic part of the index gives, with torch's rules: an integer takes its dimension away before
-the arrays are placed, and a slice has a positive step. A mask costs one wait for the device, for its count.
+Basic indexing (integers, slices, None, Ellipsis) always returns a view. Integer arrays and bool masks gather from or
+scatter into the view that the basic part of the index selects. The rules are torch's: an integer removes its dimension
+before the arrays are applied, and slices have positive steps. A mask blocks once, to read its count from the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from genesis.shapes import Shape, broadcast_shapes, contiguous_strides
 
 
 class Kind(enum.StrEnum):
-    """What an index does: reads a view or gathered elements; writes arrays or one value into a view, or scatters."""
+    """What an index does: returns a view, gathers, copies arrays or fills one value into a view, or scatters."""
 
     VIEW = "VIEW"
     GATHER = "GATHER"
@@ -35,17 +35,17 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """An index worked out for one array.
+    """The plan of an index for one array.
 
     Attributes:
-        kind: what will run.
-        items: the basic part, as `ops.shape.slice` takes it; None where it keeps the array as it is.
-        window: what the basic part gives: shape, strides, and offset from the array's first element.
-        shape: the shape of what the whole index reads or writes.
-        indices: integer arrays, one for each of `dims`.
+        kind: what runs.
+        items: basic part of the index, as `ops.shape.slice` takes it; None if it selects the whole array.
+        window: view that the basic part selects: shape, strides, and offset from the array's first element.
+        shape: shape that the whole index reads or writes.
+        indices: integer arrays, one per entry of `dims`.
         dims: dimensions of the window that `indices` index.
-        named: the numbers these dimensions have in the array itself, for errors.
-        mask: for FILL through a mask: the mask, with dimensions of size 1 added so that it broadcasts to the window.
+        named: the same dimensions, numbered as in the array, for errors.
+        mask: mask of a FILL, with dimensions of size 1 added so that it broadcasts to the window.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ def _on_device(values: np.ndarray, device: Device) -> Array:
 
 
 def _as_index(entry: Any, device: Device) -> Any:
-    """An entry as int, bool, slice, None, Ellipsis or Array."""
+    """Return an entry of an index as int, bool, slice, None, Ellipsis or Array."""
     if entry is None or entry is Ellipsis or isinstance(entry, (bool, int, slice)):
         return entry
     if isinstance(entry, (list, range, np.ndarray, np.bool_)):
@@ -96,14 +96,14 @@ def _as_index(entry: Any, device: Device) -> Any:
 
 
 def _consumed(entry: Any) -> int:
-    """How many dimensions of the array an entry stands for."""
+    """Return how many dimensions of the array an entry indexes."""
     if isinstance(entry, Array):
         return entry.ndim if entry.dtype is bool_ else 1
     return 0 if entry is None or entry is Ellipsis or isinstance(entry, bool) else 1
 
 
 def _range(entry: slice, dim: int, size: int) -> tuple[int, int, int]:
-    """A slice as (start, count, step)."""
+    """Return a slice as (start, count, step)."""
     try:
         if entry.step is not None and operator.index(entry.step) < 1:
             raise ShapeError(
@@ -116,8 +116,9 @@ def _range(entry: slice, dim: int, size: int) -> tuple[int, int, int]:
 
 
 def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[tuple[int, int, Array]]]:
-    """The basic part (None where it changes nothing), the view it gives, and the arrays of the index: (dimension of
-    the view, dimension of x, array or mask).
+    """Return the basic part (None if it selects the whole array), the view it selects, and the arrays of the index.
+
+    Each array comes as (dimension of the view, dimension of x, array or mask).
     """
     entries = [_as_index(e, x.device) for e in (index if isinstance(index, tuple) else (index,))]
     used = sum(_consumed(e) for e in entries)
@@ -127,12 +128,12 @@ def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[
         raise IndexRangeError("an index has more than one ellipsis (...)")
     items: list[Item] = []
     arrays: list[tuple[int, int, Array]] = []
-    dim = place = 0  # in x, in the window
+    dim = place = 0  # the next dimension of x, and of the window
     for entry in entries:
         if entry is Ellipsis:
-            whole = x.ndim - used
-            items += [(0, size, 1) for size in x.shape[dim : dim + whole]]
-            dim, place = dim + whole, place + whole
+            covered = x.ndim - used
+            items += [(0, size, 1) for size in x.shape[dim : dim + covered]]
+            dim, place = dim + covered, place + covered
         elif isinstance(entry, bool):
             items.append(None)
             arrays.append((place, dim, _on_device(np.zeros(int(entry), np.int64), x.device)))
@@ -157,29 +158,29 @@ def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[
                     f"a mask of shape {entry.shape} at dimension {dim} does not match a tensor of shape {x.shape}"
                 )
             arrays.append((place, dim, entry))
-            # A mask without dimensions indexes a new dimension of size 1.
+            # A 0-d mask indexes a new dimension of size 1.
             items += [(0, size, 1) for size in sizes] if width else [None]
             dim, place = dim + width, place + max(width, 1)
     window = slice_layout(x.shape, x.strides, items=tuple(items))
     return None if window == (x.shape, x.strides, 0) else tuple(items), window, arrays
 
 
-def _numbers(place: int, dim: int, entry: Array) -> list[tuple[int, int, Array]]:
-    """An entry as integer arrays, one for each dimension; a mask is counted here."""
+def _integer_arrays(place: int, dim: int, entry: Array) -> list[tuple[int, int, Array]]:
+    """Return an entry as integer arrays, one per dimension; reading the count of a mask blocks."""
     if entry.dtype is not bool_:
         return [(place, dim, entry)]
     count = int(mask_count(entry).item())
     if not entry.shape:
         return [(place, dim, _on_device(np.zeros(count, np.int64), entry.device))]
-    found = mask_indices(entry, count=count)
-    return [(place + i, dim + i, found.view((count,), (1,), i * count)) for i in range(entry.ndim)]
+    positions = mask_indices(entry, count=count)
+    return [(place + i, dim + i, positions.view((count,), (1,), i * count)) for i in range(entry.ndim)]
 
 
 def _with_arrays(
     kind: Kind, items: tuple[Item, ...] | None, window: Layout, arrays: list[tuple[int, int, Array]]
 ) -> IndexPlan:
-    """The plan of an index with arrays in it."""
-    flat = [n for entry in arrays for n in _numbers(*entry)]
+    """Return the plan of an index that contains arrays."""
+    flat = [n for entry in arrays for n in _integer_arrays(*entry)]
     dims = tuple(place for place, _, _ in flat)
     indices = tuple(array for _, _, array in flat)
     shape = placed(window.shape, dims, broadcast_shapes(*(i.shape for i in indices)))[0]
@@ -187,11 +188,13 @@ def _with_arrays(
 
 
 def plan_get(x: Array, index: Any) -> IndexPlan:
-    """What `x[index]` does: an int, slice, None, Ellipsis, bool, Array, numpy array, or list, or a tuple of these.
+    """Return the plan of `x[index]`.
+
+    `index` is an int, slice, None, Ellipsis, bool, Array, numpy array or list, or a tuple of these.
 
     Raises:
-        IndexRangeError: naming dimension, size and index.
-        DTypeError: for index tensors that are neither integers nor bools.
+        IndexRangeError: for an index outside its dimension; names dimension, size and index.
+        DTypeError: for index tensors that hold neither integers nor bools.
     """
     items, window, arrays = _parse(x, index)
     if arrays:
@@ -200,9 +203,9 @@ def plan_get(x: Array, index: Any) -> IndexPlan:
 
 
 def plan_set(x: Array, index: Any, scalar: bool) -> IndexPlan:
-    """What `x[index] = value` does; `scalar` says that the value is one number. Raises: as `plan_get`.
+    """Return the plan of `x[index] = value`; `scalar` means that the value is one number. Raises as `plan_get`.
 
-    One number written through one mask needs no count: it is a FILL under the mask.
+    A single number assigned through a single mask is a FILL under the mask, so no count is read.
     """
     items, window, arrays = _parse(x, index)
     if not arrays:

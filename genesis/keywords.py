@@ -1,6 +1,6 @@
-"""One rule for keywords that a public function or class does not take: a KeywordError that names the nearest one.
+"""Errors for unknown keywords: a KeywordError that names the nearest parameter of the function or class.
 
-`checked` and `check_calls` cost nothing but a call: the signature is read only where Python has refused the arguments.
+`checked` and `check_calls` add only one call: they read the signature only after Python has refused the arguments.
 Functions that also convert arguments are published by `genesis.functions.surface` instead.
 """
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def refuse_unknown(name: str, function: Callable[..., Any], given: Iterable[str]) -> None:
-    """See that `function`, which the caller calls `name`, has a parameter for each keyword. Raises: KeywordError."""
+    """Raise KeywordError for the first keyword in `given` that `function` does not take; `name` is its public name."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -31,9 +31,9 @@ def refuse_unknown(name: str, function: Callable[..., Any], given: Iterable[str]
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which raises KeywordError for a keyword that it does not take.
+    """Return `function` with a KeywordError instead of Python's TypeError for an unknown keyword.
 
-    Python cannot have run a function that has no parameter for a keyword, so no TypeError of its body is replaced.
+    An unknown keyword fails before the body runs, so a TypeError raised inside the body is never replaced.
     """
 
     @functools.wraps(function)
@@ -48,7 +48,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _checked_constructor(kind: type[Any], name: str) -> Callable[..., Any]:
-    """The same for a class's `__init__` or `__new__`, which speaks of the class that is called."""
+    """Return the checked `__init__` or `__new__` of a class; errors name the class that the caller used."""
     function = getattr(kind, name)
 
     @functools.wraps(function)
@@ -56,17 +56,17 @@ def _checked_constructor(kind: type[Any], name: str) -> Callable[..., Any]:
         try:
             return function(self, *args, **given)
         except TypeError:
-            made = self if isinstance(self, type) else type(self)
-            refuse_unknown((made if getattr(made, name) is called else kind).__name__, function, given)
+            called_type = self if isinstance(self, type) else type(self)
+            refuse_unknown((called_type if getattr(called_type, name) is called else kind).__name__, function, given)
             raise
 
     return called
 
 
 def check_calls(module: dict[str, Any], names: Iterable[str]) -> None:
-    """Put functions and classes of a module (its `globals()`) under this rule; other names are left alone.
+    """Check keywords of the named functions and classes of a module (its `globals()`); other objects are unchanged.
 
-    A class is changed in place, so that its subclasses that have no constructor of their own follow the rule too.
+    A class is changed in place, so subclasses that inherit its constructor are checked, too.
     """
     for name in names:
         value = module.get(name)
@@ -75,5 +75,5 @@ def check_calls(module: dict[str, Any], names: Iterable[str]) -> None:
         elif isinstance(value, type):
             constructor = "__new__" if issubclass(value, tuple) else "__init__"
             if not hasattr(getattr(value, constructor), "__wrapped__"):
-                made = _checked_constructor(value, constructor)
-                setattr(value, constructor, staticmethod(made) if constructor == "__new__" else made)
+                wrapped = _checked_constructor(value, constructor)
+                setattr(value, constructor, staticmethod(wrapped) if constructor == "__new__" else wrapped)

@@ -1,7 +1,7 @@
-"""What an op is, the registry of all ops, and dispatch.
+"""The `Op` record, the registry of all ops, and dispatch.
 
 An `Op` keeps everything about one operation together: the numpy reference (the CPU path and the oracle of every other
-path), the shape and dtype rule, the gradient, the cost. Tests, benchmarks and the profiler are generic over `registry`.
+path), the shape and dtype rule, the gradient, the cost. Tests, benchmarks and the profiler iterate over `registry`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ registry: dict[str, Op] = {}
 
 
 class Cost(NamedTuple):
-    """Work counted, not measured: arithmetic operations, and bytes when each operand is touched once."""
+    """Counted work, not measured: arithmetic operations, and the bytes moved if each operand is touched once."""
 
     flops: int
     bytes: int
 
 
 class Accumulated(NamedTuple):
-    """The gradient that an input has accumulated so far, for a vjp that adds to it: see `Context.take_accumulated`.
+    """The gradient that an input has accumulated so far, for a vjp that adds to it; see `Context.take_accumulated`.
 
-    `is_own`: the sum may be written over it (into this very array), because nobody else reads it.
+    Attributes:
+        array: accumulated gradient.
+        is_own: True if nothing else reads `array`, so the sum may overwrite it.
     """
 
     array: Array
@@ -38,9 +40,11 @@ class Accumulated(NamedTuple):
 
 
 class GradientLease(Protocol):
-    """The right to write into the gradient slot of a leaf, while it lives.
+    """The right to write into a leaf's gradient slot while the lease lives.
 
-    `is_movable`: the values may be moved elsewhere when others need the slot.
+    Attributes:
+        array: the slot.
+        is_movable: True if the values may be moved elsewhere when others need the slot.
     """
 
     array: Array
@@ -48,9 +52,9 @@ class GradientLease(Protocol):
 
 
 class BackwardStep(Protocol):
-    """One node's step of a backward pass, as its vjp sees it; `Context` passes the questions on.
+    """One node's step of a backward pass, as its vjp sees it through `Context`.
 
-    `leases` are of the gradient slots that the node's forward wrote outputs into.
+    `leases` are the leases of the gradient slots into which the node's forward wrote outputs.
     """
 
     leases: Mapping[int, GradientLease]
@@ -66,13 +70,14 @@ class BackwardStep(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient.
+    """Everything a vjp may read: saved inputs and outputs, attributes, and which inputs need a gradient.
 
-    A vjp may also ask for the memory of an input's gradient (`gradient_slot`) and for what has accumulated there
-    (`take_accumulated`), to save the engine a copy or a sum. Outside of a backward pass both give None.
+    Inputs and outputs that were not saved are None. A vjp may also request the memory for an input's gradient
+    (`gradient_slot`) and the gradient accumulated so far (`take_accumulated`), which saves the engine a copy or a sum.
+    Both return None outside a backward pass.
 
     Attributes:
-        leases: by index, outputs that were made in the gradient slot of a leaf; see `Op.gradient_outputs`.
+        leases: leases by output index, for outputs written into a leaf's gradient slot; see `Op.gradient_outputs`.
     """
 
     inputs: tuple[Any, ...]
@@ -84,39 +89,40 @@ class Context:
     _step: BackwardStep | None = None
 
     def during(self, step: BackwardStep) -> Context:
-        """The same for one step of a backward pass; a copy, because the pass must not live as long as the graph."""
+        """Return a copy for one step of a backward pass; a copy, because the graph may outlive the pass."""
         return Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs, self.leases, step)
 
     def gradient_slot(self, i: int) -> Array | None:
-        """Memory for the gradient of input `i`: contiguous, of its shape and dtype, contents undefined.
+        """Return memory for the gradient of input `i`: contiguous, of its shape and dtype, contents undefined.
 
-        It is the leaf's slot in a flat buffer, while `.grad` is None and no other gradient was accumulated or has a
-        lease of it. A vjp that writes there returns this very array, and nothing is copied; it need not use it.
+        The memory is the leaf's slot in a flat buffer. It is available while `.grad` is None, no other gradient was
+        accumulated and no lease exists. A vjp that writes there returns this very array, which saves a copy. It may
+        also ignore the slot.
         """
         return None if self._step is None else self._step.gradient_slot(i)
 
     def take_accumulated(self, i: int) -> Accumulated | None:
-        """The gradient of input `i` so far: from other consumers in this pass, or a leaf's `.grad` of passes before.
+        """Return the gradient of input `i` so far: from other consumers in this pass, or a leaf's earlier `.grad`.
 
-        A vjp that takes it promises to return the sum of it and its own gradient, which replaces what was taken: in
-        `array` itself where `is_own` is set, or in memory that no other gradient shares. Sums inside a kernel are
-        rounded once, those of the engine one by one: equal in float32 and wider, a little better in two bytes.
+        A vjp that takes it must return the sum of the accumulated gradient and its own, which replaces the former: in
+        `array` itself if `is_own` is set, else in memory that no other gradient shares. A kernel rounds the sum once,
+        the engine after each addition; the results are equal in float32 and wider, and slightly better in two bytes.
         """
         return None if self._step is None else self._step.take_accumulated(i)
 
     def is_unit(self, grad: Array) -> bool:
-        """Whether a gradient is the 1 with which backward starts at a loss, so that nothing need be scaled by it."""
+        """Whether a gradient is the 1 with which backward starts at a loss, so nothing has to be scaled by it."""
         return self._step is not None and self._step.is_unit(grad)
 
     def spec(self, i: int) -> Spec:
-        """Shape and dtype of input `i`, an array."""
-        found = self.input_specs[i]
-        assert found is not None
-        return found
+        """Return shape and dtype of input `i`, which must be an array."""
+        input_spec = self.input_specs[i]
+        assert input_spec is not None
+        return input_spec
 
     @property
     def is_last(self) -> bool:
-        """Whether the vjp may write over outputs that only it can reach: nothing reads them later (no retain_graph)."""
+        """Whether the vjp may overwrite outputs that nothing else reads later (no retain_graph)."""
         return self._step is not None and self._step.is_last
 
 
@@ -132,41 +138,42 @@ class Op:
     """One operation.
 
     Attributes:
-        name: registry key; the kernel, test, benchmark and profile row carry the same.
-        reference: `reference(out, *inputs, **attrs)` writes numpy results into `out` (a tuple where there are several).
-            Inputs are numpy arrays or Python numbers. For a view op it returns the numpy view instead.
-        infer: `infer(*inputs, **attrs)` gives the output `Spec`, or several, and raises ShapeError or DTypeError.
-        vjp: `vjp(ctx, *grads)` gives one gradient (or None) per input, computed with ops on arrays; None when the op
+        name: registry key; kernel, test, benchmark and profile row have the same name.
+        reference: `reference(out, *inputs, **attrs)` writes numpy results into `out`, a tuple if there are several.
+            Inputs are numpy arrays or Python numbers. The reference of a view op returns the numpy view instead.
+        infer: `infer(*inputs, **attrs)` returns the output `Spec`, or several; it raises ShapeError or DTypeError.
+        vjp: `vjp(ctx, *grads)` returns one gradient (or None) per input, computed with ops on arrays; None if the op
             has no gradient. The tape sums gradients of broadcast operands to the operand's shape.
-        saves: what backward reads: indices of inputs, "out" for all outputs, "out1" for the one of index 1; or a
-            function of which inputs need a gradient (a matmul with a constant keeps only the constant).
-        view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, instead of running anything.
-        flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
-        elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
-            of them, and gradients are summed to the shape of broadcast operands.
-        auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.
-        gradient_outputs: pairs (output, input): an auxiliary output, which only the vjp may read, becomes the gradient
-            of that input and is of its shape and dtype. `apply` makes it in the leaf's gradient slot if that is free,
-            and moves it when others need the slot.
-        join: `join(inputs, attrs)` gives the same call on fewer operands where some are next to each other in memory
-            (as weights do in a flat buffer), else its arguments; the tape keeps the operands as they were.
-        mutates: indices of inputs that the reference changes in place (optimizer steps). Where such an op has no
-            outputs, `infer` returns an empty tuple and `out` is one too.
-        family: the file that defines it; groups rows in reports.
-        nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once,
-            and what is changed in place twice.
-        cuda_impl: the CUDA side of a user's op (`genesis.custom`), which is not in the registry; others have theirs in
-            `genesis.kernels`.
-        public: users find the op under this name as a function of one or two tensors, made of this record alone
-            (`genesis.functions.pointwise`). Empty where there is none, or where it is written by hand.
-        method, in_place: the public function is also a method of Tensor, and one with a trailing underscore.
-        module: the name of the activation module in `genesis.nn`; `nn.functional` has the function, too.
-        autocast: what inputs of float types are cast to inside `autocast`. "low_precision": matmuls, and what is fused
-            with them (norm, activation and sums in it are fp32 inside, and rounded once); "fp32": what needs range or
-            sums; "widest": the widest type of the inputs; empty: they stay as they are.
-        autocast_inputs: how many leading inputs that means; None for all.
-        torch: what torch calls the op, on the same operands (and dimensions): "torch.add". Empty where torch has
-            nothing like it, or where a call of another form is in `genesis.measure.peers.torch_ops`.
+        saves: values that backward reads: indices of inputs, "out" for all outputs, "out1" for output 1; or a function
+            of which inputs need a gradient (a matmul with a constant saves only the constant).
+        view: `view(array, **attrs) -> Array`, for ops that only change shape, strides and offset; nothing runs.
+        flops: arithmetic operations per call, `flops(inputs, outputs, attrs)`; None means one per output element.
+        elementwise: True if each output element depends only on the same (broadcast) element of the inputs. `out` may
+            then be one of the inputs, and gradients of broadcast operands are summed to their shapes.
+        auxiliary: indices of outputs without a gradient: statistics and counts for backward or the caller.
+        gradient_outputs: pairs (output, input). Such an auxiliary output, which only the vjp may read, becomes the
+            gradient of that input and has its shape and dtype. `apply` allocates it in the leaf's gradient slot if
+            the slot is free, and moves it when others need the slot.
+        join: `join(inputs, attrs)` returns the arguments of the same call with adjacent operands merged (such as
+            weights in a flat buffer), or its arguments unchanged. The tape keeps the original operands.
+        mutates: indices of inputs that the reference changes in place (optimizer steps). If such an op has no outputs,
+            `infer` returns an empty tuple and `out` is empty, too.
+        family: file that defines the op; groups rows in reports.
+        nbytes: bytes touched per call, `nbytes(inputs, outputs, attrs)`. None counts each operand once, and operands
+            that change in place twice.
+        cuda_impl: CUDA implementation of a user's op (`genesis.custom`), which is not in the registry; the others are
+            in `genesis.kernels`.
+        public: public name of the function of one or two tensors that `genesis.functions.pointwise` generates from
+            this record; empty if the op has no public function or a hand-written one.
+        method: True if the public function is also a method of Tensor.
+        in_place: True if Tensor also has the in-place method, with a trailing underscore.
+        module: name of the activation module in `genesis.nn`; `nn.functional` then exports the function, too.
+        autocast: dtype to which `autocast` casts float inputs. "low_precision": matmuls and ops fused with them (norm,
+            activation and sums inside compute in fp32 and round once); "fp32": ops that need range or sums; "widest":
+            the widest dtype of the inputs; empty: inputs stay unchanged.
+        autocast_inputs: number of leading inputs that `autocast` casts; None for all.
+        torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
+            equivalent, or if `genesis.measure.peers.torch_ops` has a call of another form.
     """
 
     name: str
@@ -200,35 +207,35 @@ class Op:
 
     @property
     def operands(self) -> int:
-        """How many inputs the reference takes, where their number is fixed."""
+        """Number of inputs of the reference, if it is fixed."""
         return int(self.reference.__code__.co_argcount) - 1  # without `out`
 
     def __call__(self, *inputs: Any, out: Out = None, **attrs: Any) -> Any:
-        """Run on arrays, without gradients; one Array, or a tuple where the op has several outputs.
+        """Run on arrays, without gradients; return an Array, or a tuple if the op has several outputs.
 
         Args:
-            out: memory for the result; for several outputs a tuple of None (memory is taken) and of contiguous arrays
-                of the outputs' shapes and dtypes.
+            out: memory for the result. For several outputs, a tuple of contiguous arrays of the outputs' shapes and
+                dtypes, with None where the call allocates.
         """
         outputs = execute(self, inputs, attrs, out)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def cost(self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> Cost:
-        """FLOPs and the fewest bytes that this call can move."""
+        """Return FLOPs and the fewest bytes that this call can move."""
         if self.view is not None:
             return Cost(0, 0)
         flops = sum(numel(o.shape) for o in outputs) if self.flops is None else self.flops(inputs, outputs, attrs)
         if self.nbytes is not None:
             return Cost(flops, self.nbytes(inputs, outputs, attrs))
-        changed = (inputs[i] for i in self.mutates if i < len(inputs))  # these are read and written
+        changed = (inputs[i] for i in self.mutates if i < len(inputs))  # read and written
         return Cost(flops, sum(x.nbytes for x in (*inputs, *changed, *outputs) if isinstance(x, Array)))
 
     def context(
         self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], needs: tuple[bool, ...]
     ) -> Context:
-        """What backward will need, and nothing more, so that memory is freed early."""
+        """Return exactly what backward needs; everything else is freed early."""
         saves = self.saves(needs) if callable(self.saves) else self.saves
-        # Lists, not generators, which cost a call for each element: this runs for every recorded op.
+        # This runs for every recorded op: lists are faster than generators, which cost a call per element.
         specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
         if not saves and None not in specs:
             kept: tuple[Any, ...] = (None,) * len(inputs)
@@ -243,14 +250,14 @@ class Op:
         return Context(kept, out, attrs, needs, specs)
 
     def gradient(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
-        """Apply the vjp. Raises: GradientError, if the op has none."""
+        """Apply the vjp. Raises GradientError if the op has none."""
         if self.vjp is None:
             raise GradientError(f"{self.name} has no gradient", next="detach() its input, or leave it out of the loss")
         return self.vjp(ctx, *grads)
 
 
 def op(name: str, infer: Infer, **rest: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Decorator: the function below is the reference of a new op called `name`."""
+    """Decorator: register an op called `name` whose reference is the decorated function."""
 
     def register(reference: Callable[..., Any]) -> Op:
         return Op(name, reference, infer, family=reference.__module__.rpartition(".")[2], **rest)
@@ -259,12 +266,12 @@ def op(name: str, infer: Infer, **rest: Any) -> Callable[[Callable[..., Any]], O
 
 
 def gradient_like(name: str, g: Array, *outputs: Array, like: Array | Spec | None = None) -> tuple[Spec, ...]:
-    """The shape and dtype rule of a backward op with gradients of `outputs`, the inputs that get them.
+    """Return the specs of a backward op that computes gradients of `outputs`, the inputs of the forward op.
 
-    `g`, the gradient of the forward op's result, has the shape of `like`, which is the first output unless given.
+    `g`, the gradient of the forward op's result, must have the shape of `like` (default: the first of `outputs`).
 
     Raises:
-        ShapeError: naming op and shapes.
+        ShapeError: if it does not; names op and shapes.
     """
     expected = outputs[0] if like is None else like
     if g.shape != expected.shape:
@@ -273,11 +280,11 @@ def gradient_like(name: str, g: Array, *outputs: Array, like: Array | Spec | Non
 
 
 def through(name: str) -> Vjp:
-    """The vjp that is one op, which takes g, what was saved of inputs and outputs, and the attributes."""
+    """Return a vjp that calls one op with g, the saved inputs and outputs, and the attributes."""
 
     def vjp(ctx: Context, g: Array, *_: None) -> Grads:
-        found = registry[name](g, *(x for x in (*ctx.inputs, *ctx.outputs) if x is not None), **ctx.attrs)
-        grads = found if isinstance(found, tuple) else (found,)
+        result = registry[name](g, *(x for x in (*ctx.inputs, *ctx.outputs) if x is not None), **ctx.attrs)
+        grads = result if isinstance(result, tuple) else (result,)
         return (*grads, *[None] * (len(ctx.inputs) - len(grads)))
 
     return vjp
@@ -290,7 +297,7 @@ _beginnings: list[Callable[[Op], None]] = []
 
 @contextmanager
 def observe(observer: Observer, begins: Callable[[Op], None] | None = None) -> Iterator[None]:
-    """Call `observer(op, inputs, outputs, attrs, seconds)` after every op run inside the block, `begins(op)` before."""
+    """Call `begins(op)` before and `observer(op, inputs, outputs, attrs, seconds)` after every op inside the block."""
     _observers.append(observer)
     if begins is not None:
         _beginnings.append(begins)
@@ -303,7 +310,7 @@ def observe(observer: Observer, begins: Callable[[Op], None] | None = None) -> I
 
 
 def common_device(name: str, inputs: tuple[Any, ...]) -> Device:
-    """The one device of all array inputs. Raises: DeviceError, naming the op and the devices when they differ."""
+    """Return the device of all array inputs. Raises DeviceError, with op and devices, if they differ."""
     device: Device | None = None
     for x in inputs:
         if isinstance(x, Array):
@@ -317,10 +324,12 @@ def common_device(name: str, inputs: tuple[Any, ...]) -> Device:
 def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = None) -> tuple[Array, ...]:
     """Run one op: infer, allocate, dispatch to the backend of the inputs, report to observers.
 
-    Errors about shapes, dtypes and indices are given the op's name where they lack it. `out` is as in a call of the op.
+    Adds the op's name to errors about shapes, dtypes and indices that lack it. `out` is as in a call of the op.
     """
+    # Merge adjacent operands.
     if op.join is not None:
         inputs, attrs = op.join(inputs, attrs)
+    # Replay a cached launch plan of the device.
     if op.view is None and not _observers and not isinstance(out, tuple):
         for x in inputs:
             if isinstance(x, Array):
@@ -330,6 +339,7 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
                 if replayed is None:
                     break
                 return replayed
+    # Infer, allocate and run.
     if _beginnings:
         for begins in tuple(_beginnings):
             begins(op)
@@ -340,7 +350,7 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
         if op.name in error.what:
             raise
         named = type(error)(f"{op.name}: {error.what}", where=error.where, next=error.next)
-        vars(named).update(vars(error) | vars(named))  # whose code raised it stays known (`errors.of_user`)
+        vars(named).update(vars(error) | vars(named))  # keeps `user_code` (see `errors.of_user`)
         raise named from None
     if _observers:
         seconds = time.perf_counter() - started
@@ -350,9 +360,9 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
 
 
 def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out) -> tuple[Array, ...]:
-    chosen = attrs.pop("device", None)  # creation ops name their device; all others follow their inputs
-    given = () if out is None else (out if isinstance(out, tuple) else (out,))
-    device = chosen or common_device(op.name, (*inputs, *given) if given else inputs)
+    chosen = attrs.pop("device", None)  # creation ops have a device attribute; all others use their inputs' device
+    out_arrays = () if out is None else (out if isinstance(out, tuple) else (out,))
+    device = chosen or common_device(op.name, (*inputs, *out_arrays) if out_arrays else inputs)
     if device is CPU:
         outputs = _run(op, inputs, attrs, out, device)
     else:
@@ -370,6 +380,7 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
         outputs = tuple(empty(s.shape, s.dtype, device) for s in specs)
         backend_for(device).run(op, outputs, inputs, attrs)
         return outputs
+    # Check the caller's memory.
     if isinstance(out, tuple):
         given = out
         for o, s in zip(out, specs, strict=True):
@@ -385,9 +396,10 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
             what = f"{op.name}: out is an expanded view; several of its elements share memory"
             raise ShapeError(what, next="call .contiguous()")
         given = (out,)
+    # Compute into `out` where possible, else into a temporary array that is copied. References other than elementwise
+    # ones may assume that the memory they write is contiguous.
     targets = []
     for o, s in zip(given, specs, strict=True):
-        # References of other ops may assume that the memory they write is contiguous.
         fits = o is not None and o.dtype is s.dtype and (op.elementwise or o.is_contiguous)
         targets.append(o if o is not None and fits and not _aliases(op, o, inputs) else empty(s.shape, s.dtype, device))
     backend_for(device).run(op, tuple(targets), inputs, attrs)
@@ -400,7 +412,7 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
 
 
 def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:
-    """Whether writing `out` could hit input elements that are still to be read."""
+    """Whether writing `out` could overwrite input elements that are still to be read."""
     return any(
         isinstance(x, Array)
         and x.storage is out.storage

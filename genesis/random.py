@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a value depends on seed and position only, never on device, thread or order of work.
+"""Counter-based random numbers: a value depends only on seed and position, never on device, thread or order of work.
 
 The generator is Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), keyed
-by the 64-bit seed; the counter is the position. This module has the bits and the state; `ops/random.py` shapes them
+by the 64-bit seed; the counter is the position. This module provides the bits and the state; `ops/random.py` turns them
 into tensors.
 """
 
@@ -28,7 +28,7 @@ _SHIFT = np.uint64(32)
 
 
 def philox(seed: int, offset: int, blocks: int) -> np.ndarray:
-    """Random bits of counters offset … offset + blocks - 1: uint32 `[blocks, 4]`, one row of four words per counter.
+    """Return the random bits of `blocks` counters from `offset` on: uint32 `[blocks, 4]`, four words per counter.
 
     `seed`, `offset` and the last counter are below 2^64.
     """
@@ -38,7 +38,7 @@ def philox(seed: int, offset: int, blocks: int) -> np.ndarray:
 
 
 def philox_rounds(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.ndarray:
-    """The ten rounds themselves: uint32 `[blocks, 4]`.
+    """Run the ten rounds of Philox; return uint32 `[blocks, 4]`.
 
     Args:
         counter: four uint64 arrays `[blocks]` that hold 32-bit words, the lowest first.
@@ -59,22 +59,22 @@ def philox_rounds(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.n
 
 
 class Generator:
-    """A seed (0 to 2^64 - 1) and a position, which every draw moves by the counters it used.
+    """A seed (0 to 2^64 - 1) and a position, which each draw advances by the counters that it uses.
 
     Attributes:
-        fixed_draws: how many draws, since the generator was made, a graph of their kernels would repeat as they were;
-            those of dropout inside `positioned_by` are not among them.
+        fixed_draws: number of draws so far that a CUDA graph of their kernels would repeat unchanged; draws by
+            `reserve_relative` inside `positioned_by` do not count.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._offset = self.fixed_draws = 0
-        self._base: tuple[int, Any] | None = None  # inside `positioned_by`
-        self._apart: dict[int, int] = {}  # thread -> its position, inside `apart`
+        self._base: tuple[int, Any] | None = None  # (offset, position tensor) of the block of `positioned_by`
+        self._apart: dict[int, int] = {}  # thread id -> its position, inside `apart`
         self.manual_seed(seed)
 
     @property
     def offset(self) -> int:
-        """The position, in counters; of a thread inside `apart` its own."""
+        """The position in counters; inside `apart`, the position of the calling thread."""
         return self._apart.get(get_ident(), self._offset) if self._apart else self._offset
 
     @offset.setter
@@ -85,25 +85,28 @@ class Generator:
             self._offset = offset
 
     def manual_seed(self, seed: int) -> Generator:
-        """Start over from `seed`. Raises: DTypeError, if it is no integer; UsageError, if it is out of range."""
+        """Restart from `seed`. Raises DTypeError if it is not an integer, UsageError if it is out of range."""
         try:
             seed = operator.index(seed)
         except TypeError:
-            raise DTypeError(f"the seed {seed!r} is no integer") from None
+            raise DTypeError(f"the seed {seed!r} is not an integer") from None
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"seed {seed} is not between 0 and 2^64 - 1")
         self.seed, self.offset = seed, 0
         return self
 
     def reserve(self, values: int) -> tuple[int, int]:
-        """Take the counters for `values` 32-bit words; returns (seed, offset) of the first."""
+        """Reserve the counters of `values` 32-bit words; return (seed, offset) of the first."""
         start = self.offset
         self.offset += -(-values // 4)
         self.fixed_draws += 1
         return self.seed, start
 
     def reserve_relative(self, values: int) -> tuple[int, int, Any]:
-        """As `reserve`, with the device scalar that is to be added to the offset: None outside of `positioned_by`."""
+        """Reserve as `reserve` does; the third value is the device scalar to add to the offset.
+
+        It is None outside `positioned_by`.
+        """
         seed, start = self.reserve(values)
         if self._base is None:
             return seed, start, None
@@ -112,9 +115,10 @@ class Generator:
 
     @contextmanager
     def positioned_by(self, position: Any) -> Iterator[None]:
-        """Inside the block `reserve_relative` counts from its start, whose offset `position` holds, a 0-d int64 tensor.
+        """Make `reserve_relative` count from the start of the block; `position`, a 0-d int64 tensor, holds its offset.
 
-        So the kernels of a block can be a CUDA graph: before a replay the host writes its offset into `position`.
+        The kernels of such a block can be replayed as a CUDA graph: before a replay the host writes the new offset
+        into `position`.
         """
         outer, self._base = self._base, (self.offset, position)
         try:
@@ -124,7 +128,7 @@ class Generator:
 
     @contextmanager
     def apart(self, position: int) -> Iterator[None]:
-        """Inside the block this thread draws from `position` on and moves no other's: threads draw in any order."""
+        """Let this thread draw from `position` on inside the block; the draws of other threads are unaffected."""
         self._apart[get_ident()] = position
         try:
             yield
@@ -132,11 +136,11 @@ class Generator:
             del self._apart[get_ident()]
 
     def get_state(self) -> dict[str, int]:
-        """Seed and position, for a checkpoint."""
+        """Return seed and position, for a checkpoint."""
         return {"seed": self.seed, "offset": self.offset}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Continue where `get_state` was taken."""
+        """Restore seed and position from `get_state`."""
         self.manual_seed(int(state["seed"]))
         self.offset = int(state["offset"])
 
@@ -145,17 +149,17 @@ default_generator = Generator(secrets.randbits(63))  # unseeded programs differ 
 
 
 def manual_seed(seed: int) -> Generator:
-    """Seed the default generator, which every random op uses unless given another."""
+    """Seed the default generator, which random ops use unless the caller passes another."""
     return default_generator.manual_seed(seed)
 
 
 def get_state() -> dict[str, int]:
-    """The default generator's state."""
+    """Return the default generator's state."""
     return default_generator.get_state()
 
 
 def set_state(state: dict[str, int]) -> None:
-    """Set the default generator's state."""
+    """Restore the default generator's state."""
     default_generator.set_state(state)
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic on shapes and strides. Strides count elements, as in torch; nothing here touches memory."""
+"""Arithmetic on shapes and strides. Strides count elements, as in torch. Nothing here touches memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Shape = tuple[int, ...]
 
 
 class Size(tuple[int, ...]):
-    """The shape of a tensor: a tuple that counts its elements; slices and sums of sizes are sizes."""
+    """The shape of a tensor: a tuple whose slices and sums are sizes, too."""
 
     __slots__ = ()
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self)
 
     def __getitem__(self, index: Any) -> Any:
-        found = tuple.__getitem__(self, index)
-        return Size(found) if isinstance(index, slice) else found
+        entry = tuple.__getitem__(self, index)
+        return Size(entry) if isinstance(index, slice) else entry
 
     def __add__(self, other: Any) -> Size:
         return Size(tuple.__add__(self, tuple(other)))
@@ -39,13 +39,13 @@ class Size(tuple[int, ...]):
 
 
 def numel(shape: Sequence[int]) -> int:
-    """Number of elements."""
+    """Return the number of elements."""
     return math.prod(shape)
 
 
 @functools.lru_cache(4096)
 def contiguous_strides(shape: Shape) -> Shape:
-    """Row-major strides; a dimension of size 0 counts as 1."""
+    """Return row-major strides; a dimension of size 0 counts as 1."""
     strides = [1] * len(shape)
     for i in range(len(shape) - 2, -1, -1):
         strides[i] = strides[i + 1] * max(shape[i + 1], 1)
@@ -53,7 +53,7 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements lie row-major without gaps (strides of size-1 dimensions do not matter)."""
+    """Whether elements are stored row-major without gaps; strides of dimensions of size 1 are ignored."""
     if 0 in shape:
         return True
     expected = 1
@@ -66,7 +66,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """numpy's broadcasting of shapes. Raises: ShapeError, naming the shapes and the dimension that differs."""
+    """Broadcast shapes as numpy does. Raises ShapeError with the shapes and the dimension that differs."""
     first = shapes[0]
     if all(s == first for s in shapes):
         return first
@@ -85,7 +85,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def broadcast_strides(shape: Shape, strides: Shape, target: Shape) -> Shape:
-    """Strides that read an array of `shape` as if it had shape `target` (0 where it repeats)."""
+    """Return strides that read an array of `shape` as if it had shape `target`; 0 where it repeats."""
     pad = len(target) - len(shape)
     if pad < 0 or any(s not in (1, t) for s, t in zip(shape, target[pad:], strict=True)):
         raise ShapeError(f"shape {shape} does not expand to {target}")
@@ -94,15 +94,15 @@ def broadcast_strides(shape: Shape, strides: Shape, target: Shape) -> Shape:
 
 
 def as_index(what: str, value: Any) -> int:
-    """An int, or what counts as one, such as numpy's integers. Raises: DTypeError, naming `what` it is."""
+    """Return an int, also from numpy's integers and their like. Raises DTypeError, which calls the value `what`."""
     try:
         return operator.index(value)
     except TypeError:
-        raise DTypeError(f"{what} {value!r} is no integer") from None
+        raise DTypeError(f"{what} {value!r} is not an integer") from None
 
 
 def normalize_axis(axis: int, ndim: int) -> int:
-    """A dimension index in [0, ndim); negative counts from the end. A zero-dimensional array accepts 0 and -1."""
+    """Return a dimension in [0, ndim); negative ones count from the end. A 0-d array accepts 0 and -1."""
     span = max(ndim, 1)
     if axis.__class__ is not int:
         axis = as_index("dimension", axis)
@@ -114,34 +114,34 @@ def normalize_axis(axis: int, ndim: int) -> int:
 
 
 def normalize_axes(axes: int | Sequence[int] | None, ndim: int) -> Shape:
-    """Sorted distinct dimension indices; None means all of them."""
+    """Return sorted distinct dimensions in [0, ndim); None means all."""
     if axes is None:
         return tuple(range(ndim))
-    given = axes if isinstance(axes, tuple | list) else (as_index("dimension", axes),)
-    found = [normalize_axis(a, ndim) for a in given]
-    if len(set(found)) != len(found):
-        raise ShapeError(f"a dimension appears twice in {tuple(given)}")
-    return tuple(sorted(a for a in found if a < ndim))
+    listed = axes if isinstance(axes, tuple | list) else (as_index("dimension", axes),)
+    normalized = [normalize_axis(a, ndim) for a in listed]
+    if len(set(normalized)) != len(normalized):
+        raise ShapeError(f"a dimension appears twice in {tuple(listed)}")
+    return tuple(sorted(a for a in normalized if a < ndim))
 
 
 def reduced_shape(shape: Shape, axes: Shape, keepdim: bool) -> Shape:
-    """The shape left after reducing `axes` (as `normalize_axes` gives them)."""
+    """Return the shape after reducing `axes`, which are normalized (see `normalize_axes`)."""
     if keepdim:
         return tuple(1 if i in axes else s for i, s in enumerate(shape))
     return tuple(s for i, s in enumerate(shape) if i not in axes)
 
 
 def resolve_shape(shape: Sequence[int], count: int) -> Shape:
-    """`shape` with its one -1 filled in so that it has `count` elements."""
+    """Return `shape` with its -1, if any, replaced so that it has `count` elements."""
     unknown = [i for i, s in enumerate(shape) if s == -1]
     if len(unknown) > 1 or any(s < -1 for s in shape):
         raise ShapeError(f"shape {tuple(shape)} is not valid: sizes are at least 0, with at most one -1")
     out = list(shape)
     if unknown:
-        rest = numel([s for s in shape if s != -1])
-        if rest == 0 or count % rest:
+        known = numel([s for s in shape if s != -1])
+        if known == 0 or count % known:
             raise ShapeError(f"shape {tuple(shape)} does not fit {count} elements")
-        out[unknown[0]] = count // rest
+        out[unknown[0]] = count // known
     if numel(out) != count:
         raise ShapeError(f"shape {tuple(shape)} has {numel(out)} elements, the tensor has {count}")
     return tuple(out)
@@ -149,10 +149,10 @@ def resolve_shape(shape: Sequence[int], count: int) -> Shape:
 
 @functools.lru_cache(4096)
 def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
-    """Strides under which the same memory reads as `target` (same element count), or None where a copy is needed."""
+    """Return strides that read the same memory as `target` (same element count); None if a copy is necessary."""
     if numel(shape) == 0:
         return contiguous_strides(target)
-    # Merge runs of dimensions that lie without gaps into blocks (size, innermost stride).
+    # Merge runs of dimensions without gaps into blocks (size, innermost stride).
     blocks: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
@@ -161,6 +161,7 @@ def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
             blocks[-1] = (blocks[-1][0] * size, stride)
         else:
             blocks.append((size, stride))
+    # Split the blocks into the target's dimensions, innermost first.
     out = [1] * len(target)
     i = len(target) - 1
     for size, stride in reversed(blocks):

@@ -1,6 +1,6 @@
 """Tensor: an Array that the tape records, with torch's attributes and operators.
 
-Its other methods are the functions of `genesis.functions`: function and method are one and the same.
+Its other methods are the functions of `genesis.functions`: function and method are the same object.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
 
 
 class Tensor(Methods, TensorBase, concrete=True):
-    """A multi-dimensional array that may record what is computed from it.
+    """A multi-dimensional array whose operations autograd may record.
 
-    Make tensors with `genesis.tensor`, `genesis.zeros` and their like, or `genesis.from_numpy`.
+    Create tensors with `genesis.tensor`, `genesis.zeros` and similar functions, or `genesis.from_numpy`.
     """
 
     __slots__ = ()
-    __array_priority__ = 1000  # numpy operators defer to ours
+    __array_priority__ = 1000  # numpy's operators defer to ours
 
     @staticmethod
     def _array_of(*data: Any) -> Array:
-        """As torch.Tensor: float32 of nested lists and numpy arrays, a tensor's memory, or sizes of empty memory."""
+        """Return float32 values of nested lists and arrays, a tensor's memory, or empty memory of given sizes."""
         if len(data) == 1 and isinstance(data[0], (TensorBase, list, tuple, np.ndarray)):
             (given,) = data
             return given.array if isinstance(given, TensorBase) else _create.tensor(given, dtype=float32).array
@@ -57,7 +57,7 @@ class Tensor(Methods, TensorBase, concrete=True):
                 raise DTypeError(f"Tensor() of a value of type {type(size).__name__}", next="use genesis.tensor()")
         return _create.empty(*data).array  # type: ignore[no-any-return]
 
-    # --- What it is --------------------------------------------------------------------------------------------------
+    # --- Attributes --------------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Size:
@@ -77,17 +77,17 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     @property
     def strides(self) -> Shape:
-        """Steps in elements."""
+        """Strides, in elements."""
         return self.array.strides
 
     @property
     def T(self) -> Tensor:  # noqa: N802  torch's name
-        """Dimensions in reverse order."""
+        """The tensor with its dimensions in reverse order."""
         return self.permute(*reversed(range(self.ndim)))
 
     @property
     def mT(self) -> Tensor:  # noqa: N802
-        """The last two dimensions swapped."""
+        """The tensor with its last two dimensions swapped."""
         return self.transpose(-2, -1)
 
     def dim(self) -> builtins.int:
@@ -97,11 +97,11 @@ class Tensor(Methods, TensorBase, concrete=True):
         return self.shape if dim is None else self.array.shape[_along(dim, self.ndim)]
 
     def stride(self, dim: builtins.int | None = None) -> Any:
-        """Steps in elements, all or of one dimension."""
+        """Return the strides in elements, or the stride of one dimension."""
         return self.array.strides if dim is None else self.array.strides[_along(dim, self.ndim)]
 
     def storage_offset(self) -> builtins.int:
-        """Elements between the start of the storage and the first element."""
+        """Return the number of elements between the start of the storage and the first element."""
         return self.array.offset
 
     def numel(self) -> builtins.int:
@@ -110,7 +110,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     nelement = numel
 
     def element_size(self) -> builtins.int:
-        """Bytes of one element."""
+        """Return the bytes of one element."""
         return self.dtype.itemsize
 
     @property
@@ -126,10 +126,10 @@ class Tensor(Methods, TensorBase, concrete=True):
     def data_ptr(self) -> builtins.int:
         return self.array.data_ptr()
 
-    # --- Out of the framework ----------------------------------------------------------------------------------------
+    # --- Conversions -------------------------------------------------------------------------------------------------
 
     def item(self) -> Any:
-        """The one element as a Python number. Raises: ShapeError, if there is not exactly one."""
+        """Return the only element as a Python number. Raises ShapeError unless there is exactly one."""
         if self.array.size != 1:
             raise ShapeError(f"item() of a tensor with {self.array.size} elements", next="index it, or use tolist()")
         return self.array.item()
@@ -138,7 +138,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return self.array.numpy().tolist()
 
     def numpy(self) -> np.ndarray:
-        """The values as numpy; on the CPU memory is shared. Raises: GradientError, where a gradient is required."""
+        """Return the values as numpy; on the CPU memory is shared. Raises GradientError if it requires a gradient."""
         if self.requires_grad:
             raise GradientError("numpy() of a tensor that requires a gradient", next="use .detach().numpy()")
         return self.array.numpy()
@@ -150,7 +150,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None
     ) -> Any:
-        """A capsule over the same memory, for `from_dlpack` of another library; see `genesis.functions.exchange`."""
+        """Return a capsule over the same memory, for another library's `from_dlpack`; see `to_dlpack`."""
         if self.requires_grad:
             raise GradientError("DLPack of a tensor that requires a gradient", next="use .detach()")
         return _exchange.to_dlpack(self.array, stream, max_version, dl_device, copy)
@@ -160,7 +160,7 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the interface; only tensors on CUDA have it."""
+        """Version 3 of the interface, on CUDA tensors only."""
         return _exchange.cuda_array_interface(self.array, self.requires_grad)
 
     def __float__(self) -> builtins.float:
@@ -188,7 +188,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return iter(_shape.unbind(self, 0))
 
     def __contains__(self, element: Any) -> builtins.bool:
-        """Whether an element is equal to a number or, broadcast, to one of a tensor."""
+        """Whether any element equals a number or an element of a tensor, which broadcasts."""
         return builtins.bool(_pointwise.eq(self, element).any())
 
     def __pos__(self) -> Tensor:
@@ -205,7 +205,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return f"tensor({text}{extra})"
 
     def __format__(self, spec: str) -> str:
-        """A tensor without dimensions is formatted as its number, `f"{loss:.4f}"`; others take no format."""
+        """Format a 0-d tensor as its number, `f"{loss:.4f}"`; other tensors take no format."""
         if not self.array.shape:
             return format(self.item(), spec)
         if spec:
@@ -215,10 +215,10 @@ class Tensor(Methods, TensorBase, concrete=True):
         return str(self)
 
     def __reduce__(self) -> Any:
-        raise DTypeError("tensors are not pickled: nothing Genesis reads may run code", next="save safetensors instead")
+        raise DTypeError("tensors cannot be pickled, because unpickling can run code", next="use genesis.save()")
 
     def __copy__(self) -> Tensor:
-        """Another tensor over the same memory."""
+        """Return another tensor over the same memory."""
         if not self.is_leaf:
             raise GradientError("only leaves can be copied", next="detach() it first, or clone() it")
         copied = object.__new__(type(self))
@@ -239,7 +239,7 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     @property
     def grad_fn(self) -> Any:
-        """The node that made this tensor; None for leaves."""
+        """Node of the graph that computed this tensor; None for leaves."""
         return self.current_node()
 
     @property
@@ -251,12 +251,12 @@ class Tensor(Methods, TensorBase, concrete=True):
         self.requires_grad_(value)
 
     def detach(self) -> Tensor:
-        """The same memory, off the tape."""
+        """Return a tensor over the same memory that is not recorded."""
         return Tensor(self.array)
 
     @property
     def data(self) -> Tensor:
-        """The same memory, off the tape (torch's older name for detach)."""
+        """The same memory, not recorded (torch's older name for `detach()`)."""
         return self.detach()
 
     @data.setter
@@ -273,20 +273,20 @@ class Tensor(Methods, TensorBase, concrete=True):
         tape_backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
-        """Call `hook(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
+        """Call `hook(grad)` when this tensor's gradient is complete; a returned tensor replaces the gradient.
 
-        The handle's `remove()` takes the hook off.
+        Returns a handle whose `remove()` removes the hook.
         """
         edge = self.edge()
         if edge is None:
-            raise GradientError("a hook on a tensor that requires no gradient")
+            raise GradientError("register_hook() on a tensor that does not require a gradient")
 
         def on_array(grad: Array) -> Array | None:
             replaced = hook(Tensor(grad))
             if replaced is not None and not isinstance(replaced, TensorBase):
                 raise GradientError(
                     f"a hook on a gradient returned a value of type {type(replaced).__name__}",
-                    next="return a tensor, or None to leave the gradient as it is",
+                    next="return a tensor, or None to keep the gradient",
                 )
             return None if replaced is None else replaced.array
 
@@ -295,7 +295,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return HookHandle(lambda: edge.node.hooks.remove(entry))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
-        """Call `hook(self)` after `.grad` of this leaf was updated. Returns a handle whose `remove()` takes it off."""
+        """Call `hook(self)` after each update of this leaf's `.grad`. Returns a handle with `remove()`."""
         if not self.is_leaf:
             raise GradientError("post-accumulate hooks are for leaves", next="use register_hook")
         self._post_hooks += (hook,)
@@ -307,9 +307,9 @@ class Tensor(Methods, TensorBase, concrete=True):
         return HookHandle(remove)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of a non-leaf in `.grad`. Raises: GradientError, for a tensor that requires no gradient."""
+        """Keep a non-leaf's gradient in `.grad`. Raises GradientError if the tensor does not require a gradient."""
         if not self.requires_grad:
-            raise GradientError("retain_grad() of a tensor that requires no gradient")
+            raise GradientError("retain_grad() on a tensor that does not require a gradient")
         if not self.is_leaf:
 
             def keep(grad: Tensor) -> None:
@@ -327,7 +327,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         copy: builtins.bool = False,
         non_blocking: builtins.bool = False,
     ) -> Tensor:
-        """In another dtype, on another device, or both; itself where nothing changes (unless `copy`)."""
+        """Return the tensor with another dtype or on another device; itself if nothing changes (unless `copy`)."""
         moved = _create.to(self, *args, dtype=dtype, device=device, copy=copy, non_blocking=non_blocking)
         return moved  # type: ignore[no-any-return]
 
@@ -370,21 +370,21 @@ class Tensor(Methods, TensorBase, concrete=True):
         return self.device.type == "cuda"
 
     def is_pinned(self) -> builtins.bool:
-        """Whether it is in pinned host memory; see `pin_memory`."""
+        """Whether the tensor is in pinned host memory; see `pin_memory`."""
         return _transfer.is_pinned(self.array)
 
     def record_stream(self, stream: Any) -> None:
-        """Tell that work of `stream` uses this memory: it is not reused before that work is done."""
+        """Mark the memory as used by `stream`: it is not reused before the work queued there is done."""
         _transfer.record_stream(self.array, stream.handle)
 
     def where(self, condition: Tensor, other: Any) -> Tensor:
-        """self where `condition` holds, else `other`."""
+        """Return self where `condition` is true, else `other`."""
         return _elementwise.where(condition, self, other)  # type: ignore[no-any-return]
 
     __hash__ = TensorBase.__hash__
 
 
-for _name, _method in list(vars(Tensor).items()):  # keywords as functions have them
+for _name, _method in list(vars(Tensor).items()):  # methods accept the same keywords as functions
     _code = _method.__code__ if isinstance(_method, FunctionType) and _name[0] != "_" else None
     if _code is not None and _code.co_argcount + _code.co_kwonlyargcount > 1:
         setattr(Tensor, _name, normalized(_method))

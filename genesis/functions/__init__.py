@@ -1,1 +1,1 @@
-"""User-level functions on tensors, by family. `surface.py` has the tables of what is public, and where."""
+"""User-level functions on tensors, by family. `surface.py` holds the tables of public functions and methods."""

@@ -1,6 +1,6 @@
-"""Making tensors: from Python and numpy data, filled, counted, like others; and changing their type and device.
+"""Creating tensors: from Python and numpy data, filled, as ranges, like other tensors; and casts and device copies.
 
-Everything takes `dtype` (a DType or its name), `device` (a Device or "cpu", "cuda", "cuda:1") and `requires_grad`.
+All functions take `dtype` (a DType or its name), `device` (a Device or "cpu", "cuda", "cuda:1") and `requires_grad`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from genesis.shapes import Shape
 
 
 def _wrap(array: Array, requires_grad: bool = False) -> Any:
-    made = TensorBase.wrap(array)
-    return made.requires_grad_() if requires_grad else made
+    wrapped = TensorBase.wrap(array)
+    return wrapped.requires_grad_() if requires_grad else wrapped
 
 
 def _values(data: Any) -> tuple[np.ndarray, DType]:
-    """`data` as numpy, and the dtype torch gives it; raises as `tensor`."""
+    """Return `data` as numpy, and the dtype that torch gives it. Raises as `tensor` does."""
     if isinstance(data, TensorBase):
         return data.array.numpy(), data.array.dtype
     try:
@@ -56,29 +56,31 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
 
 @public(method=False)
 def tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """A tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array.
+    """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array.
 
-    Without `dtype`, Python floats become float32, ints int64, bools bool, and numpy's types stay.
+    Without `dtype`, Python floats become float32, ints int64 and bools bool; numpy arrays keep their dtype.
 
     Raises:
         ShapeError: for ragged lists.
-        DTypeError: for what holds no numbers.
+        DTypeError: for data that are not numbers.
     """
-    values, found = _values(data)
-    if dtype is not None and values.size and not isinstance(data, (np.ndarray, TensorBase)):  # arrays wrap around
+    values, own_dtype = _values(data)
+    # Arrays wrap around in a cast; Python numbers must fit.
+    if dtype is not None and values.size and not isinstance(data, (np.ndarray, TensorBase)):
         for extreme in (values.min(), values.max()):
             fitting(extreme.item(), as_dtype(dtype), "tensor")
     place = as_device(device)
-    made = arrays.label(arrays.empty(values.shape, found if dtype is None else as_dtype(dtype), place), "tensor")
+    array = arrays.label(arrays.empty(values.shape, own_dtype if dtype is None else as_dtype(dtype), place), "tensor")
     with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
-        backend_for(place).from_numpy(values, made)
-    return _wrap(made, requires_grad)
+        backend_for(place).from_numpy(values, array)
+    return _wrap(array, requires_grad)
 
 
 @public(method=False)
 def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Tensor:
-    """`data` as a tensor, without a copy where it has memory of that type and device: a tensor, a numpy array, an
-    object with `__cuda_array_interface__`.
+    """Return `data` as a tensor, without a copy if possible.
+
+    Tensors, numpy arrays and objects with `__cuda_array_interface__` share memory if dtype and device match.
     """
     if isinstance(data, TensorBase):
         return to(data, dtype=dtype, device=device)
@@ -91,10 +93,10 @@ def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) 
 
 @public(method=False, keywords={"ndarray": "values"})
 def from_numpy(values: np.ndarray) -> Tensor:
-    """A tensor over numpy's memory; read-only arrays and negative strides are copied.
+    """Return a tensor over numpy's memory; read-only arrays and arrays with negative strides are copied.
 
     Raises:
-        DTypeError: for what is no numpy array, or of a type Genesis lacks.
+        DTypeError: if `values` is not a numpy array, or has a dtype that Genesis lacks.
     """
     if not isinstance(values, np.ndarray):
         raise DTypeError(f"from_numpy takes a numpy array, got {type(values).__name__}", next="use genesis.tensor()")
@@ -106,7 +108,7 @@ def from_numpy(values: np.ndarray) -> Tensor:
 
 def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bool) -> Any:
     if any(s < 0 for s in shape):
-        raise ShapeError(f"a tensor of shape {shape}: sizes are at least 0")
+        raise ShapeError(f"shape {shape} has a negative size")
     chosen = float32 if dtype is None else as_dtype(dtype)
     fitting(value, chosen, "full")
     array = elementwise.fill(value=value, shape=shape, dtype=chosen, device=as_device(device))
@@ -115,13 +117,13 @@ def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bo
 
 @public(method=False)
 def zeros(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Zeros (float32 unless `dtype` says otherwise)."""
+    """Return a tensor of zeros, float32 unless `dtype` is given."""
     return _filled(sizes_of(size, "zeros"), 0, dtype, device, requires_grad)
 
 
 @public(method=False)
 def ones(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Ones (float32 unless `dtype` says otherwise)."""
+    """Return a tensor of ones, float32 unless `dtype` is given."""
     return _filled(sizes_of(size, "ones"), 1, dtype, device, requires_grad)
 
 
@@ -129,7 +131,7 @@ def ones(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requi
 def full(
     size: Sizes, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
-    """`fill_value` everywhere; its own type gives the dtype: float32, int64 or bool."""
+    """Return a tensor filled with `fill_value`, whose type determines the default dtype: float32, int64 or bool."""
     shape = sizes_of((size,), "full")
     value = number(fill_value, "full", "fill_value")
     return _filled(shape, value, result_type((value,)) if dtype is None else dtype, device, requires_grad)
@@ -137,10 +139,10 @@ def full(
 
 @public(method=False)
 def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Undefined contents (float32 unless `dtype` says otherwise)."""
+    """Return a tensor with undefined contents, float32 unless `dtype` is given."""
     shape = sizes_of(size, "empty")
     if any(s < 0 for s in shape):
-        raise ShapeError(f"a tensor of shape {shape}: sizes are at least 0")
+        raise ShapeError(f"shape {shape} has a negative size")
     return _wrap(arrays.empty(shape, float32 if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
 
 
@@ -148,7 +150,7 @@ def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requ
 def eye(
     n: int, m: int | None = None, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
-    """`[n, m]` (square unless m is given) with ones on the diagonal."""
+    """Return an `[n, m]` matrix (square unless m is given) with ones on the diagonal."""
     a = zeros(n, n if m is None else m, dtype=dtype, device=device).array
     diagonal = a.view((min(a.shape),), (a.strides[0] + 1,))
     if diagonal.size:
@@ -166,25 +168,25 @@ def arange(
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """arange(end), arange(start, end) or arange(start, end, step): end is not included.
+    """Return start, start + step, … up to but excluding end, for arange([start,] end[, step]).
 
-    Integers give int64, any float float32, unless `dtype` says otherwise.
+    The dtype is int64 for integers and float32 if any bound is a float, unless `dtype` is given.
 
     Raises:
-        ShapeError: for a step of 0 or one that leads away from the end, for bounds that are infinite or NaN.
+        ShapeError: for a step of 0 or in the wrong direction, and for infinite or NaN bounds.
     """
     start, end, step = _bounds(bounds, start, end, step)
     if not step or not math.isfinite(start + end + step) or (end - start) / step < 0:
-        raise ShapeError(f"arange: from {start} to {end} in steps of {step}")
-    whole = all(isinstance(v, int) for v in (start, end, step))
-    count = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
-    chosen = as_dtype(dtype) if dtype is not None else int64 if whole else float32
+        raise ShapeError(f"arange cannot go from {start} to {end} in steps of {step}")
+    is_integer = all(isinstance(v, int) for v in (start, end, step))
+    count = -(-(end - start) // step) if is_integer else math.ceil((end - start) / step)
+    chosen = as_dtype(dtype) if dtype is not None else int64 if is_integer else float32
     array = elementwise.arange(start=start, step=step, count=count, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 
 
 def _bounds(bounds: tuple[Any, ...], start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
-    """(start, end, step) as Python numbers, from the forms arange takes."""
+    """Return (start, end, step) as Python numbers, from arange's positional and keyword arguments."""
     names = ("start", "end", "step") if len(bounds) > 1 or end is not None else ("end",)
     given, placed = {"start": start, "end": end, "step": step}, dict(zip(names, bounds, strict=False))
     wrong = len(bounds) > 3 or any(given[name] is not None for name in placed)
@@ -212,7 +214,7 @@ def linspace(
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """`steps` values from start to end, both included, evenly spaced."""
+    """Return `steps` evenly spaced values from start to end, both included."""
     chosen = float32 if dtype is None else as_dtype(dtype)
     array = elementwise.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
@@ -222,7 +224,7 @@ def linspace(
 
 
 def kind_and_place(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, Device]:
-    """The dtype and the device of x, unless given."""
+    """Return `dtype` and `device`, with those of x as defaults."""
     a = array_of(x, name)
     return a.dtype if dtype is None else as_dtype(dtype), a.device if device is None else as_device(device)
 
@@ -231,32 +233,32 @@ def kind_and_place(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, D
 def full_like(
     x: Tensor, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
-    """`fill_value` in x's shape, dtype and device, unless given."""
+    """Return a tensor filled with `fill_value`, with x's shape, dtype and device by default."""
     kind, place = kind_and_place(x, "full_like", dtype, device)
     return full(x.array.shape, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
 
 @public(method=False)
 def zeros_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Zeros in x's shape, dtype and device, unless given."""
+    """Return zeros with x's shape, dtype and device by default."""
     return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 @public(method=False)
 def ones_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Ones in x's shape, dtype and device, unless given."""
+    """Return ones with x's shape, dtype and device by default."""
     return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 @public(method=False)
 def empty_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Undefined contents in x's shape, dtype and device, unless given."""
+    """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
     kind, place = kind_and_place(x, "empty_like", dtype, device)
     return empty(x.array.shape, dtype=kind, device=place, requires_grad=requires_grad)
 
 
 def _new(make: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """The method that makes what `make` does, in a tensor's dtype and on its device unless told otherwise."""
+    """Return the method that calls `make` with a tensor's dtype and device by default."""
 
     def method(
         x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
@@ -265,11 +267,11 @@ def _new(make: Callable[..., Any], what: str) -> Callable[..., Any]:
         return make(*size, dtype=kind, device=place, requires_grad=requires_grad)
 
     method.__name__ = method.__qualname__ = f"new_{make.__name__}"
-    method.__doc__ = f"{what} of another shape in x's dtype and on its device."
+    method.__doc__ = f"Return a tensor of {what} in the given shape, with x's dtype and device by default."
     return public(function=False)(method)
 
 
-new_zeros, new_ones, new_empty = _new(zeros, "Zeros"), _new(ones, "Ones"), _new(empty, "Undefined contents")
+new_zeros, new_ones, new_empty = _new(zeros, "zeros"), _new(ones, "ones"), _new(empty, "undefined contents")
 
 
 @public(function=False)
@@ -282,7 +284,7 @@ def new_full(
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """`fill_value` of another shape in x's dtype and on its device."""
+    """Return a tensor of shape `size` filled with `fill_value`, with x's dtype and device by default."""
     kind, place = kind_and_place(x, "new_full", dtype, device)
     return full(size, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
@@ -291,7 +293,7 @@ def new_full(
 def new_tensor(
     x: Tensor, data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
-    """A tensor of `data` in x's dtype and on its device."""
+    """Return a tensor with a copy of `data`, with x's dtype and device by default."""
     kind, place = kind_and_place(x, "new_tensor", dtype, device)
     return tensor(data, dtype=kind, device=place, requires_grad=requires_grad)
 
@@ -300,7 +302,7 @@ def new_tensor(
 
 
 class _Moved(Function):
-    """A copy on another device; its gradient goes back the same way."""
+    """A copy on another device; its gradient is copied back to the source's device."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, device: Device, non_blocking: bool) -> Any:
@@ -315,16 +317,16 @@ class _Moved(Function):
 def to(
     x: Any, *args: Any, dtype: Any = None, device: Any = None, copy: bool = False, non_blocking: bool = False
 ) -> Any:
-    """x in another dtype, on another device, or both: to(dtype), to(device), to(device, dtype), to(other).
+    """Return x with another dtype or on another device: to(dtype), to(device), to(device, dtype), to(other).
 
     Args:
-        copy: also where nothing changes and x itself would be given.
-        non_blocking: a copy from pinned memory (`pin_memory`) to a device does not wait; the source must not be
-            changed before it is done.
+        copy: return a copy even if nothing changes; otherwise x itself is returned then.
+        non_blocking: do not block on a copy from pinned memory (`pin_memory`) to a device. The source must not be
+            changed before the copy is done.
 
     Raises:
-        DeviceError: for a device that this machine has not.
-        DTypeError: for what is neither a dtype nor a device.
+        DeviceError: for a device that this machine lacks.
+        DTypeError: for an argument that is neither a dtype nor a device.
     """
     a = array_of(x, "to")
     for value in args:
@@ -335,28 +337,29 @@ def to(
         elif value is not None:
             dtype = value
     place = a.device if device is None else as_device(device)
-    made = x
-    if dtype is not None and as_dtype(dtype).itemsize <= a.dtype.itemsize:  # the fewer bytes travel
-        made = to_dtype(made, as_dtype(dtype))
+    result = x
+    # Narrow before the transfer and widen after it, so that fewer bytes are copied.
+    if dtype is not None and as_dtype(dtype).itemsize <= a.dtype.itemsize:
+        result = to_dtype(result, as_dtype(dtype))
     if place != a.device:
-        made = _Moved.apply(made, place, non_blocking)
+        result = _Moved.apply(result, place, non_blocking)
     if dtype is not None:
-        made = to_dtype(made, as_dtype(dtype))
-    return apply(elementwise.copy, x) if copy and made is x else made
+        result = to_dtype(result, as_dtype(dtype))
+    return apply(elementwise.copy, x) if copy and result is x else result
 
 
 @public(function=False)
 def pin_memory(x: Tensor, device: DeviceLike = "cuda") -> Tensor:
-    """A copy in pinned host memory; x itself where it is there. See `to(non_blocking=True)`.
+    """Return a copy in pinned host memory, or x itself if it is pinned. See `to(non_blocking=True)`.
 
     Raises:
-        DeviceError: x is not on the CPU, or there is no such device.
+        DeviceError: if x is not on the CPU, or if the device does not exist.
     """
     a = array_of(x, "pin_memory")
     if a.device.type != "cpu":
-        raise DeviceError(f"pin_memory of a tensor on {a.device}", next="only host memory can be pinned")
+        raise DeviceError(f"pin_memory of a tensor on {a.device}", next="call .cpu() first: only host memory is pinned")
     if is_pinned(a):
         return x
-    made = pinned_empty(a.shape, a.dtype, as_device(device))
-    elementwise.copy(a, out=made)
-    return _wrap(made)
+    pinned = pinned_empty(a.shape, a.dtype, as_device(device))
+    elementwise.copy(a, out=pinned)
+    return _wrap(pinned)

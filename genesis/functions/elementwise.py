@@ -1,6 +1,6 @@
-"""Elementwise functions that add something to their op: named and behaving as torch's; names in _ work in place.
+"""Elementwise functions that do more than call one op, with torch's names and semantics.
 
-Those that add nothing are in `pointwise.py`.
+Names that end in _ work in place. Functions generated from op records alone are in `pointwise.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from genesis import dtypes
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import BOOL, INTEGER, DType, as_dtype
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.pointwise import made_in_place, made_of
+from genesis.functions.pointwise import function_of, in_place_method_of
 from genesis.functions.surface import (
     DTypeLike,
     Operand,
@@ -28,12 +28,12 @@ from genesis.op import Op
 from genesis.ops import elementwise as ops
 
 _EXPONENT = {"exponent": "y"}
-pow = made_of(ops.pow, keywords=_EXPONENT)
-pow_ = made_in_place(ops.pow, keywords=_EXPONENT)
+pow = function_of(ops.pow, keywords=_EXPONENT)
+pow_ = in_place_method_of(ops.pow, keywords=_EXPONENT)
 
 
 def _scaled(x: Any, y: Any, alpha: float) -> Any:
-    """`alpha`·y as add and sub of x take it: in the type of the sum, which may hold more than y's own."""
+    """Return `alpha`·y for x ± alpha·y, in the dtype of the sum, which may be wider than y's own."""
     if not isinstance(y, TensorBase):
         return y * alpha
     kind = _common_type(x, y)
@@ -48,7 +48,7 @@ def _common_type(*operands: Any) -> DType:
 
 @public(method=False)
 def result_type(*operands: Any) -> DType:
-    """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
+    """Return the dtype of arithmetic on tensors and numbers: `result_type(x, 2.5)`, or on one sequence of them."""
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     arrays = [x.array if isinstance(x, TensorBase) else x for x in given]
     if not arrays:
@@ -57,7 +57,7 @@ def result_type(*operands: Any) -> DType:
 
 
 def _sum(op: Op, sign: str) -> tuple[Any, Any]:
-    """The function that adds, or subtracts, a multiple of its second operand, and the one that does so in place."""
+    """Return the functions for x ± alpha·y: the plain one and the in-place one."""
 
     def plain(x: Operand, y: Operand, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
@@ -68,8 +68,8 @@ def _sum(op: Op, sign: str) -> tuple[Any, Any]:
         y = as_operand(y, op.name + "_")
         return apply_(op, x, x, y if alpha == 1 else _scaled(x, y, alpha))
 
-    plain.__name__, plain.__doc__ = op.name, f"x {sign} alpha·y."
-    in_place.__name__, in_place.__doc__ = f"{op.name}_", f"x {sign}= alpha·y, in place."
+    plain.__name__, plain.__doc__ = op.name, f"Return x {sign} alpha·y."
+    in_place.__name__, in_place.__doc__ = f"{op.name}_", f"Compute x {sign}= alpha·y in place."
     return public(plain), public(in_place)
 
 
@@ -79,7 +79,7 @@ sub, sub_ = _sum(ops.sub, "-")
 
 @public
 def div(x: Operand, y: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
-    """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
+    """Return x / y; `rounding_mode` "floor" or "trunc" rounds the quotient and keeps the operands' dtype."""
     x, y = check_operands("div", x, y)
     if rounding_mode == "floor":
         return apply(ops.floor_divide, x, y, out=out)
@@ -92,7 +92,7 @@ def div(x: Operand, y: Operand, *, rounding_mode: str | None = None, out: Tensor
 
 @public
 def div_(x: Tensor, y: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """`div` in place; `rounding_mode` as there."""
+    """Compute `div` in place."""
     y = as_operand(y, "div_")
     if rounding_mode == "trunc" and x.array.dtype.is_floating_point:
         return apply_(ops.trunc, x, apply_(ops.div, x, x, y))
@@ -105,16 +105,17 @@ def div_(x: Tensor, y: Operand, *, rounding_mode: str | None = None) -> Tensor:
 
 @public(also=("clip",))
 def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None) -> Tensor:
-    """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open.
+    """Return x limited to [min, max]; None leaves a side open.
 
-    The result has the common type of x and the bounds. Where min > max it is max.
+    Bounds are numbers, or tensors, which broadcast and receive gradients. The result has the common dtype of x and the
+    bounds. Where min > max, it is max.
     """
     return apply(ops.clamp, *_bounded("clamp", x, min, max), out=out)
 
 
 @public
 def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """`clamp` in place."""
+    """Compute `clamp` in place."""
     return apply_(ops.clamp, x, *_bounded("clamp_", x, min, max))
 
 
@@ -131,31 +132,31 @@ def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
 
 @public
 def clamp_min(x: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x, or `min` where that is larger."""
+    """Return the larger of x and `min`, element by element."""
     return clamp(x, min, out=out)
 
 
 @public
 def clamp_max(x: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x, or `max` where that is smaller."""
+    """Return the smaller of x and `max`, element by element."""
     return clamp(x, None, max, out=out)
 
 
 @public
 def lerp(x: Operand, end: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x + weight·(end - x)."""
+    """Return x + weight·(end - x)."""
     return apply(ops.lerp, *check_operands("lerp", x, end, weight), out=out)
 
 
 @public
 def lerp_(x: Tensor, end: Operand, weight: Operand) -> Tensor:
-    """`lerp` in place."""
+    """Compute `lerp` in place."""
     return apply_(ops.lerp, x, x, as_operand(end, "lerp_"), as_operand(weight, "lerp_"))
 
 
 @public(method=False)
 def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
-    """x where `condition` (bool) holds, else y."""
+    """Return x where `condition` (bool) is true, else y."""
     condition, x, y = check_operands("where", condition, x, y)
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
         kind = _common_type(x, y)
@@ -166,18 +167,18 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
 
 @public
 def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
+    """Return x with `value` where `mask` is true, in x's dtype and the broadcast shape."""
     return apply(ops.where, mask, _filling("masked_fill", x, mask, value), x)
 
 
 @public
 def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    """`masked_fill` in place."""
+    """Compute `masked_fill` in place."""
     return apply_(ops.where, x, mask, _filling("masked_fill_", x, mask, value), x)
 
 
 def _filling(name: str, x: Any, mask: Any, value: Any) -> Any:
-    """The value in x's type: the elements that stay must not pass through another."""
+    """Return the value in x's dtype, so that the other elements are not cast to another."""
     array_of(mask, name)
     value, kind = as_operand(value, name), array_of(x, name).dtype
     if isinstance(value, TensorBase):
@@ -189,26 +190,26 @@ def _filling(name: str, x: Any, mask: Any, value: Any) -> Any:
 
 
 def to_dtype(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """x in another dtype; x itself where it has it already."""
+    """Return x in another dtype, or x itself if it has that dtype."""
     dtype = as_dtype(dtype)
     return x if x.array.dtype is dtype else apply(ops.cast, x, dtype=dtype)
 
 
 @public
 def clone(x: Tensor) -> Tensor:
-    """A copy in fresh contiguous memory, on the tape."""
+    """Return a copy in new contiguous memory; autograd records it."""
     return apply(ops.copy, x)
 
 
 @public(keywords={"other": "source", "src": "source"})
 def copy_(x: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
-    """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device.
+    """Overwrite x with `source`, which broadcasts, is cast to x's dtype, and may be on another device.
 
-    `non_blocking`: between a device and pinned memory of the same layout and dtype, do not wait.
+    `non_blocking`: do not block on a copy between a device and pinned memory of the same layout and dtype.
     """
     source = as_operand(source, "copy_")
     if isinstance(source, TensorBase) and source.array.device != x.array.device:
-        if x.requires_grad or source.requires_grad:  # on the tape the copy and the change are two steps
+        if x.requires_grad or source.requires_grad:  # recorded as two steps: the copy and the in-place change
             source = source.to(device=x.array.device)  # type: ignore[attr-defined]
         else:
             overwrite(x.array, source.array, non_blocking)
@@ -218,15 +219,15 @@ def copy_(x: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
 
 @public
 def fill_(x: Tensor, value: Operand) -> Tensor:
-    """Every element becomes `value`, a number or a tensor without dimensions."""
+    """Set every element to `value`, a number or a 0-d tensor."""
     value = as_operand(value, "fill_")
     fitting(value, x.array.dtype, "fill_")
     if isinstance(value, TensorBase) and value.array.shape:
-        raise ShapeError(f"fill_ takes a number or a tensor without dimensions, got shape {value.array.shape}")
+        raise ShapeError(f"fill_ takes a number or a 0-d tensor, got shape {value.array.shape}")
     return apply_(ops.overwrite, x, x, value)
 
 
 @public
 def zero_(x: Tensor) -> Tensor:
-    """Every element becomes 0."""
+    """Set every element to 0."""
     return fill_(x, 0)

@@ -1,7 +1,6 @@
-"""Sharing memory with other libraries without a copy: DLPack and `__cuda_array_interface__`, both ways.
+"""Sharing memory with other libraries without a copy, in both directions: DLPack and `__cuda_array_interface__`.
 
-On CUDA the consumer names the stream it will use, and that stream is made to wait for ours; the other way round ours
-waits for the producer's.
+On CUDA, the consumer names the stream that it will use, and that stream waits for the producer's.
 """
 
 from __future__ import annotations
@@ -23,32 +22,33 @@ from genesis.functions.transfer import cuda_backend, moved, record_stream
 from genesis.op import registry
 from genesis.shapes import contiguous_strides
 
-# DLDataTypeCode and bits: signed integers are 0, unsigned 1, floats 2, bfloat16 4, bools 6.
+# DLDataTypeCode and bits: 0 for signed integers, 1 for unsigned ones, 2 for floats, 4 for bfloat16, 6 for bools.
 _CODES = {bfloat16: 4, bool_: 6, uint8: 1}
 _KINDS = {d: (_CODES.get(d, 2 if d.category == FLOAT else 0), 8 * d.itemsize) for d in ALL}
 _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
-_LEGACY = 1  # how other libraries and the driver name the default stream, which is 0 here
+_LEGACY = 1  # number of the default stream in other libraries and the driver; Genesis uses 0
 
 
 # --- DLPack -----------------------------------------------------------------------------------------------------------
 
 
 def dlpack_device(device: Device) -> tuple[int, int]:
-    """(DLDeviceType, number) of a device."""
+    """Return (DLDeviceType, number) of a device."""
     return (dlpack.CPU, 0) if device == CPU else (dlpack.CUDA, device.index)
 
 
 def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
-    """A capsule over `array`; arguments as the array API standard gives them to `__dlpack__`.
+    """Return a capsule over `array`; the arguments are those of `__dlpack__` in the array API standard.
 
     Args:
-        stream: the consumer's: an address, None or 1 for the default stream, -1 for no waiting; None on the CPU.
-        max_version: the newest (major, minor) that the consumer reads; None for the form without a version.
-        dl_device: where the consumer wants it; another place than the array's own is a copy on the host.
-        copy: True makes one, False forbids it.
+        stream: address of the consumer's stream; None or 1 for the default stream, -1 for no synchronization. Must be
+            None on the CPU.
+        max_version: newest (major, minor) that the consumer reads; None requests an unversioned capsule.
+        dl_device: device on which the consumer wants the memory; another device than the array's is a host copy.
+        copy: True forces a copy, False forbids one.
 
     Raises:
-        BufferError: it would need a copy that `copy` forbids, or a device that is not the host.
+        BufferError: if the request requires a copy that `copy` forbids, or a copy to a device other than the host.
     """
     versioned = max_version is not None and max_version[0] >= dlpack.VERSION[0]
     copied = bool(copy)
@@ -61,7 +61,7 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
     elif copied:
         array = registry["copy"](array)
     if array.device != CPU and stream != -1:
-        # The consumer's stream waits for ours, and our pool for the consumer's stream.
+        # The consumer's stream waits for ours, and our pool reuses the memory only after the consumer's stream.
         backend, theirs = cuda_backend(array.device), 0 if stream in (None, _LEGACY) else int(stream)
         if theirs != backend.stream:
             backend.driver.follow(theirs, backend.stream)
@@ -74,9 +74,10 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
 
 @public(method=False, keywords={"ext_tensor": "source"})
 def from_dlpack(source: Any) -> Tensor:
-    """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is copied.
+    """Return a tensor over the memory of any object with `__dlpack__`, on the host or on CUDA.
 
-    Raises: DTypeError, for element types that Genesis lacks; DeviceError, for other memory.
+    Read-only memory is copied. Raises: DTypeError, for an element type that Genesis lacks; DeviceError, for memory of
+    other devices.
     """
     try:
         kind, number = source.__dlpack_device__()
@@ -84,11 +85,11 @@ def from_dlpack(source: Any) -> Tensor:
         options = {"stream": cuda_backend(Device("cuda", number)).stream or _LEGACY} if is_cuda else {}
         try:
             capsule = source.__dlpack__(max_version=dlpack.VERSION, **options)
-        except TypeError:  # a producer from before the versioned form
+        except TypeError:  # the producer does not support versioned capsules
             capsule = source.__dlpack__(**options)
         taken = dlpack.take(capsule)
     except (AttributeError, BufferError, RuntimeError, ValueError) as error:
-        raise DTypeError(f"from_dlpack: {type(source).__name__} cannot be taken over: {error}") from error
+        raise DTypeError(f"from_dlpack: cannot share memory of {type(source).__name__}: {error}") from error
     dtype = _DTYPES.get(taken.described.kind)
     if dtype is None or taken.lanes != 1:
         code, bits = taken.described.kind
@@ -111,7 +112,7 @@ def _host_array(taken: dlpack.Taken, dtype: DType) -> Array:
     reach = [(size - 1) * stride for size, stride in zip(described.shape, described.strides, strict=True)]
     before, extent = sum(r for r in reach if r < 0), 1 + sum(abs(r) for r in reach)
     memory = (ctypes.c_uint8 * (extent * item)).from_address(described.pointer + before * item)
-    memory._taken = taken  # type: ignore[attr-defined]  # every view of the memory keeps it
+    memory._taken = taken  # type: ignore[attr-defined]  # every view of the memory keeps `taken` alive
     block: np.ndarray = np.ndarray((extent * item,), np.uint8, memoryview(memory))
     if before == 0 and not taken.read_only and described.pointer % item == 0:
         return Array(CpuStorage(block, extent * item, owner=taken), described.shape, described.strides, dtype)
@@ -128,7 +129,7 @@ def _adopted(
     owner: object,
     read_only: bool,
 ) -> Array:
-    """An array over memory of another library, or over a copy where that is not to be written."""
+    """Return an array over memory of another library, or over a copy if that memory is read-only."""
     if any(stride < 0 for stride in strides):
         raise DeviceError("CUDA memory with negative strides cannot be shared", next="make it contiguous first")
     extent = 0 if 0 in shape else 1 + sum((n - 1) * st for n, st in zip(shape, strides, strict=True))
@@ -141,11 +142,11 @@ def _adopted(
 
 
 def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
-    """Version 3 of the interface. AttributeError says that it is missing: on the CPU, for bfloat16, with a gradient."""
+    """Return version 3 of the interface. AttributeError: on the CPU, for bfloat16, and if a gradient is required."""
     if array.device == CPU:
         raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
     if array.dtype is bfloat16:
-        raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack, or .view of another type")
+        raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack, or .view of another dtype")
     if requires_grad:
         raise AttributeError("the tensor requires a gradient: use .detach()")
     return {
@@ -159,9 +160,9 @@ def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
 
 
 def from_cuda_array_interface(source: Any) -> Array:
-    """An array over CUDA memory that `source` describes; our stream waits for the producer's.
+    """Return an array over the CUDA memory that `source` describes; our stream waits for the producer's.
 
-    Raises: DTypeError, for types that Genesis lacks, and for masks.
+    Raises: DTypeError, for a dtype that Genesis lacks, and for masked memory.
     """
     facts = source.__cuda_array_interface__
     if facts.get("mask") is not None:
@@ -170,7 +171,7 @@ def from_cuda_array_interface(source: Any) -> Array:
     shape, (pointer, read_only) = tuple(facts["shape"]), facts["data"]
     steps = facts.get("strides")
     if steps is not None and any(step % dtype.itemsize for step in steps):
-        raise DTypeError(f"strides of {steps} bytes for elements of {dtype.itemsize}")
+        raise DTypeError(f"strides of {steps} bytes are not multiples of the element size, {dtype.itemsize} bytes")
     strides = contiguous_strides(shape) if steps is None else tuple(step // dtype.itemsize for step in steps)
     device = as_device("cuda")
     stream = facts.get("stream")

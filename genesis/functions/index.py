@@ -1,6 +1,6 @@
 """Indexing functions on tensors: `x[index]`, `x[index] = value`, and torch's gather, scatter, select and put families.
 
-`genesis.indexing` decides what an index does; here it is run and recorded.
+`genesis.indexing` decides what an index does; this module runs and records it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, normaliz
 
 
 def _arrays_in(index: Any) -> Any:
-    """The index with its tensors replaced by their arrays."""
+    """Return the index with its tensors replaced by their arrays."""
     if isinstance(index, tuple):
         return tuple(_arrays_in(e) for e in index)
     if isinstance(index, list) and any(isinstance(e, TensorBase) for e in index):
@@ -41,11 +41,11 @@ def _arrays_in(index: Any) -> Any:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """`x[index]`: a view for ints, slices, None and Ellipsis; a copy where integer arrays or masks take part.
+    """Return `x[index]`: a view for ints, slices, None and Ellipsis; a copy if integer arrays or masks are included.
 
     Raises:
-        IndexRangeError: naming dimension, size and index.
-        DTypeError: for index tensors that are neither integers nor bools.
+        IndexRangeError: for an index outside its dimension; names dimension, size and index.
+        DTypeError: for index tensors that hold neither integers nor bools.
     """
     index = _arrays_in(index)
     if isinstance(index, Array) and index.dtype is bool_ and index.shape == x.array.shape and index.shape:
@@ -61,15 +61,15 @@ class IndexPlan(NamedTuple):
     """What an index does to a tensor; see `index_plan`.
 
     Attributes:
-        kind: VIEW or GATHER where it reads; COPY, FILL or SCATTER where it writes. Equal to its name as a string.
-        result_shape: of what is read or written.
-        result_strides: in elements; those of the view, of the new tensor that a GATHER makes, of a SCATTER's values.
-        ptr_offset_bytes: from the tensor's first element to that of the view, which for a GATHER or SCATTER the
-            integers and slices of the index give, and in which the index tensors count.
-        index_tensor: the positions that are gathered or written: int64, a tuple where several dimensions have their
-            own, None where there are none, or where a mask serves without.
-        needs_mask_compaction: whether a bool mask must be counted and its positions listed, which waits for the device.
-        temp_memory_bytes: taken besides the result for positions; kernels may take a workspace on top.
+        kind: VIEW or GATHER for reads; COPY, FILL or SCATTER for writes. A member equals its name as a string.
+        result_shape: shape that is read or written.
+        result_strides: strides in elements, of the view, of a GATHER's new tensor, or of a SCATTER's values.
+        ptr_offset_bytes: offset of the view from the tensor's first element. For a GATHER or SCATTER, the view is the
+            one that the integers and slices of the index select; the index tensors count from its start.
+        index_tensor: int64 positions that are gathered or written; a tuple if several dimensions have their own; None
+            without index tensors, or if a mask is applied without them.
+        needs_mask_compaction: whether a bool mask is converted to positions, which blocks for the count.
+        temp_memory_bytes: memory for positions, in addition to the result; kernels may also need a workspace.
     """
 
     kind: Kind
@@ -86,24 +86,25 @@ _READS: Any = object()
 
 @public(method=False)
 def index_plan(x: Tensor, index: Any, value: Any = _READS) -> IndexPlan:
-    """What `x[index]` does, or `x[index] = value` where a value is given; x is left alone.
+    """Return what `x[index]` does, or `x[index] = value` if a value is given; x does not change.
 
     Raises:
-        IndexRangeError, DTypeError: as `x[index]`.
+        IndexRangeError: as `x[index]`.
+        DTypeError: as `x[index]`.
     """
     array, key = array_of(x, "index_plan"), _arrays_in(index)
     entries = key if isinstance(key, tuple) else (key,)
     masked = any(_is_mask(e) for e in entries)
     if value is _READS and isinstance(key, Array) and key.dtype is bool_ and key.shape == array.shape and key.shape:
-        found = _selected(TensorBase.wrap(array), key).array
+        selected = _selected(TensorBase.wrap(array), key).array
         offsets: Any = ops.mask_offsets.infer(key)
         nbytes = numel(offsets.shape) * offsets.dtype.itemsize
-        return IndexPlan(Kind.GATHER, found.shape, found.strides, 0, None, True, nbytes)
+        return IndexPlan(Kind.GATHER, selected.shape, selected.strides, 0, None, True, nbytes)
     is_number = not isinstance(value, TensorBase) or not value.array.shape
     plan = plan_get(array, key) if value is _READS else plan_set(array, key, is_number)
     gathers = plan.kind in (Kind.GATHER, Kind.SCATTER)
-    given = {e.storage for e in entries if isinstance(e, Array)}
-    made = {i.storage for i in plan.indices} - given
+    users_storages = {e.storage for e in entries if isinstance(e, Array)}
+    temporary = {i.storage for i in plan.indices} - users_storages
     positions = tuple(TensorBase.wrap(i) for i in plan.indices)
     return IndexPlan(
         plan.kind,
@@ -112,7 +113,7 @@ def index_plan(x: Tensor, index: Any, value: Any = _READS) -> IndexPlan:
         plan.window.offset * array.dtype.itemsize,
         (positions[0] if len(positions) == 1 else positions) if positions else None,
         masked and gathers,
-        sum(storage.nbytes for storage in made),
+        sum(storage.nbytes for storage in temporary),
     )
 
 
@@ -123,25 +124,27 @@ def _is_mask(entry: Any) -> bool:
 
 
 def _selected(x: Any, mask: Array) -> Any:
-    """The elements of x where a mask of its shape holds; reading how many there are is the one wait."""
+    """Return the elements of x where a mask of its shape is true; reading their count blocks once."""
     offsets = ops.mask_offsets(mask)
     count = offsets.view((), (), offsets.offset + offsets.size - 1).item()
     return apply(ops.masked_select, x, mask, offsets, count=count)
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value`: changes x's memory; the value broadcasts and is cast to x's dtype.
+    """Run `x[index] = value`: write into x's memory; the value broadcasts and is cast to x's dtype.
 
-    Where integer arrays repeat an index, the last value stays. Raises: as `getitem`; ShapeError.
+    If integer arrays repeat an index, the last value wins. Raises: as `getitem`; ShapeError.
     """
+    # Read the value, and decide what the index does.
     value = _as_value(value, x.array)
     number = not isinstance(value, TensorBase)
     plan = plan_set(x.array, _arrays_in(index), number or not value.array.shape)
     part = x if plan.items is None else apply(views.slice, x, items=plan.items)
     if not number:
         value = _fitting(value, plan.shape)
+    # Write into the selected part.
     if plan.mask is not None:
-        # written under the mask, so that nothing has to be counted
+        # A masked write needs no count.
         apply_(elementwise.where, part, plan.mask, value if number else to_dtype(value, x.array.dtype), part)
     elif plan.kind is Kind.SCATTER:
         _write(part, value, plan.indices, plan.dims, named=plan.named)
@@ -149,21 +152,21 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         fill_(part, value)
     elif not (
         is_same_window(part.array, value.array) and value.owner is x.owner
-    ):  # as after x[i] += 1, not off the tape
+    ):  # x[i] += 1 has already written the value in place
         copy_(part, value)
 
 
 def _as_value(value: Any, x: Array) -> Any:
-    """What is assigned: a tensor, or a number that x's dtype can hold."""
+    """Return the value to assign: a tensor, or a number that x's dtype can hold."""
     if isinstance(value, TensorBase):
         return value
     if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
         from genesis.functions.create import as_tensor
 
         return as_tensor(np.asarray(value))
-    if (found := plain(value)) is None:
+    if (plain_number := plain(value)) is None:
         raise DTypeError(f"a value of type {type(value).__name__} cannot be assigned to elements")
-    value = found
+    value = plain_number
     if x.dtype is bool_:
         return bool(value)
     if x.dtype.category != INTEGER:
@@ -175,7 +178,7 @@ def _as_value(value: Any, x: Array) -> Any:
 
 
 def _fitting(value: Any, shape: Shape) -> Any:
-    """`value` without leading dimensions of size 1 that `shape` has no place for."""
+    """Return `value` without leading dimensions of size 1 in excess of `shape`."""
     given = value.array.shape
     extra = len(given) - len(shape)
     if extra > 0 and all(s == 1 for s in given[:extra]):
@@ -190,10 +193,10 @@ def _write(
     x: Any, values: Any, indices: tuple[Any, ...], dims: Shape, *, accumulate: bool = False, named: Shape | None = None,
     along: int | None = None,
 ) -> Any:  # fmt: skip
-    """Values written (or added) at index arrays of x, in place."""
+    """Write values into x at index arrays, in place, or add them."""
     if is_grad_enabled() and any(isinstance(v, TensorBase) and v.requires_grad for v in (x, values)):
         return apply_(ops.index_put, x, x, values, *indices, dims=dims, accumulate=accumulate, named=named, along=along)
-    # nothing to record: only the indexed elements are touched
+    # Nothing to record: the in-place op touches only the indexed elements.
     given = (v.array if isinstance(v, TensorBase) else v for v in (x, values, *indices))
     ops.index_put_(*given, dims=dims, accumulate=accumulate, named=named, along=along)
     return x
@@ -203,7 +206,7 @@ def _write(
 
 
 def _vector(name: str, x: Any, dim: int, index: Any) -> int:
-    """The dimension, for an index of at most one dimension that suits x."""
+    """Return the normalized dimension for an index of at most one dimension. Raises ShapeError."""
     shape, given = array_of(x, name).shape, array_of(index, name)
     if given.ndim > 1 or given.dtype.category != INTEGER:
         raise ShapeError(f"{name}: the index must be a vector of integers, got shape {given.shape}, {given.dtype}")
@@ -213,7 +216,7 @@ def _vector(name: str, x: Any, dim: int, index: Any) -> int:
 
 
 def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, Any]:
-    """(dimension, index as a vector) for a source that has one slice for each index; ShapeError if it has not."""
+    """Return (dimension, index as a vector). Raises ShapeError unless the source has one slice per index."""
     dim = _vector(name, x, dim, index)
     index = reshape(index, -1) if index.array.size else index
     shape = x.array.shape
@@ -225,21 +228,21 @@ def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, 
 
 @public
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The slices `index` (a vector) of dimension `dim`, copied."""
+    """Return a copy of the slices `index` (a vector) along dimension `dim`."""
     dim = _vector("index_select", x, dim, index)
     return apply(ops.index_get, x, reshape(index, -1) if not index.array.shape else index, dims=(dim,))
 
 
 @public
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
+    """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices accumulate."""
     dim, index = _slices("index_add", x, dim, index, source)
     return apply(ops.index_put, x, _times(source, alpha), index, dims=(dim,), accumulate=True)
 
 
 @public
 def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """`index_add` in place."""
+    """Compute `index_add` in place."""
     dim, index = _slices("index_add_", x, dim, index, source)
     return _write(x, _times(source, alpha), (index,), (dim,), accumulate=True)
 
@@ -250,36 +253,36 @@ def _times(source: Any, alpha: float) -> Any:
 
 @public
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """x with the slices `index` of dimension `dim` replaced by those of `source`; the last of repeated ones stays."""
+    """Return x with the slices `index` along dimension `dim` replaced by `source`; the last of repeated ones wins."""
     dim, index = _slices("index_copy", x, dim, index, source)
     return apply(ops.index_put, x, source, index, dims=(dim,))
 
 
 @public
 def index_copy_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """`index_copy` in place."""
+    """Compute `index_copy` in place."""
     dim, index = _slices("index_copy_", x, dim, index, source)
     return _write(x, source, (index,), (dim,))
 
 
 @public
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
-    """x with `value` (a number or a tensor of one element) in the slices `index` of dimension `dim`."""
+    """Return x with `value`, a number or a one-element tensor, in the slices `index` along dimension `dim`."""
     dim = _vector("index_fill", x, dim, index)
     return apply(ops.index_put, x, _as_value(value, x.array), index, dims=(dim,))
 
 
 @public
 def index_fill_(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
-    """`index_fill` in place."""
+    """Compute `index_fill` in place."""
     dim = _vector("index_fill_", x, dim, index)
     return _write(x, _as_value(value, x.array), (index,), (dim,))
 
 
 def _put_plan(name: str, x: Any, indices: Any, values: Any) -> tuple[Any, tuple[Array, ...], Shape]:
-    """(value, index arrays, dims) for a tuple of index tensors over the leading dimensions."""
+    """Return (value, index arrays, dims) for a tuple of index tensors over the leading dimensions."""
     given = [array_of(i, name) for i in indices]
-    # without dimensions an index would count as basic indexing and take its dimension away
+    # A 0-d index would count as basic indexing, which removes its dimension.
     vectors = [i.view((1,), (1,)) if not i.shape else i for i in given]
     plan = plan_get(array_of(x, name), tuple(vectors))
     if not plan.indices:
@@ -290,10 +293,10 @@ def _put_plan(name: str, x: Any, indices: Any, values: Any) -> tuple[Any, tuple[
 
 @public
 def index_put(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
-    """x with `values` written at the index tensors `indices` (a tuple, over the leading dimensions), or added there.
+    """Return x with `values` written, or added, at `indices`: a tuple of index tensors for the leading dimensions.
 
     Raises:
-        IndexRangeError: naming dimension, size and index.
+        IndexRangeError: for an index outside its dimension; names dimension, size and index.
     """
     value, arrays, dims = _put_plan("index_put", x, indices, values)
     return apply(ops.index_put, x, value, *arrays, dims=dims, accumulate=accumulate)
@@ -301,7 +304,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate:
 
 @public
 def index_put_(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
-    """`index_put` in place."""
+    """Compute `index_put` in place."""
     value, arrays, dims = _put_plan("index_put_", x, indices, values)
     return _write(x, value, arrays, dims, accumulate=accumulate)
 
@@ -310,9 +313,9 @@ def index_put_(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate
 
 
 def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...], Shape]:
-    """(x with at least one dimension, an index for each, all dimensions).
+    """Return (x with at least one dimension, one index per dimension, all dimensions).
 
-    The indices are `index` along `dim`, and each element's own position along the others.
+    The indices are `index` along `dim`, and each element's own position along the other dimensions.
     """
     if not array_of(x, name).shape:
         x, index = apply(views.reshape, x, shape=(1,)), reshape(index, -1)
@@ -333,15 +336,15 @@ def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...
 
 @public
 def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
+    """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`."""
     source, places, dims = _along("gather", x, dim, index)
-    found = apply(ops.index_get, source, *places, dims=dims)
-    return found if found.array.shape == index.array.shape else reshape(found, index.array.shape)
+    gathered = apply(ops.index_get, source, *places, dims=dims)
+    return gathered if gathered.array.shape == index.array.shape else reshape(gathered, index.array.shape)
 
 
 @public
 def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat tensor."""
+    """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
     if dim is None:
         return gather(flatten(x), 0, flatten(indices))
     shape, given = array_of(x, "take_along_dim").shape, array_of(indices, "take_along_dim").shape
@@ -358,59 +361,59 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
 
 
 def _source(name: str, x: Any, index: Any, src: Any) -> Any:
-    """What scatter writes: a number, or the part of `src` that `index` covers."""
+    """Return the values that scatter writes: a number, or the part of `src` that `index` covers."""
     if not isinstance(src, TensorBase):
         return _as_value(src, x.array)
     given, shape = src.array.shape, index.array.shape
     if len(given) != len(shape) or any(g < s for g, s in zip(given, shape, strict=True)):
-        raise ShapeError(f"{name}: a source of shape {given} for an index of shape {shape}")
+        raise ShapeError(f"{name}: a source of shape {given} does not cover an index of shape {shape}")
     if given != shape:
         src = apply(views.slice, src, items=tuple((0, n, 1) for n in shape))
     return to_dtype(src, x.array.dtype)
 
 
 def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool = False) -> Any:
-    """Write `src`, or add it; in place where the name says so."""
+    """Write or add `src`, in place if the name ends in an underscore."""
     value = _source(name, x, index, src)
     target, places, dims = _along(name, x, dim, index)
     how: dict[str, Any] = {"dims": dims, "accumulate": accumulate, "along": normalize_axis(dim, len(dims))}
     if name[-1] == "_":
         _write(target, value, places, **how)
         return x
-    found = apply(ops.index_put, target, value, *places, **how)
-    return found if found.array.shape == x.array.shape else reshape(found, x.array.shape)
+    scattered = apply(ops.index_put, target, value, *places, **how)
+    return scattered if scattered.array.shape == x.array.shape else reshape(scattered, x.array.shape)
 
 
 @public(keywords={"value": "src"})
 def scatter(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
-    """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
+    """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
     return _scatter("scatter", x, dim, index, src)
 
 
 @public(keywords={"value": "src"})
 def scatter_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
-    """`scatter` in place."""
+    """Compute `scatter` in place."""
     return _scatter("scatter_", x, dim, index, src)
 
 
 @public
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
-    """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
+    """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
     return _scatter("scatter_add", x, dim, index, src, accumulate=True)
 
 
 @public
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
-    """`scatter_add` in place."""
+    """Compute `scatter_add` in place."""
     return _scatter("scatter_add_", x, dim, index, src, accumulate=True)
 
 
 @public
 def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
-    """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per slice.
+    """Return each element, or slice along `dim`, `repeats` times in a row; `repeats` is one number or one per slice.
 
     Raises:
-        ShapeError: if there are neither one nor as many numbers as slices.
+        ShapeError: if the count of `repeats` is neither one nor the number of slices.
     """
     if dim is None:
         x, dim = flatten(x), 0
@@ -418,6 +421,7 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
     dim = normalize_axis(dim, len(shape))
     if not shape:
         x, shape = reshape(x, 1), (1,)
+    # One count for all slices: expand and copy.
     is_one = (
         not repeats.array.shape if isinstance(repeats, TensorBase) else not isinstance(repeats, (Sequence, np.ndarray))
     )
@@ -425,6 +429,7 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
         repeats = integer(repeats, "repeat_interleave", "repeats")
         wide = expand(unsqueeze(x, dim + 1), *shape[: dim + 1], repeats, *shape[dim + 1 :])
         return reshape(apply(elementwise.copy, wide), *shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])
+    # One count per slice: select by index.
     counts = np.asarray(repeats.array.numpy() if isinstance(repeats, TensorBase) else repeats)
     if counts.shape not in ((1,), (shape[dim],), ()) or counts.dtype.kind not in "iu" or (counts < 0).any():
         raise ShapeError(
@@ -439,7 +444,7 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
 
 
 def _mask(name: str, mask: Any) -> Array:
-    """The array of a bool tensor."""
+    """Return the array of a bool tensor."""
     array = array_of(mask, name)
     if array.dtype is not bool_:
         raise DTypeError(f"{name} takes a bool mask, got {array.dtype}", next="compare first, for example x > 0")
@@ -448,14 +453,14 @@ def _mask(name: str, mask: Any) -> Array:
 
 @public
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
+    """Return the elements where `mask` is true (both broadcast) as a vector, in row-major order."""
     shape = broadcast_shapes(array_of(x, "masked_select").shape, _mask("masked_select", mask).shape)
     return getitem(expand(x, shape), expand(mask, shape))
 
 
 @public
 def masked_scatter_(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """The elements of x where `mask` (which broadcasts to x) holds become those of `source`, in order, in place.
+    """Overwrite the elements of x where `mask` (which broadcasts to x) is true by those of `source`, in order.
 
     Raises:
         ShapeError: if the source has fewer elements than the mask selects.
@@ -474,7 +479,7 @@ def masked_scatter_(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @public
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
+    """Compute `masked_scatter_` on a copy of x, broadcast to the mask's shape."""
     shape = broadcast_shapes(array_of(x, "masked_scatter").shape, array_of(mask, "masked_scatter").shape)
     return masked_scatter_(apply(elementwise.copy, expand(x, shape)), mask, source)
 

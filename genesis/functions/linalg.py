@@ -1,4 +1,4 @@
-"""Linear algebra on tensors, named and behaving as torch's: products of matrices and vectors, and einsum."""
+"""Linear algebra on tensors, with torch's names and semantics: products of matrices and vectors, and einsum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from genesis.shapes import Shape, numel
 
 
 def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
-    """Check the number of dimensions of each operand."""
+    """Raise ShapeError unless each operand has the expected number of dimensions."""
     shapes = [array_of(t, name).shape for t in tensors]
     if any(len(s) != n for s, n in zip(shapes, ndims, strict=True)):
         listed = " and ".join(str(s) for s in shapes)
@@ -30,21 +30,21 @@ def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
 
 @public
 def matmul(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column (right)."""
+    """Return x @ y: matrices in the last two dimensions, batches broadcast; a vector is a row (x) or a column (y)."""
     array_of(x, "matmul"), array_of(y, "matmul")
     return apply(ops.matmul, x, y, out=out)
 
 
 @public(keywords={"mat2": "y"})
 def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[n, k]` @ `[k, m]`."""
+    """Return x `[n, k]` @ y `[k, m]`."""
     _need("mm", (2, 2), x, y)
     return apply(ops.matmul, x, y, out=out)
 
 
 @public(keywords={"mat2": "y"})
 def bmm(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
+    """Return x `[b, n, k]` @ y `[b, k, m]`, without broadcasting."""
     _need("bmm", (3, 3), x, y)
     if x.array.shape[0] != y.array.shape[0]:
         raise ShapeError(f"bmm: {x.array.shape[0]} and {y.array.shape[0]} matrices", next="use matmul to broadcast")
@@ -53,27 +53,27 @@ def bmm(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 @public(keywords={"vec": "y"})
 def mv(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[n, k]` @ `[k]`."""
+    """Return x `[n, k]` @ y `[k]`."""
     _need("mv", (2, 1), x, y)
     return apply(ops.matmul, x, y, out=out)
 
 
 @public(keywords={"tensor": "y"})
 def dot(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The sum of products of two vectors."""
+    """Return the dot product of two vectors."""
     _need("dot", (1, 1), x, y)
     return apply(ops.matmul, x, y, out=out)
 
 
 @public(keywords={"vec2": "y"})
 def outer(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`[n]` and `[m]` to the `[n, m]` products of their elements."""
+    """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
     _need("outer", (1, 1), x, y)
     return pointwise.mul(unsqueeze(x, 1), y, out=out)
 
 
 def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
-    """beta·x + alpha·product; with beta = 0, x is not read (it may hold NaN)."""
+    """Return beta·x + alpha·product; with beta = 0, x is not read (it may hold NaN)."""
     product = product if alpha == 1 else pointwise.mul(product, alpha)
     if beta == 0:
         return product
@@ -83,32 +83,32 @@ def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
 
 @public
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
+    """Return beta·x + alpha·(mat1 @ mat2); x broadcasts."""
     return _scaled_sum(x, mm(mat1, mat2), beta, alpha)
 
 
 @public
 def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta·x + alpha·(mat @ vec); x broadcasts."""
+    """Return beta·x + alpha·(mat @ vec); x broadcasts."""
     return _scaled_sum(x, mv(mat, vec), beta, alpha)
 
 
 @public
 def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta·x + alpha·(batch1 @ batch2); x broadcasts."""
+    """Return beta·x + alpha·(batch1 @ batch2); x broadcasts."""
     return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)
 
 
-# --- Linear layers, and what adapters add to them ---------------------------------------------------------------------
+# --- Linear layers and their adapters ---------------------------------------------------------------------------------
 
 
 class LowRankPairs(NamedTuple):
-    """What adapters add to linear layers on one input x: c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ), for some or all of them.
+    """Adapters of one or more linear layers with the same input x: c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ).
 
     Attributes:
-        pairs: for each weight A `[r, in]`, B `[out, r]` and s; None where there is no adapter.
-        factors: c of all columns `[Σ out]`.
-        dropout: with which probability an element of x is dropped on its way to A; one draw serves all pairs.
+        pairs: A `[r, in]`, B `[out, r]` and s for each weight; None for a layer without an adapter.
+        factors: c of all columns, `[Σ out]`.
+        dropout: probability with which an element of x is dropped before A; all pairs share one draw.
     """
 
     pairs: Sequence[tuple[Tensor, Tensor, float] | None]
@@ -116,40 +116,42 @@ class LowRankPairs(NamedTuple):
     dropout: float = 0.0
 
 
-def with_pairs(given: LowRankPairs, weights: Sequence[Tensor], size: int) -> tuple[tuple[Tensor, ...], LowRank]:
-    """The inputs that an op takes for pairs, and its attribute, for an input of the layers of `size` elements.
+def with_pairs(low_rank: LowRankPairs, weights: Sequence[Tensor], size: int) -> tuple[tuple[Tensor, ...], LowRank]:
+    """Return an op's inputs for low-rank pairs, and its attribute; the layers' input x has `size` elements.
 
     Raises:
-        ShapeError: where there are not as many pairs as weights, or all are None.
-        UsageError: a dropout that is no probability.
+        ShapeError: unless there is one pair per weight, and at least one that is not None.
+        UsageError: if the dropout is not a probability.
     """
-    if len(given.pairs) != len(weights) or not any(given.pairs):
-        raise ShapeError(f"{len(given.pairs)} low-rank pairs for {len(weights)} weights", next="give None for a layer")
-    if not 0 <= given.dropout <= 1:
-        raise UsageError(f"dropout: {given.dropout} is no probability", next="give p in [0, 1]")
-    a, b, found, start = [], [], [], 0
-    for weight, pair in zip(weights, given.pairs, strict=True):
+    if len(low_rank.pairs) != len(weights) or not any(low_rank.pairs):
+        raise ShapeError(f"{len(low_rank.pairs)} low-rank pairs for {len(weights)} weights", next="pass one per weight")
+    if not 0 <= low_rank.dropout <= 1:
+        raise UsageError(f"dropout: {low_rank.dropout} is not a probability", next="pass a value in [0, 1]")
+    a, b, columns, start = [], [], [], 0
+    for weight, pair in zip(weights, low_rank.pairs, strict=True):
         stop = start + weight.shape[0]
         if pair is not None:
             a.append(pair[0])
             b.append(pair[1])
-            found.append(Pair(start, stop, pair[0].shape[0], float(pair[2])))
+            columns.append(Pair(start, stop, pair[0].shape[0], float(pair[2])))
         start = stop
-    inputs = (*a, *b) if given.factors is None else (*a, *b, given.factors)
+    inputs = (*a, *b) if low_rank.factors is None else (*a, *b, low_rank.factors)
     noise = None
-    if given.dropout:
+    if low_rank.dropout:
         seed, offset, position = default_generator.reserve_relative(size)
-        noise, inputs = (given.dropout, seed, offset), inputs if position is None else (*inputs, position)
-    return inputs, LowRank(tuple(found), len(inputs), noise)
+        noise, inputs = (low_rank.dropout, seed, offset), inputs if position is None else (*inputs, position)
+    return inputs, LowRank(tuple(columns), len(inputs), noise)
 
 
 def dora_factors(
     layers: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float] | None], sizes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """DoRA's factors c = m / ‖W + s·B·A‖ of layers and the norms: `[Σ sizes]`. A gradient goes to m alone.
+    """Return DoRA's factors c = m / ‖W + s·B·A‖ of layers, and the norms: `[Σ sizes]` each.
+
+    Only m receives a gradient.
 
     Args:
-        layers: m, ‖W‖² by rows, W, A, B and s of each layer; None where c is 1.
+        layers: m, ‖W‖² of each row, W, A, B and s of each layer; None for a layer with c = 1.
         sizes: rows of each layer's W.
     """
     columns, start = [], 0
@@ -160,8 +162,8 @@ def dora_factors(
     present: Any = [layer for layer in layers if layer is not None]
     arrays = [layer[i] for i in range(5) for layer in present]
     scales = tuple(float(layer[5]) for layer in present)
-    found = apply(low_rank_ops.dora_factors, *arrays, columns=tuple(columns), scales=scales, width=start)
-    return found  # type: ignore[no-any-return]
+    factors_and_norms = apply(low_rank_ops.dora_factors, *arrays, columns=tuple(columns), scales=scales, width=start)
+    return factors_and_norms  # type: ignore[no-any-return]
 
 
 @public(method=False, nn=True)
@@ -174,12 +176,14 @@ def linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once.
+    """Return x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]` and residual `[..., out]`.
+
+    The sum is rounded once.
 
     Args:
-        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none: `out` forward, `in` for x's
-            gradient. Both sizes of the weight are multiples of 16.
-        low_rank: what an adapter adds, for one weight.
+        fp8: smallest width of a result that is multiplied in 8-bit floats; 0 disables them. The width is `out` in the
+            forward pass and `in` for x's gradient. Both sizes of the weight must be multiples of 16.
+        low_rank: adapter of the layer.
     """
     array_of(x, "linear"), array_of(weight, "linear")
     attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
@@ -200,14 +204,15 @@ def packed_linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """Several linear layers on one input x `[..., in]`, their results side by side in the last dimension.
+    """Return the results of several linear layers on one input x `[..., in]`, concatenated in the last dimension.
 
-    One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
+    A single matmul if the weights are adjacent in memory, as in an optimizer's flat buffers.
 
     Args:
-        weights, biases: each `[out, in]`; one `[out]` for each, or none.
-        fp8: as for `linear`, forward of all columns together.
-        low_rank: what adapters add.
+        weights: weights `[out, in]`.
+        biases: one bias `[out]` per weight, or none.
+        fp8: as for `linear`, with all columns together as the forward width.
+        low_rank: adapters of the layers.
     """
     array_of(x, "packed_linear")
     attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
@@ -219,14 +224,14 @@ def packed_linear(
 
 # --- einsum -----------------------------------------------------------------------------------------------------------
 #
-# Labels are single characters; the dimensions of an ellipsis get labels of their own, numbered from the right so that
-# they align as broadcasting does. Operands are contracted from left to right.
+# Labels are single characters. The dimensions of an ellipsis get their own labels, numbered from the right so that they
+# align as in broadcasting. Operands are contracted from left to right.
 
 _DOTS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _labels(term: str, ndim: int, equation: str) -> tuple[str, ...]:
-    """The label of each of an operand's dimensions. Raises: ShapeError, naming the equation and the term."""
+    """Return the label of each dimension of an operand. Raises ShapeError, with the equation and the term."""
     head, dots, tail = term.partition("...")
     letters = head + tail
     if not all(c.isascii() and c.isalpha() for c in letters):
@@ -238,20 +243,20 @@ def _labels(term: str, ndim: int, equation: str) -> tuple[str, ...]:
 
 
 def _output_labels(given: str | None, terms: list[tuple[str, ...]], equation: str) -> tuple[str, ...]:
-    """The labels of the result: as written, or those that occur once, sorted, after the ellipsis."""
+    """Return the result's labels: as given, or sorted labels that occur once, after the ellipsis."""
     everywhere = [label for term in terms for label in term]
     dots = sorted({label for label in everywhere if label[0] == _DOTS}, key=lambda d: -int(d[1:]))
     if given is None:
         return (*dots, *sorted(x for x in set(everywhere) if x[0] != _DOTS and everywhere.count(x) == 1))
-    head, found, tail = given.partition("...")
-    out = (*head, *(dots if found else ()), *tail)
+    head, has_dots, tail = given.partition("...")
+    out = (*head, *(dots if has_dots else ()), *tail)
     if len(set(out)) != len(out) or any(label not in everywhere for label in out):
         raise ShapeError(f"einsum: the result {given!r} of {equation!r} repeats a label or names one no operand has")
     return out
 
 
 def _sum_out(x: Any, labels: tuple[str, ...], keep: set[str]) -> tuple[Any, tuple[str, ...]]:
-    """x summed over the labels that are not in `keep`."""
+    """Return x summed over the labels that are not in `keep`."""
     kept = tuple(label for label in labels if label in keep)
     if kept == labels:
         return x, labels
@@ -262,7 +267,7 @@ def _sum_out(x: Any, labels: tuple[str, ...], keep: set[str]) -> tuple[Any, tupl
 
 
 def _distinct(x: Any, labels: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-    """x with each label once: repeated ones become the diagonal."""
+    """Return x with each label once; repeated ones become the diagonal."""
     for label in set(labels):
         while labels.count(label) > 1:
             first = labels.index(label)
@@ -276,11 +281,11 @@ def _distinct(x: Any, labels: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
 
 
 def _ordered(x: Any, labels: tuple[str, ...], order: Sequence[str], sizes: dict[str, int]) -> Any:
-    """x with its dimensions in `order`, all of full size: missing ones and those of size 1 are repeated (views)."""
+    """Return x with its dimensions in `order`, expanded to full size as views."""
     present = [label for label in order if label in labels]
     x = permute(x, *(labels.index(label) for label in present))
-    found = dict(zip(present, x.array.shape, strict=True))
-    x = reshape(x, *(found.get(label, 1) for label in order))
+    present_sizes = dict(zip(present, x.array.shape, strict=True))
+    x = reshape(x, *(present_sizes.get(label, 1) for label in order))
     target = tuple(sizes[label] for label in order)
     return x if x.array.shape == target else expand(x, target)
 
@@ -288,7 +293,7 @@ def _ordered(x: Any, labels: tuple[str, ...], order: Sequence[str], sizes: dict[
 def _contract(
     a: Any, a_labels: tuple[str, ...], b: Any, b_labels: tuple[str, ...], keep: set[str], sizes: dict[str, int]
 ) -> tuple[Any, tuple[str, ...]]:
-    """The product of two operands, summed over the labels that neither `keep` nor the rest needs."""
+    """Return the product of two operands, summed over shared labels that are not in `keep`."""
     a, a_labels = _sum_out(a, a_labels, keep | set(b_labels))
     b, b_labels = _sum_out(b, b_labels, keep | set(a_labels))
     shared = [label for label in a_labels if label in b_labels]
@@ -297,6 +302,7 @@ def _contract(
     left = [label for label in a_labels if label not in shared]
     right = [label for label in b_labels if label not in shared]
     order = (*batch, *left, *right)
+    # No shared label is summed: an elementwise product.
     if not inner:
         wide = sizes | dict.fromkeys((*left, *right), 1)
         x = _ordered(a, a_labels, order, wide | {label: sizes[label] for label in left})
@@ -306,6 +312,7 @@ def _contract(
     def merged(*groups: Sequence[str]) -> tuple[int, ...]:
         return tuple(numel([sizes[label] for label in group]) for group in groups)
 
+    # Otherwise a matmul, batched over the shared labels that are kept.
     x = reshape(_ordered(a, a_labels, (*batch, *left, *inner), sizes), merged(batch, left, inner))
     y = reshape(_ordered(b, b_labels, (*batch, *inner, *right), sizes), merged(batch, inner, right))
     if not batch:
@@ -314,7 +321,7 @@ def _contract(
 
 
 def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> dict[str, int]:
-    """The size of each label; operands of size 1 broadcast."""
+    """Return the size of each label; operands of size 1 broadcast."""
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, size in zip(labels, shape, strict=True):
@@ -328,16 +335,16 @@ def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> 
 
 @public(method=False)
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Products of elements summed over labels, as `"bij,bjk->bik"` says.
+    """Return products of elements, summed over labels, as the equation says: `"bij,bjk->bik"`.
 
-    Without `->` the result has the labels that occur once, in alphabetical order, after the dimensions of `...`. A
-    label that an operand repeats takes the diagonal.
+    Without `->`, the result has the labels that occur once, in alphabetical order, after the dimensions of `...`. A
+    label that an operand repeats selects the diagonal.
 
     Raises:
-        ShapeError: naming the equation, and the term or label that does not fit.
+        ShapeError: with the equation, and the term or label that does not fit.
     """
     if not isinstance(equation, str):
-        raise DTypeError(f"einsum: the equation is a {type(equation).__name__}", next='write it first: "ij,jk->ik"')
+        raise DTypeError(f"einsum: the equation is a {type(equation).__name__}", next='pass it first: "ij,jk->ik"')
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     inputs, arrow, output = equation.replace(" ", "").partition("->")
@@ -347,11 +354,11 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     terms = [_labels(t, array_of(x, "einsum").ndim, equation) for t, x in zip(written, operands, strict=True)]
     out = _output_labels(output if arrow else None, terms, equation)
     operands = in_low_precision(*operands)
-    made: list[tuple[Any, tuple[str, ...]]] = [_distinct(x, t) for x, t in zip(operands, terms, strict=True)]
-    sizes = _sizes([labels for _, labels in made], [x.array.shape for x, _ in made], equation)
-    x, labels = made[0]
-    for i, (y, more) in enumerate(made[1:], 2):
-        needed = set(out).union(*(rest for _, rest in made[i:]))
+    labeled: list[tuple[Any, tuple[str, ...]]] = [_distinct(x, t) for x, t in zip(operands, terms, strict=True)]
+    sizes = _sizes([labels for _, labels in labeled], [x.array.shape for x, _ in labeled], equation)
+    x, labels = labeled[0]
+    for i, (y, more) in enumerate(labeled[1:], 2):
+        needed = set(out).union(*(rest for _, rest in labeled[i:]))
         x, labels = _contract(x, labels, y, more, needed, sizes)
     x, labels = _sum_out(x, labels, set(out))
     return permute(x, *(labels.index(label) for label in out)) if labels != out else x

@@ -1,4 +1,4 @@
-"""The methods of Tensor that are functions, too, one and the same object; and its operators."""
+"""The methods of Tensor, which are the same objects as the functions, and its operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from genesis.functions import (  # noqa: F401  they enter the tables
+from genesis.functions import (  # noqa: F401  importing them fills the tables
     create,
     elementwise,
     exchange,
@@ -19,7 +19,7 @@ from genesis.functions import (  # noqa: F401  they enter the tables
 )
 from genesis.functions.surface import Operand, Tensor, bare, methods
 
-# torch's further names of methods.
+# Further names of methods in torch.
 _ALIASES = {
     "absolute": "abs",
     "clip": "clamp",
@@ -31,7 +31,7 @@ _ALIASES = {
 }
 
 
-# Operators, by the function that they call. Those of the first two tables have a form in place, too.
+# Operators and the functions that they call. Those in the first two tables also have an in-place form.
 _COMMUTING = {"add": "add", "mul": "mul", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
 _REFLECTED = {
     "sub": "sub",
@@ -57,7 +57,7 @@ def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _comparison(function: Callable[..., Any]) -> Callable[..., Any]:
-    """== or !=: a tensor is not equal to what is neither a tensor nor a number."""
+    """Return == or != with NotImplemented for None, strings and types."""
 
     @functools.wraps(function)
     def compared(x: Tensor, y: Any) -> Any:
@@ -69,7 +69,7 @@ def _comparison(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The special methods. They take the plain functions: they have neither keywords nor integers to read."""
+    """Yield the special methods. They call the bare functions, because operators pass neither keywords nor integers."""
     for symbol, name in (_COMMUTING | _REFLECTED | _PLAIN).items():
         yield f"__{symbol}__", bare(methods[name])
     for symbol, name in (_COMMUTING | _REFLECTED).items():
@@ -82,7 +82,7 @@ def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 class Methods:
-    """Base of Tensor."""
+    """Base class of Tensor that holds its methods."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""The functions that are made of an op's record alone, as the record names them: `exp`, `mul`, `relu` and their like.
+"""Functions generated from an op's record alone, under the record's public name: `exp`, `mul`, `relu` and others.
 
-They take one tensor, or two operands of which one may be a number. Forms with a trailing underscore work in place.
+They take one tensor, or two operands, one of them possibly a number. Names that end in _ work in place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.functions.surface import Operand, Tensor, array_of, as_operand, check_operands, public
 from genesis.op import Op, registry
-from genesis.ops import activation as _activation  # noqa: F401  its records
+from genesis.ops import activation as _activation  # noqa: F401  registers its ops
 from genesis.ops import elementwise as _elementwise  # noqa: F401
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
-def made_of(op: Op, **facts: Any) -> Callable[..., Any]:
-    """The public function of an op: `f(x, *, out=None)` or `f(x, y, *, out=None)`; `facts` as for `public`."""
+def function_of(op: Op, **facts: Any) -> Callable[..., Any]:
+    """Return the public function of an op, `f(x, *, out=None)` or `f(x, y, *, out=None)`; `facts` as for `public`."""
 
     def unary(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         return apply(op, *check_operands(op.name, x), out=out)
@@ -36,8 +36,8 @@ def made_of(op: Op, **facts: Any) -> Callable[..., Any]:
     return public(**facts)(function)  # type: ignore[no-any-return]
 
 
-def made_in_place(op: Op, **facts: Any) -> Callable[..., Any]:
-    """The method `x.f_()` or `x.f_(y)`: overwrites x with the result and returns x."""
+def in_place_method_of(op: Op, **facts: Any) -> Callable[..., Any]:
+    """Return the method `x.f_()` or `x.f_(y)`, which overwrites x with the result and returns x."""
     name = op.public or op.name
 
     def unary(x: Tensor) -> Tensor:
@@ -50,13 +50,13 @@ def made_in_place(op: Op, **facts: Any) -> Callable[..., Any]:
 
     method: Any = unary if op.operands == 1 else binary
     method.__name__ = method.__qualname__ = name + "_"
-    method.__doc__ = f"`{name}` in place."
+    method.__doc__ = f"Compute `{name}` in place."
     return public(**facts)(method)  # type: ignore[no-any-return]
 
 
 for _op in registry.values():
     if _op.public:
         _facts = {"method": _op.method, "nn": bool(_op.module)}
-        globals()[_op.public] = made_of(_op, **_facts)
+        globals()[_op.public] = function_of(_op, **_facts)
         if _op.in_place:
-            globals()[f"{_op.public}_"] = made_in_place(_op, **_facts)
+            globals()[f"{_op.public}_"] = in_place_method_of(_op, **_facts)

@@ -1,6 +1,6 @@
-"""Random tensors, named and behaving as torch's; the values are Genesis's own (see `genesis.ops.random`).
+"""Random tensors, with torch's names and semantics; the values are Genesis's own (see `genesis.ops.random`).
 
-Every function draws from `generator`, or from the default one that `genesis.manual_seed` seeds, and moves it on.
+Every function draws from `generator` and advances it; the default is the generator that `genesis.manual_seed` seeds.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from genesis.shapes import Shape, numel
 
 
 def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
-    """Seed and offset of the next `words` 32-bit words, as attributes of an op."""
+    """Return seed and offset of the next `words` 32-bit words, as attributes of an op."""
     seed, offset = (default_generator if generator is None else generator).reserve(words)
     return {"seed": seed, "offset": offset}
 
 
 def _draw(op: Op, generator: Generator | None, shape: Shape, dtype: DType, **attrs: Any) -> dict[str, Any]:
-    """The attributes of an op that draws a tensor; wrong ones do not move the generator."""
+    """Return the attributes of an op that draws a tensor; invalid ones raise before the generator advances."""
     attrs |= {"shape": shape, "dtype": dtype}
     op.infer(seed=0, offset=0, **attrs)
     words = 2 * numel(shape) if op is ops.randint else ops.words_for(dtype, shape)
@@ -51,20 +51,20 @@ def _draw(op: Op, generator: Generator | None, shape: Shape, dtype: DType, **att
 def _create(
     op: Op, shape: Shape, generator: Generator | None, dtype: Any, device: Any, requires_grad: bool, **attrs: Any
 ) -> Any:
-    made = apply(op, **_draw(op, generator, shape, as_dtype(dtype), **attrs), device=as_device(device))
-    return made.requires_grad_() if requires_grad else made
+    drawn = apply(op, **_draw(op, generator, shape, as_dtype(dtype), **attrs), device=as_device(device))
+    return drawn.requires_grad_() if requires_grad else drawn
 
 
 def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any:
     array = array_of(x, op.name + "_")
     drawn = _draw(op, generator, array.shape, array.dtype, **attrs)
-    if is_grad_enabled() and x.requires_grad:  # copy_ records that the old value no longer counts
+    if is_grad_enabled() and x.requires_grad:  # copy_ records that x's old value has no gradient
         return copy_(x, apply(op, **drawn, device=array.device))
     return apply_(op, x, **drawn)
 
 
 def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
-    """The function that draws a tensor of a shape, and the one that draws a tensor like another."""
+    """Return the functions that draw a tensor of a given shape, and of the shape of another tensor."""
 
     def new(
         *size: Sizes,
@@ -86,13 +86,13 @@ def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
         kind, place = kind_and_place(x, name + "_like", dtype, device)
         return _create(op, x.array.shape, generator, kind, place, requires_grad, **attrs)
 
-    new.__name__, new.__doc__ = name, f"{what}, of shape `size`."
-    like.__name__, like.__doc__ = f"{name}_like", f"`{name}` of x's shape, dtype and device."
+    new.__name__, new.__doc__ = name, f"Return {what}, of shape `size`."
+    like.__name__, like.__doc__ = f"{name}_like", f"Compute `{name}` with x's shape, dtype and device by default."
     return public(method=False)(new), public(method=False)(like)
 
 
-rand, rand_like = _drawn("rand", "Uniform values in [0, 1)", ops.uniform, low=0.0, high=1.0)
-randn, randn_like = _drawn("randn", "Standard normal values", ops.normal, mean=0.0, std=1.0)
+rand, rand_like = _drawn("rand", "uniform values in [0, 1)", ops.uniform, low=0.0, high=1.0)
+randn, randn_like = _drawn("randn", "standard normal values", ops.normal, mean=0.0, std=1.0)
 
 
 @public(method=False)
@@ -106,7 +106,7 @@ def normal(
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Normal values with this mean and standard deviation, of shape `size`."""
+    """Return normal values with the given mean and standard deviation, of shape `size`."""
     return _create(ops.normal, sizes_of((size,), "normal"), generator, dtype, device, requires_grad, mean=mean, std=std)
 
 
@@ -121,7 +121,7 @@ def randint(
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Integers from `low` to below `high`, of shape `size`; `randint(high, size)` starts at 0."""
+    """Return integers in [low, high), of shape `size`; `randint(high, size)` starts at 0."""
     if size is None:
         low, high, size = 0, low, high
     if high is None or size is None:
@@ -136,7 +136,7 @@ def randint(
 def randperm(
     n: int, *, generator: Generator | None = None, dtype: DTypeLike = int64, device: DeviceLike = None
 ) -> Tensor:
-    """0 … n-1 in random order."""
+    """Return 0 … n-1 in random order."""
     attrs: dict[str, Any] = {"n": n, "dtype": as_dtype(dtype)}
     ops.randperm.infer(seed=0, offset=0, **attrs)
     return apply(ops.randperm, **_reserve(generator, 2 * n), **attrs, device=as_device(device))
@@ -152,7 +152,7 @@ def randint_like(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
 ) -> Tensor:
-    """`randint` of x's shape, dtype and device."""
+    """Compute `randint` with x's shape, dtype and device by default."""
     kind, place = kind_and_place(x, "randint_like", dtype, device)
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, x.array.shape, generator=generator, dtype=kind, device=place)
@@ -164,7 +164,7 @@ _ENDS = {"from": "low", "from_": "low", "to": "high"}
 
 
 def _largest(dtype: DType) -> int:
-    """What random_ draws up to by default: the largest integer; for floats, as far as the type holds every integer."""
+    """Return the largest default value of `random_`: the largest integer, or for floats 2^(mantissa bits + 1)."""
     if dtype.is_floating_point:
         return int(2 / finfo(dtype).eps)
     return 1 if dtype.category == BOOL else iinfo(dtype).max
@@ -184,9 +184,10 @@ def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Genera
 
 @public(keywords=_ENDS)
 def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite x with integers from `low` to below `high`; `random_(high)` starts at 0.
+    """Overwrite x with integers in [low, high); `random_(high)` starts at 0.
 
-    Without bounds they go up to the largest integer of x's type (for floats, as far as it holds every integer).
+    The default range ends at the largest integer of x's dtype; for floats, it is the range in which the dtype
+    represents every integer.
     """
     if high is None:
         low, high = (0, low) if low else (0, _largest(array_of(x, "random_").dtype) + 1)
@@ -195,19 +196,19 @@ def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Gene
 
 @public
 def bernoulli_(x: Tensor, p: Operand = 0.5, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite x with 1 with probability `p` (a number or a tensor that broadcasts to x), else 0."""
+    """Overwrite x with 1 with probability `p` (a number, or a tensor that broadcasts to x), else 0."""
     array = array_of(x, "bernoulli_")
     if not isinstance(p, TensorBase):
         p = apply(elementwise.fill, value=number(p, "bernoulli_", "p"), shape=(), dtype=float64, device=array.device)
     return copy_(x, bernoulli(expand(p, array.shape), generator=generator))
 
 
-# --- Chance applied to tensors ----------------------------------------------------------------------------------------
+# --- Sampling with given probabilities --------------------------------------------------------------------------------
 
 
 @public
 def bernoulli(x: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """1 with the probabilities in x, else 0."""
+    """Return 1 with the probabilities in x, else 0."""
     array = array_of(x, "bernoulli")
     ops.bernoulli.infer(array, seed=0, offset=0)
     return apply(ops.bernoulli, x, **_reserve(generator, array.size))
@@ -217,10 +218,10 @@ def bernoulli(x: Tensor, *, generator: Generator | None = None) -> Tensor:
 def multinomial(
     x: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
-    """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64.
+    """Return `num_samples` categories for each row of weights x, `[n]` or `[rows, n]`, as int64.
 
     Raises:
-        NumericError: for weights that are negative, infinite or NaN, or too few above 0.
+        NumericError: for weights that are negative, infinite or NaN, and for too few weights above 0.
     """
     array = array_of(x, "multinomial")
     attrs: dict[str, Any] = {"num_samples": num_samples, "replacement": replacement}
@@ -232,9 +233,9 @@ def multinomial(
 
 @public(method=False, nn=True, keywords={"train": "training"})
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
-    """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training.
+    """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not training.
 
-    Nothing is kept for backward: the same values are drawn again.
+    No mask is saved: backward draws the same values again.
     """
     array = array_of(x, "dropout")
     if not training or p == 0:

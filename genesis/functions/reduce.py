@@ -1,4 +1,4 @@
-"""Reductions, softmax, sorting and counting, comparisons of whole tensors, named and behaving as torch's."""
+"""Reductions, softmax, sorting, counting, and comparisons of whole tensors, with torch's names and semantics."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from genesis.ops import sort as sort_ops
 
 
 class ValuesAndIndices(NamedTuple):
-    """Selected elements and where along the dimension they stood."""
+    """Selected elements, and their positions along the dimension."""
 
     values: Any
     indices: Any
 
 
 def _reduced(op: Op, x: Any, dim: Any, *, dtype: DTypeLike = None, **rest: Any) -> Any:
-    """x, in `dtype` if given, reduced over `dim`, of which an empty one means all dimensions, as in torch.
+    """Return x, cast to `dtype` if given, reduced over `dim`; an empty `dim` means all dimensions, as in torch.
 
-    The result has that type, too: autocast widens floats in between, integers count in int64 and wrap around.
+    The result has that dtype, too: autocast computes floats in a wider one, integers count in int64 and wrap around.
     """
     array_of(x, op.name)
     x = x if dtype is None else to_dtype(x, dtype)
-    found = apply(op, x, axes=None if dim == () else dim, **rest)
-    return found if dtype is None or rest["out"] is not None else to_dtype(found, dtype)
+    result = apply(op, x, axes=None if dim == () else dim, **rest)
+    return result if dtype is None or rest["out"] is not None else to_dtype(result, dtype)
 
 
 # --- Sums, means, products --------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def _reduced(op: Op, x: Any, dim: Any, *, dtype: DTypeLike = None, **rest: Any) 
 def sum(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
-    """Σ x over `dim` (all dimensions unless given), of x cast to `dtype` if given; integers and bools give int64."""
+    """Return Σ x over `dim` (default: all); `dtype` casts x first, integers and bools give int64 by default."""
     return _reduced(ops.sum, x, dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
@@ -67,7 +67,7 @@ def sum(
 def mean(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
-    """Σ x / n over `dim` (all dimensions unless given).
+    """Return Σ x / n over `dim` (default: all); `dtype` casts x first.
 
     Raises:
         DTypeError: for integers, unless `dtype` is a float type.
@@ -79,7 +79,7 @@ def mean(
 def prod(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
-    """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+    """Return Π x over `dim`, one or several (default: all); integers and bools give int64 by default."""
     return _reduced(ops.prod, x, dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
@@ -101,10 +101,10 @@ def var(
     correction: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ (x - mean)² / (n - correction) over `dim`.
+    """Return Σ (x - mean)² / (n - correction) over `dim` (default: all).
 
     Args:
-        correction: degrees of freedom taken off; without it, 1, or 0 where `unbiased` is False.
+        correction: degrees of freedom to subtract; by default 1 if `unbiased` is True, else 0.
     """
     return _spread(ops.var, x, dim, unbiased, keepdim, correction, out)
 
@@ -119,38 +119,38 @@ def std(
     correction: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+    """Return √`var`, with the same arguments; where it is 0, its gradient is 0."""
     return _spread(ops.std, x, dim, unbiased, keepdim, correction, out)
 
 
 @public(also=("reduce_count_nonzero",))
 def count_nonzero(x: Tensor, dim: Dims = None) -> Tensor:
-    """How many elements over `dim` are not 0, as int64."""
+    """Return how many elements over `dim` are not 0, as int64."""
     return _reduced(ops.count_nonzero, x, dim)
 
 
 @public(function=False)
 def sum_to_size(x: Tensor, *size: Sizes) -> Tensor:
-    """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
+    """Return x summed to shape `size`: over the dimensions that broadcasting from `size` to x's shape repeats."""
     array_of(x, "sum_to_size")
     return apply(ops.sum_to_shape, x, shape=sizes_of(size, "sum_to_size"))
 
 
 @public(method=False)
 def sum_to_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x summed over the dimensions that broadcasting `shape` to x's shape repeats: the gradient of broadcasting."""
+    """Return x summed over the dimensions that broadcasting from `shape` repeats: the gradient of broadcasting."""
     array_of(x, "sum_to_shape")
     return apply(ops.sum_to_shape, x, shape=sizes_of((shape,), "sum_to_shape"))
 
 
 @public
 def cumsum(x: Tensor, dim: int | None = None, *, dtype: DTypeLike = None, out: Tensor | None = None) -> Tensor:
-    """Running sums along `dim`; integers and bools give int64."""
+    """Return cumulative sums along `dim`; integers and bools give int64 by default."""
     array_of(x, "cumsum")
     if dim is None:
         raise UsageError("cumsum needs a dimension", next="pass dim=")
-    found = apply(ops.cumsum, x if dtype is None else to_dtype(x, dtype), out=out, axis=dim)
-    return found if dtype is None or out is not None else to_dtype(found, dtype)
+    result = apply(ops.cumsum, x if dtype is None else to_dtype(x, dtype), out=out, axis=dim)
+    return result if dtype is None or out is not None else to_dtype(result, dtype)
 
 
 # --- Extrema ----------------------------------------------------------------------------------------------------------
@@ -158,18 +158,18 @@ def cumsum(x: Tensor, dim: int | None = None, *, dtype: DTypeLike = None, out: T
 
 @public(also=("reduce_amax", "reduce_max"))
 def amax(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the largest element over `dim` (default: all); equal ones share the gradient evenly."""
     return _reduced(ops.amax, x, dim, keepdim=keepdim, out=out)
 
 
 @public(also=("reduce_amin", "reduce_min"))
 def amin(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    """Return the smallest element over `dim` (default: all); equal ones share the gradient evenly."""
     return _reduced(ops.amin, x, dim, keepdim=keepdim, out=out)
 
 
 def _extremum(whole: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: bool, other: Any) -> Any:
-    """The three forms of max and min: of everything, along one dimension, of two tensors."""
+    """Compute one of the three forms of max and min: of all elements, along one dimension, of two tensors."""
     array_of(x, pairwise.name)
     if isinstance(dim, TensorBase):
         dim, other = None, dim
@@ -184,47 +184,47 @@ def _extremum(whole: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: boo
 
 @public
 def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
-    """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
+    """Return the largest element, with `dim` (values, indices) along it, with a second tensor the larger of each."""
     return _extremum(ops.amax, ops.max_with_indices, elementwise.maximum, x, dim, keepdim, other)
 
 
 @public
 def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
-    """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of two."""
+    """Return the smallest element, with `dim` (values, indices) along it, with a second tensor the smaller of each."""
     return _extremum(ops.amin, ops.min_with_indices, elementwise.minimum, x, dim, keepdim, other)
 
 
 @public
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
+    """Return the position of the largest element (the first of equals) along `dim` or in the flattened tensor."""
     array_of(x, "argmax")
     return apply(ops.argmax, x, axis=dim, keepdim=keepdim)
 
 
 @public
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
+    """Return the position of the smallest element (the first of equals) along `dim` or in the flattened tensor."""
     array_of(x, "argmin")
     return apply(ops.argmin, x, axis=dim, keepdim=keepdim)
 
 
 @public(also=("reduce_any",))
 def any(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
+    """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
     array_of(x, "any")
     return apply(ops.any, x, out=out, axes=dim, keepdim=keepdim)
 
 
 @public(also=("reduce_all",))
 def all(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
+    """Return whether all elements over `dim` are not 0; an empty `dim` reduces no dimension, as in torch."""
     array_of(x, "all")
     return apply(ops.all, x, out=out, axes=dim, keepdim=keepdim)
 
 
 @public(also=("reduce_logsumexp",))
 def logsumexp(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """log Σ e^x over `dim` (all dimensions unless given)."""
+    """Return log Σ e^x over `dim` (default: all)."""
     return _reduced(ops.logsumexp, x, dim, keepdim=keepdim, out=out)
 
 
@@ -238,11 +238,11 @@ def norm(
     dtype: DTypeLike = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given).
+    """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all).
 
     Args:
-        p: any number, ±∞ included; "fro" is 2.
-        dtype: cast x to this type first.
+        p: any number, including ±∞; "fro" means 2.
+        dtype: dtype to which x is cast first.
     """
     names = {None: 2.0, "fro": 2.0, "inf": math.inf, "-inf": -math.inf}
     power = names.get(p) if p is None or isinstance(p, str) else float(number(p, "norm", "p"))
@@ -255,18 +255,18 @@ def _along(op: Op, x: Any, dim: int, dtype: DTypeLike) -> Any:
     x = as_operand(x, op.name)
     if dtype is None:
         return apply(op, x, dim=dim)
-    return to_dtype(apply(op, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
+    return to_dtype(apply(op, to_dtype(x, dtype), dim=dim), dtype)  # autocast may compute in a wider dtype
 
 
 @public(nn=True)
 def softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
-    """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
+    """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
     return _along(softmax_ops.softmax, x, dim, dtype)
 
 
 @public(nn=True)
 def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
-    """log softmax(x) along `dim`, without forming the softmax."""
+    """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
     return _along(softmax_ops.log_softmax, x, dim, dtype)
 
 
@@ -275,9 +275,9 @@ def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
 
 @public
 def sort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
-    """x in order along `dim` (the last one unless given), and where each element came from.
+    """Return x sorted along `dim` (default: the last), and the original position of each element.
 
-    NaN counts as the largest value. The sort is stable whatever `stable` says.
+    NaN counts as the largest value. The sort is always stable, whatever `stable` is.
     """
     array_of(x, "sort")
     return ValuesAndIndices(*apply(sort_ops.sort, x, axis=-1 if dim is None else dim, descending=descending))
@@ -285,15 +285,15 @@ def sort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bo
 
 @public
 def argsort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True) -> Tensor:
-    """The indices of `sort`."""
+    """Return the indices of `sort`."""
     return sort(x, dim, descending, stable).indices
 
 
 @public
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
-    """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions.
+    """Return the k largest (or smallest) elements along `dim` (default: the last), and their positions.
 
-    They come in order whatever `sorted` says; of equals the first ones are taken.
+    They are always sorted, whatever `sorted` is. Of equal elements, the first ones are selected.
     """
     array_of(x, "topk")
     return ValuesAndIndices(*apply(sort_ops.topk, x, k=k, axis=-1 if dim is None else dim, largest=largest))
@@ -301,23 +301,23 @@ def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted
 
 @public
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
-    """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once.
+    """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once.
 
-    `as_tuple` gives one `[n]` tensor for each dimension instead (views of one table).
+    `as_tuple` returns one `[n]` tensor per dimension instead (views of one table).
     """
     array = array_of(x, "nonzero")
     size = apply(sort_ops.nonzero_count, x).array.item()
     if as_tuple and not array.shape:
         return (apply(sort_ops.nonzero, TensorBase.wrap(array.view((1,), (1,))), size=size).reshape(-1),)
-    found = apply(sort_ops.nonzero, x, size=size)
-    return tuple(found[:, i] for i in range(array.ndim)) if as_tuple else found
+    indices = apply(sort_ops.nonzero, x, size=size)
+    return tuple(indices[:, i] for i in range(array.ndim)) if as_tuple else indices
 
 
 @public
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each.
+    """Return how often each value occurs in x `[n]` (integers from 0 on), or the sum of its `weights`.
 
-    The result is `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.
+    The result has shape `[max(x.max() + 1, minlength)]`; reading the largest value blocks once.
     """
     array, size = array_of(x, "bincount"), minlength
     if minlength < 0:
@@ -329,9 +329,9 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
 
 @public
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """The distinct values of the flattened x in order; their number is read from the device once.
+    """Return the distinct values of the flattened x, sorted; reading their count blocks once.
 
-    `return_inverse` gives also the position of each element's value among them, `return_counts` how often each occurs.
+    `return_inverse` also returns the position of each element's value among them, `return_counts` their counts.
     """
     array_of(x, "unique")
     values, inverse, counts = apply(sort_ops.unique, x, size=apply(sort_ops.unique_count, x).array.item())
@@ -344,10 +344,10 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 
 @public
 def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools; with `equal_nan` NaN is close to NaN.
+    """Return bools: |x - y| <= atol + rtol·|y|, or x = y; with `equal_nan`, NaN is close to NaN.
 
     Raises:
-        DTypeError: if the two have different types.
+        DTypeError: if the two have different dtypes.
         UsageError: for a negative tolerance.
     """
     a, b = array_of(x, "isclose"), array_of(y, "isclose")
@@ -368,13 +368,13 @@ def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_
 
 @public
 def allclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Whether `isclose` holds everywhere; waits for the device."""
+    """Return whether `isclose` is true everywhere; blocks until the device is done."""
     return bool(all(isclose(x, y, rtol, atol, equal_nan)).array.item())
 
 
 @public
 def equal(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors have one shape and equal elements; waits for the device."""
+    """Return whether two tensors have the same shape and equal elements; blocks until the device is done."""
     a, b = array_of(x, "equal"), array_of(y, "equal")
     return a.shape == b.shape and bool(all(pw.eq(x, y)).array.item())
 

@@ -1,4 +1,4 @@
-"""Shape functions on tensors, named and behaving as torch's. Views share memory with the tensor they are taken of."""
+"""Shape functions on tensors, with torch's names and semantics. Views share memory with their tensor."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from genesis.ops import elementwise
 from genesis.ops import shape as ops
 from genesis.shapes import Shape, normalize_axes, normalize_axis, numel, resolve_shape, view_strides
 
-# --- Views: the same memory, other sizes ------------------------------------------------------------------------------
+# --- Views: the same memory in other sizes ----------------------------------------------------------------------------
 
 
 @public(function=False, keywords={"size": "shape"})
 def view(x: Tensor, *shape: Sizes) -> Tensor:
-    """x seen as `shape` (one size may be -1). Raises: ShapeError, if that takes a copy or the element count differs."""
+    """Return a view of x as `shape` (one size may be -1). Raises ShapeError if that needs a copy."""
     return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape, "view"), array_of(x, "view").size))
 
 
 @public(function=False)
 def view_as(x: Tensor, other: Tensor) -> Tensor:
-    """x seen in the shape of `other`."""
+    """Return a view of x in the shape of `other`."""
     return view(x, array_of(other, "view_as").shape)
 
 
 @public
 def reshape(x: Tensor, *shape: Sizes) -> Tensor:
-    """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
+    """Return x as `shape` (one size may be -1): a view if the strides allow it, else a copy."""
     a = array_of(x, "reshape")
     target = resolve_shape(sizes_of(shape, "reshape"), a.size)
     if view_strides(a.shape, a.strides, target) is None:
@@ -40,13 +40,13 @@ def reshape(x: Tensor, *shape: Sizes) -> Tensor:
 
 @public(function=False)
 def reshape_as(x: Tensor, other: Tensor) -> Tensor:
-    """x in the shape of `other`."""
+    """Return x in the shape of `other`."""
     return reshape(x, array_of(other, "reshape_as").shape)
 
 
 @public
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
+    """Return x with dimensions `start_dim` to `end_dim` (inclusive) merged into one."""
     shape = array_of(x, "flatten").shape
     first, last = normalize_axis(start_dim, len(shape)), normalize_axis(end_dim, len(shape))
     if not shape:
@@ -58,20 +58,20 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 @public
 def ravel(x: Tensor) -> Tensor:
-    """All elements in one dimension, row-major."""
+    """Return all elements in one dimension, in row-major order."""
     return reshape(x, -1) if array_of(x, "ravel").size else reshape(x, 0)
 
 
 @public
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Dimension `dim` divided into `sizes` (one may be -1)."""
+    """Return x with dimension `dim` split into `sizes` (one may be -1)."""
     shape, dim = _dimension("unflatten", x, dim)
     return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,), "unflatten"), shape[dim]), *shape[dim + 1 :])
 
 
 @public
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """Without the dimensions of size 1: all of them, or those in `dim`."""
+    """Return x without its dimensions of size 1: all of them, or those in `dim`."""
     shape = array_of(x, "squeeze").shape
     chosen = normalize_axes(dim, len(shape))
     return apply(ops.reshape, x, shape=tuple(s for i, s in enumerate(shape) if s != 1 or i not in chosen))
@@ -79,7 +79,7 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 
 @public
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """With a dimension of size 1 before `dim`."""
+    """Return x with a dimension of size 1 inserted before `dim`."""
     shape = array_of(x, "unsqueeze").shape
     dim = normalize_axis(dim, len(shape) + 1)
     return apply(ops.reshape, x, shape=(*shape[:dim], 1, *shape[dim:]))
@@ -87,29 +87,29 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 @public(keywords={"size": "sizes"})
 def expand(x: Tensor, *sizes: Sizes) -> Tensor:
-    """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
+    """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
     shape, target = array_of(x, "expand").shape, sizes_of(sizes, "expand")
     pad = len(target) - len(shape)
     if any(s < -1 or (s == -1 and i < pad) for i, s in enumerate(target)):
-        raise ShapeError(f"expand: {target} is not a shape for a tensor of shape {shape}: -1 keeps an existing size")
+        raise ShapeError(f"expand: {target} is not valid for a tensor of shape {shape}: -1 keeps an existing size")
     return apply(ops.expand, x, shape=tuple(shape[i - pad] if s == -1 else s for i, s in enumerate(target)))
 
 
 @public(function=False)
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
-    """x expanded to the shape of `other`."""
+    """Return x expanded to the shape of `other`."""
     return expand(x, array_of(other, "expand_as").shape)
 
 
 @public(keywords={"size": "shape"})
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x expanded to `shape`."""
+    """Return x expanded to `shape`."""
     return expand(x, shape)
 
 
 @public
 def contiguous(x: Tensor) -> Tensor:
-    """x itself where its elements lie row-major without gaps, else a copy of it."""
+    """Return x itself if its elements are stored row-major without gaps, else a copy."""
     return x if array_of(x, "contiguous").is_contiguous else apply(elementwise.copy, x)
 
 
@@ -118,14 +118,14 @@ def contiguous(x: Tensor) -> Tensor:
 
 @public
 def permute(x: Tensor, *dims: Sizes) -> Tensor:
-    """Dimensions in the order `dims`."""
+    """Return x with its dimensions in the order `dims`."""
     ndim = array_of(x, "permute").ndim
     return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims, "permute")))
 
 
 @public
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """Two dimensions swapped."""
+    """Return x with two dimensions swapped."""
     ndim = array_of(x, "transpose").ndim
     a, b = normalize_axis(dim0, ndim), normalize_axis(dim1, ndim)
     order = list(range(ndim))
@@ -136,13 +136,13 @@ def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
 
 @public
 def swapaxes(x: Tensor, axis0: int, axis1: int) -> Tensor:
-    """`transpose` under numpy's name."""
+    """Compute `transpose`; this is numpy's name."""
     return transpose(x, axis0, axis1)
 
 
 @public(function=False)
 def t(x: Tensor) -> Tensor:
-    """The transpose of a matrix; vectors and scalars as they are."""
+    """Return the transpose of a matrix; vectors and scalars are returned unchanged."""
     ndim = array_of(x, "t").ndim
     if ndim > 2:
         raise ShapeError(f"t() takes at most 2 dimensions, got shape {x.array.shape}", next="use transpose or mT")
@@ -151,7 +151,7 @@ def t(x: Tensor) -> Tensor:
 
 @public
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Dimensions `source` moved to the places `destination`; the others keep their order."""
+    """Return x with dimensions `source` moved to positions `destination`; the others keep their order."""
     ndim = array_of(x, "movedim").ndim
     pairs = [(v,) if isinstance(v, int) else tuple(v) for v in (source, destination)]
     taken, places = ([normalize_axis(d, ndim) for d in dims] for dims in pairs)
@@ -166,7 +166,7 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
 
 
 def _dimension(name: str, x: Any, dim: int, error: type[GenesisError] = ShapeError) -> tuple[Shape, int]:
-    """x's shape, and which dimension of it `dim` is; a tensor without dimensions has none."""
+    """Return x's shape and the normalized `dim`. Raises `error` for a tensor without dimensions."""
     shape = array_of(x, name).shape
     if not shape:
         raise error(f"{name}() of a tensor without dimensions")
@@ -174,14 +174,14 @@ def _dimension(name: str, x: Any, dim: int, error: type[GenesisError] = ShapeErr
 
 
 def _part(x: Any, dim: int, item: ops.Item) -> Any:
-    """`item` (see ops.slice) at dimension `dim`, all other dimensions whole."""
-    whole = tuple((0, size, 1) for size in x.array.shape[:dim])
-    return apply(ops.slice, x, items=(*whole, item))
+    """Return `item` (see ops.slice) of dimension `dim`, with all other dimensions complete."""
+    leading = tuple((0, size, 1) for size in x.array.shape[:dim])
+    return apply(ops.slice, x, items=(*leading, item))
 
 
 @public
 def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """The part at `index` of dimension `dim`, which goes away. Raises: IndexRangeError, naming dimension and size."""
+    """Return the slice at `index` of dimension `dim`, which is removed. Raises IndexRangeError."""
     shape, dim = _dimension("select", x, dim, IndexRangeError)
     if not -shape[dim] <= index < shape[dim]:
         raise IndexRangeError(f"index {index} is out of range for dimension {dim} of size {shape[dim]}")
@@ -190,9 +190,9 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 @public
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """`length` elements of dimension `dim` from `start` on; a negative start counts from the end.
+    """Return `length` elements of dimension `dim` from `start` on; a negative start counts from the end.
 
-    Raises: IndexRangeError, naming dimension, size and range.
+    Raises: IndexRangeError, with dimension, size and range.
     """
     shape, dim = _dimension("narrow", x, dim, IndexRangeError)
     size = shape[dim]
@@ -204,7 +204,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 @public(keywords={"split_size": "split_size_or_sections", "tensor": "x"})
 def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed, which add up to its."""
+    """Return views along `dim`: of one size (the last may be smaller), or of the listed sizes."""
     shape = array_of(x, "split").shape
     dim = normalize_axis(dim, len(shape))
     size = shape[dim] if shape else 1
@@ -223,7 +223,7 @@ def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) 
 
 @public
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
+    """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
     shape = array_of(x, "chunk").shape
     if chunks < 1:
         raise ShapeError(f"chunk: {chunks} chunks")
@@ -235,14 +235,14 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 @public
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """A view for each index of dimension `dim`, without it."""
+    """Return one view per index of dimension `dim`, which is removed."""
     shape, dim = _dimension("unbind", x, dim)
     return tuple(_part(x, dim, i) for i in range(shape[dim]))
 
 
 @public
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above it."""
+    """Return the diagonals of the matrices in `dim1` and `dim2` as the last dimension, `offset` above the main one."""
     ndim = array_of(x, "diagonal").ndim
     if ndim < 2:
         raise ShapeError(f"diagonal: needs at least 2 dimensions, got shape {x.array.shape}")
@@ -251,13 +251,13 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 @public
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in memory."""
+    """Return a view of all windows of `size` along `dimension`, `step` apart, as a new last dimension."""
     return apply(ops.unfold, x, dim=_dimension("unfold", x, dimension)[1], size=size, step=step)
 
 
 @public
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own).
+    """Return any window on x's storage; `storage_offset` counts from the storage's start (default: x's own).
 
     Raises:
         ShapeError: if the window leaves the storage.
@@ -271,21 +271,21 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
 # --- Joining and repeating --------------------------------------------------------------------------------------------
 
 
-def _several(name: str, tensors: Any) -> tuple[Any, ...]:
-    """Tensors of a sequence, or the parts of one tensor. Raises: DTypeError, for anything else."""
+def _listed(name: str, tensors: Any) -> tuple[Any, ...]:
+    """Return the tensors of a sequence, or the rows of one tensor. Raises DTypeError for anything else."""
     if not isinstance(tensors, TensorBase) and (isinstance(tensors, str) or not isinstance(tensors, Iterable)):
-        raise DTypeError(f"{name} takes a list of tensors, got {type(tensors).__name__}", next="give [x, y, ...]")
-    found: tuple[Any, ...] = tuple(tensors)  # type: ignore[arg-type]  # a tensor gives its rows
-    return found
+        raise DTypeError(f"{name} takes a list of tensors, got {type(tensors).__name__}", next="pass [x, y, ...]")
+    listed: tuple[Any, ...] = tuple(tensors)  # type: ignore[arg-type]  # a tensor is iterated by rows
+    return listed
 
 
 @public(method=False, also=("concat",))
 def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped.
+    """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped.
 
     Raises: ShapeError, if shapes differ outside `dim`.
     """
-    tensors = _several("cat", tensors)
+    tensors = _listed("cat", tensors)
     arrays = [array_of(t, "cat") for t in tensors]
     if not arrays:
         raise ShapeError("cat: an empty list of tensors")
@@ -297,8 +297,8 @@ def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None 
 
 @public(method=False)
 def stack(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Tensors of one shape side by side along a new dimension. Raises: ShapeError, if shapes differ."""
-    tensors = _several("stack", tensors)
+    """Return tensors of the same shape stacked along a new dimension. Raises ShapeError if shapes differ."""
+    tensors = _listed("stack", tensors)
     shapes = [array_of(t, "stack").shape for t in tensors]
     if not shapes or any(s != shapes[0] for s in shapes):
         raise ShapeError(f"stack: needs tensors of one shape, got {sorted(set(shapes))}")
@@ -308,7 +308,7 @@ def stack(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | Non
 
 @public(keywords={"repeats": "sizes"})
 def repeat(x: Tensor, *sizes: Sizes) -> Tensor:
-    """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
+    """Return x repeated `sizes` times along each dimension; additional sizes add leading dimensions."""
     shape, counts = array_of(x, "repeat").shape, sizes_of(sizes, "repeat")
     if len(counts) < len(shape) or any(c < 0 for c in counts):
         raise ShapeError(f"repeat: {counts} for a tensor of shape {shape}: one count >= 0 per dimension")
@@ -323,7 +323,7 @@ def repeat(x: Tensor, *sizes: Sizes) -> Tensor:
 
 @public
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
-    """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
+    """Return x with elements rotated by `shifts` along `dims`; without `dims`, in the flattened tensor."""
     shape = array_of(x, "roll").shape
     if dims is None:
         return reshape(roll(flatten(x), shifts, 0), shape)
@@ -334,31 +334,31 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
 
 @public
 def flip(x: Tensor, *dims: Sizes) -> Tensor:
-    """A copy with the order of elements along `dims` reversed."""
+    """Return a copy with the elements along `dims` in reverse order."""
     ndim = array_of(x, "flip").ndim
     if not dims:
         raise DTypeError("flip needs the dimensions to reverse", next="pass dims=, as in flip(0, 1)")
     axes = tuple(normalize_axis(d, ndim) for d in sizes_of(dims, "flip"))
-    return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a scalar takes dimension 0, once
+    return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a 0-d tensor accepts dimension 0 once
 
 
 @public
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
+    """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
     array_of(x, "tril")
     return apply(ops.tril, x, diagonal=diagonal)
 
 
 @public
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
+    """Return the upper triangles of the matrices in the last two dimensions, from `diagonal` on; 0 elsewhere."""
     array_of(x, "triu")
     return apply(ops.triu, x, diagonal=diagonal)
 
 
 @public(method=False, nn=True)
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut off.
+    """Return x padded with `value`; `pad` lists (before, after) from the last dimension on; negative widths crop.
 
     Raises:
         ShapeError: for an odd count, too many widths, or a mode other than "constant".

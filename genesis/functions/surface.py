@@ -1,13 +1,12 @@
-"""What users call, and how it reads what they hand over: Python's integers, numbers and flags, keywords by all names.
+"""Public functions: their tables, and the conversion of arguments and keywords.
 
 The tables hold the functions of `genesis`, the methods of Tensor and the functions of `genesis.nn.functional`. A
-function that is made of an op alone comes from the op's record (`pointwise.py`). One that adds something is written,
-and `@public` at its definition says the same facts. Everything else is generated from the tables: modules export them,
-`Methods` binds them, and `make stubs` writes their signatures.
+function that only calls an op is generated from the op's record (`pointwise.py`); one that does more is written by
+hand, with `@public` for the same facts. Everything else is generated from the tables: modules export them, `Methods`
+binds them, and `make stubs` writes their signatures.
 
-A parameter that is annotated as int, float or bool takes what torch takes for it (an integer tensor without dimensions,
-numpy's scalars), and refuses the rest. Keywords may have torch's names; one that a function has under no name is
-refused, with the nearest that it has.
+A parameter annotated as int, float or bool accepts what torch accepts (0-d integer tensors, numpy scalars) and raises
+for anything else. Keywords may have torch's names; an unknown keyword raises an error that suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -37,30 +36,30 @@ DeviceLike: TypeAlias = Device | str | None
 
 
 def array_of(x: Any, name: str) -> Array:
-    """The array of a tensor argument. Raises: DTypeError, for anything else, naming the function."""
+    """Return the array of a tensor. Raises DTypeError, with the function's name, for anything else."""
     if not isinstance(x, TensorBase):
         raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
     return x.array
 
 
 def as_operand(value: Any, name: str) -> Any:
-    """A tensor, or a Python number (numpy's become one). Raises: DTypeError, for anything else, naming the function."""
+    """Return a tensor, or a Python number (also from numpy's). Raises DTypeError with the function's name."""
     if isinstance(value, TensorBase) or type(value) in (float, int, bool):
         return value
-    found = plain(value)
-    if found is not None:
-        return found
+    converted = plain(value)
+    if converted is not None:
+        return converted
     raise DTypeError(
         f"{name} takes tensors and numbers, got {type(value).__name__}", next="wrap it with genesis.tensor()"
     )
 
 
 def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
-    """All operands checked, at least one of them a tensor."""
+    """Return the operands as `as_operand` does. Raises DTypeError also if none of them is a tensor."""
     tensors = 0
     for v in values:
         tensors += isinstance(v, TensorBase)
-    if tensors == len(values):  # nothing to convert, nothing to refuse
+    if tensors == len(values):  # nothing to convert or to refuse
         return values
     checked = tuple([as_operand(v, name) for v in values])
     if not tensors:
@@ -72,7 +71,7 @@ def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
 
 
 def _shown(value: Any) -> str:
-    """A wrong value, formatted for its error."""
+    """Return a wrong value, formatted for its error."""
     if isinstance(value, TensorBase):
         note = " that requires a gradient" if value.requires_grad else ""
         return f"a tensor of shape {value.array.shape} and type {value.array.dtype.name}{note}"
@@ -87,9 +86,9 @@ def _wrong(value: Any, function: str, name: str, expected: str) -> DTypeError:
 
 
 def integer(value: Any, function: str, name: str = "") -> int:
-    """An integer: Python's, numpy's, or a tensor of integers without dimensions, which is read.
+    """Return an integer: Python's, numpy's, or the value of a 0-d integer tensor (blocks).
 
-    Raises: DTypeError, for everything else, bools and whole floats too.
+    Raises: DTypeError, for everything else, including bools and floats with integer values.
     """
     if type(value) is int:
         return value
@@ -105,14 +104,14 @@ def integer(value: Any, function: str, name: str = "") -> int:
 
 
 def integers(value: Any, function: str, name: str = "") -> int | tuple[int, ...]:
-    """One integer, or a sequence of them as a tuple. Raises: DTypeError, as `integer`."""
+    """Return one integer, or a tuple of them from a sequence. Raises DTypeError as `integer` does."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple([integer(v, function, name) for v in value])
     return integer(value, function, name)
 
 
 def sizes_of(values: tuple[Any, ...], name: str = "") -> Shape:
-    """Integers given one by one or as one sequence: f(2, 3) or f((2, 3)). Raises: DTypeError, as `integer`."""
+    """Return integers passed one by one or as a sequence: f(2, 3) or f((2, 3)). Raises DTypeError as `integer` does."""
     if len(values) == 1 and isinstance(values[0], Sequence):
         values = tuple(values[0])
     for value in values:
@@ -122,32 +121,32 @@ def sizes_of(values: tuple[Any, ...], name: str = "") -> Shape:
 
 
 def number(value: Any, function: str, name: str = "") -> Any:
-    """A Python number: of numpy, or of a tensor of one number that requires no gradient. Raises: DTypeError, else."""
+    """Return a Python number, also from numpy or a 0-d tensor without gradient. Raises DTypeError for anything else."""
     if type(value) in (float, int, bool):
         return value
     if isinstance(value, TensorBase):
         if not value.array.shape and not value.requires_grad:
             return value.array.item()
     else:
-        found = plain(value)
-        if found is not None:
-            return found
+        converted = plain(value)
+        if converted is not None:
+            return converted
     raise _wrong(value, function, name, "a number")
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy, or of a subclass of Python's numbers, as Python's own; None for everything else."""
+    """Return a number of numpy, or of a subclass of Python's numbers, as Python's own; None for anything else."""
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
     for kinds, python in (((bool, np.bool_), bool), ((int, np.integer), int), ((float, np.floating), float)):
         if isinstance(value, kinds):
             return python(value)
-    item = value.item() if isinstance(value, np.generic) else None  # ml_dtypes
+    item = value.item() if isinstance(value, np.generic) else None  # ml_dtypes' scalars
     return item if isinstance(item, float) else None
 
 
 def fitting(value: Any, dtype: DType, function: str) -> None:
-    """Raise DTypeError where an integer type cannot hold a number; an unsigned one holds -1, as in torch."""
+    """Raise DTypeError if an integer dtype cannot hold a number; unsigned dtypes accept -1, as in torch."""
     if dtype.category != INTEGER or isinstance(value, TensorBase):
         return
     limits = np.iinfo(dtype.numpy)
@@ -158,20 +157,20 @@ def fitting(value: Any, dtype: DType, function: str) -> None:
 
 
 def truth(value: Any, function: str, name: str = "") -> bool:
-    """A bool: Python's or numpy's, or 0 or 1. Raises: DTypeError, for everything else."""
+    """Return a bool: Python's, numpy's, 0 or 1. Raises DTypeError for anything else."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise _wrong(value, function, name, "True or False")
 
 
 def _generator(value: Any, function: str, name: str) -> Any:
-    """Refuses what is neither a Generator nor None: those pass unread."""
+    """Raise DTypeError: Generators and None never reach this function."""
     raise _wrong(value, function, name, "a genesis.Generator")
 
 
 Convert = Callable[[Any, str, str], Any]
 _NONE = type(None)
-# How a parameter is read, by its annotation: the types that pass as they are, and what reads the others.
+# How a parameter is converted, by its annotation: types that pass unchanged, and the converter of all others.
 _READ: dict[str, tuple[tuple[type, ...], Convert]] = {
     "int": ((int,), integer),
     "int | None": ((int, _NONE), integer),
@@ -188,7 +187,7 @@ _READ: dict[str, tuple[tuple[type, ...], Convert]] = {
 
 # --- Keywords ---------------------------------------------------------------------------------------------------------
 
-# What torch, or numpy, calls a parameter, and what it may be called here.
+# Torch's or numpy's name of a parameter, and the names that a function here may use.
 _NAMES: dict[str, tuple[str, ...]] = {
     "input": ("x",),
     "self": ("x",),
@@ -221,28 +220,28 @@ class _Form:
         # the positions that are read, in order
         self.places = [(i, *self.readers[name], name) for i, name in enumerate(self.order) if name in self.readers]
 
-    def understood(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments under the names that they have here, keywords read.
+    def bind(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with keywords renamed to the function's own and converted.
 
-        Raises: KeywordError, for one that the function has under no name; UsageError, for two names of one parameter.
+        Raises: KeywordError, for an unknown keyword; UsageError, for two names of one parameter.
         """
-        found = {}
+        renamed = {}
         for keyword, value in given.items():
             name = self._name(keyword)
             if name != keyword and (name in given or name in self.order[: len(args)]):
                 raise UsageError(
                     f"{self.function} got both {name} and {keyword}",
-                    next=f"{keyword} is another name for {name}: give one",
+                    next=f"pass one; {keyword} is another name for {name}",
                 )
             if name in self.readers:
                 types, convert = self.readers[name]
                 if type(value) not in types:
                     value = convert(value, self.function, keyword)
-            found[name] = value
-        if self.various is not None and self.various in found:  # `size=(2, 3)` of f(x, *size)
-            rest = found.pop(self.various)
-            args = (*args, *[found.pop(name) for name in self.order[len(args) :] if name in found], rest)
-        return args, found
+            renamed[name] = value
+        if self.various is not None and self.various in renamed:  # `size=(2, 3)` of f(x, *size)
+            rest = renamed.pop(self.various)
+            args = (*args, *[renamed.pop(name) for name in self.order[len(args) :] if name in renamed], rest)
+        return args, renamed
 
     def _name(self, keyword: str) -> str:
         if keyword in self.names or keyword == self.various or self.takes_any:
@@ -250,13 +249,13 @@ class _Form:
         for name in (self.more.get(keyword, keyword), *_NAMES.get(keyword, ())):
             if name in self.names or name == self.various:
                 return name
-        # What it may have meant is shown under torch's names for the operands.
+        # Suggest torch's names for the operands.
         meant = {"x": "input", "y": "other"} | {name: keyword for keyword, name in self.more.items()}
         names = (*self.order, *((self.various,) if self.various else ()), *sorted(self.names - set(self.order)))
         raise unknown_keyword(self.function, keyword, [meant.get(name, name) for name in names if name != "self"])
 
     def refuse_others(self, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Raise DTypeError for the first parameter annotated as a tensor that got none: a body missed an attribute."""
+        """Raise DTypeError for the first argument that should be a tensor; call after an AttributeError in the body."""
         for name, value in {**dict(zip(self.order, args, strict=False)), **given}.items():
             takes = self.annotations.get(name)
             wrong = takes == "Tensor" or (takes == "Tensor | None" and value is not None)
@@ -268,14 +267,17 @@ class _Form:
 
 
 def normalized(function: Any, **more: str) -> Any:
-    """`function` with its arguments read, and `more` keywords by what they mean; `__wrapped__` is the plain one."""
+    """Return `function` with its arguments converted; `more` maps further keywords to parameters.
+
+    The result's `__wrapped__` is `function` itself.
+    """
     form = _Form(function, more)
     places = form.places
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
         if given:
-            args, given = form.understood(args, given)
+            args, given = form.bind(args, given)
         for i, types, convert, parameter in places:
             if i >= len(args):
                 break
@@ -291,7 +293,7 @@ def normalized(function: Any, **more: str) -> Any:
 
 
 def bare(function: Any) -> Any:
-    """The plain form of a normalized function: for operators, which have neither keywords nor integers to read."""
+    """Return the bare form of a normalized function, for operators, which pass neither keywords nor integers."""
     return function.__wrapped__
 
 
@@ -299,13 +301,13 @@ def bare(function: Any) -> Any:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-functions: dict[str, Any] = {}  # by name in `genesis`
-methods: dict[str, Any] = {}  # by name in Tensor
-functional: dict[str, Any] = {}  # by name in `genesis.nn.functional`
+functions: dict[str, Any] = {}  # by their name in `genesis`
+methods: dict[str, Any] = {}  # by their name in Tensor
+functional: dict[str, Any] = {}  # by their name in `genesis.nn.functional`
 
 
 @overload
-def public(made: F, /) -> F: ...
+def public(written: F, /) -> F: ...
 
 
 @overload
@@ -320,7 +322,7 @@ def public(
 
 
 def public(
-    made: Any = None,
+    written: Any = None,
     /,
     *,
     function: bool = True,
@@ -329,28 +331,30 @@ def public(
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
 ) -> Any:
-    """Decorator: a public function, with its arguments normalized, entered in the tables.
+    """Decorator: normalize a function's arguments and enter it in the tables of public functions.
 
     Args:
-        function, method, nn: whether it is one of `genesis`, of Tensor, of `genesis.nn.functional`. A name with a
-            trailing underscore works in place, and is a method alone.
+        written: function to publish.
+        function: whether `genesis` exports it; in-place functions (with a trailing underscore) are only methods.
+        method: whether it is a method of Tensor.
+        nn: whether `genesis.nn.functional` exports it.
         also: further names of the function in `genesis`.
-        keywords: further keywords with the parameters they mean.
+        keywords: further keywords, with the parameters that they name.
     """
 
-    def register(written: Any) -> Any:
-        name, found = written.__name__, normalized(written, **(keywords or {}))
-        found.keywords = keywords or {}
+    def register(definition: Any) -> Any:
+        name, wrapped = definition.__name__, normalized(definition, **(keywords or {}))
+        wrapped.keywords = keywords or {}
         is_in_place = name[-1] == "_"
         tables = ((functions, function and not is_in_place), (methods, method), (functional, nn and not is_in_place))
         for table, takes in tables:
             if takes:
                 assert name not in table, f"{name} is public twice"
-                table[name] = found
-        functions.update(dict.fromkeys(also, found))
-        return found
+                table[name] = wrapped
+        functions.update(dict.fromkeys(also, wrapped))
+        return wrapped
 
-    return register if made is None else register(made)
+    return register if written is None else register(written)
 
 
-layer_function = public(function=False, method=False, nn=True)  # a function of `genesis.nn.functional` alone
+layer_function = public(function=False, method=False, nn=True)  # functions of `genesis.nn.functional` only

@@ -1,4 +1,4 @@
-"""Copies of arrays between the host and a device, or from one device to another, waiting or not; pinned memory."""
+"""Copies of arrays between host and devices, blocking or not, and pinned memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def cuda_backend(device: Device) -> CudaBackend:
-    """The backend of a CUDA device."""
+    """Return the backend of a CUDA device."""
     return backend_for(device)  # type: ignore[return-value]
 
 
 def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
-    """A contiguous array in pinned memory that `device` copies from and to; contents undefined."""
+    """Return a contiguous array in pinned memory for copies from and to `device`; contents undefined."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     block = cuda_backend(device).pinned.take(nbytes)
     storage = CpuStorage(block.bytes(nbytes), nbytes, owner=block)
@@ -32,21 +32,21 @@ def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
 
 
 def is_pinned(array: Array) -> bool:
-    """Whether an array is in pinned memory of ours."""
+    """Whether an array is in pinned memory that Genesis allocated."""
     return array.device == CPU and _block(array) is not None
 
 
 def _block(array: Array) -> PinnedBlock | None:
-    """The pinned memory below an array of the CPU; None where it is ordinary."""
+    """Return the pinned block of a CPU array, or None for pageable memory."""
     from genesis.backend.cuda.stream import block_of
 
     return block_of(array.storage.block)  # type: ignore[attr-defined]
 
 
 def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
-    """The array on `device`: itself where it is there, else a copy.
+    """Return the array on `device`: itself if it is there, else a copy.
 
-    `non_blocking`: do not wait for a copy from pinned memory, whose source must not be changed meanwhile.
+    `non_blocking`: do not block on a copy from pinned memory, whose source must not be changed before it is done.
     """
     if array.device == device:
         return array
@@ -54,15 +54,15 @@ def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
         return from_numpy(array.numpy())
     if array.device != CPU:  # through the host
         return moved(from_numpy(array.numpy()), device)
-    made = label(empty(array.shape, array.dtype, device), "to")
-    _upload(made, array, non_blocking)
-    return made
+    copied = label(empty(array.shape, array.dtype, device), "to")
+    _upload(copied, array, non_blocking)
+    return copied
 
 
 def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
     """Write `source` (broadcast, cast) into `target` on another device.
 
-    `non_blocking`: do not wait where one of them is in pinned memory and layout and dtype are the same.
+    `non_blocking`: do not block if one of them is in pinned memory, with the same layout and dtype as the other.
     """
     target.storage.version += 1
     if source.device == CPU:
@@ -82,11 +82,11 @@ def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
 
 
 def _upload(target: Array, source: Array, non_blocking: bool) -> None:
-    """From the host to a device."""
+    """Copy from the host to a device."""
     backend = cuda_backend(target.device)
     block = _block(source)
     backend.from_numpy(_castable(source.view_np(), target), target)
-    if block is None:  # the driver has read ordinary memory when the call returns
+    if block is None:  # the driver has finished reading pageable memory when the call returns
         return
     if non_blocking:
         block.streams.add(backend.stream)
@@ -100,7 +100,7 @@ def _castable(values: np.ndarray, target: Array) -> Any:
 
 
 def record_stream(array: Array, stream: int) -> None:
-    """Note that work of another stream uses an array's memory. Raises: DeviceError, for memory of the host."""
+    """Mark an array's memory as used by another stream. Raises DeviceError for pageable host memory."""
     if array.device == CPU:
         block = _block(array)
         if block is None:
@@ -109,5 +109,5 @@ def record_stream(array: Array, stream: int) -> None:
         return
     backend = cuda_backend(array.device)
     used = getattr(array.storage, "block", None)
-    if used is not None and used.arena is not backend.pool.arenas.get(stream):  # its own stream's order is enough
+    if used is not None and used.arena is not backend.pool.arenas.get(stream):  # its own stream already orders reuse
         backend.pool.record_stream(used, stream)

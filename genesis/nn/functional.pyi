@@ -105,7 +105,8 @@ def cross_entropy(
     """Cross entropy of logits against integer labels."""
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
-    """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training."""
+    """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not
+    training."""
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no
@@ -136,8 +137,7 @@ def linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded
-    once."""
+    """Return x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]` and residual `[..., out]`."""
 
 def linear_cross_entropy(
     input: Tensor,
@@ -152,7 +152,7 @@ def linear_cross_entropy(
     loss."""
 
 def log_softmax(input: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
-    """log softmax(x) along `dim`, without forming the softmax."""
+    """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
 
 def mse_loss(
     input: Tensor,
@@ -214,11 +214,12 @@ def packed_linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """Several linear layers on one input x `[..., in]`, their results side by side in the last dimension."""
+    """Return the results of several linear layers on one input x `[..., in]`, concatenated in the last
+    dimension."""
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut
-    off."""
+    """Return x padded with `value`; `pad` lists (before, after) from the last dimension on; negative widths
+    crop."""
 
 def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
@@ -258,7 +259,7 @@ def silu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x·sigmoid(x)."""
 
 def softmax(input: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
-    """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
+    """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate)·up, fused; without `up`, gate and up are side by side in the last dimension of the one tensor."""

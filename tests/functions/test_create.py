@@ -138,7 +138,7 @@ def test_full_takes_the_type_of_its_value() -> None:
     assert genesis.full(2, tensor(1.5)).tolist() == [1.5, 1.5]
     for sizes in [(-1,), (2, -3)]:
         for make in (genesis.zeros, genesis.empty):
-            with pytest.raises(ShapeError, match="sizes are at least 0"):
+            with pytest.raises(ShapeError, match="negative size"):
                 make(*sizes)
 
 
@@ -259,7 +259,7 @@ def test_dlpack_both_ways() -> None:
     assert values[0, 0] == 5.0
     back = np.from_dlpack(made)
     assert np.shares_memory(back, values)
-    with pytest.raises(DTypeError, match="from_dlpack: list"):
+    with pytest.raises(DTypeError, match="from_dlpack"):
         genesis.from_dlpack([1.0])
 
 
