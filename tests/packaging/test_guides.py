@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -155,3 +156,27 @@ def test_a_row_below_one_is_named_with_its_reason(tmp_path: Path) -> None:
     older, newer = (tmp_path / f"2026-01-0{day}.json" for day in (1, 2))
     assert "0.90x" in page_of([older]) and "Below 1 (theirs" in page_of([older])
     assert "1.10x" in page_of([older, newer]) and "Below 1" not in page_of([older, newer])
+
+
+def functions_of(page: str) -> dict[tuple[str, str], int]:
+    """The lines of each function or class that the page names as `path` `name`."""
+    lines = {}
+    for path, name in re.findall(r"`([\w/]+\.py)` `([\w.]+)`", page):
+        node: ast.AST = ast.parse((REPOSITORY / path).read_text())
+        for part in name.split("."):
+            body = getattr(node, "body", [])
+            node = next(child for child in body if getattr(child, "name", None) == part)
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+        lines[path, name] = (node.end_lineno or 0) - node.lineno + 1
+    return lines
+
+
+def test_the_reading_path_exists_and_is_short() -> None:
+    lines = functions_of((REPOSITORY / "docs/reading-path.md").read_text())
+    assert len(lines) > 40
+    assert sum(lines.values()) <= 1_500
+
+
+def test_a_function_that_is_gone_is_noticed() -> None:
+    with pytest.raises(StopIteration):
+        functions_of("`genesis/op.py` `no_such_function`")
