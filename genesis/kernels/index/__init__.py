@@ -1,1 +1,1 @@
-"""Indexing by arrays and masks, sorting, and sums of rows that share an index."""
+"""Indexing by arrays and masks, sorting, and sums of rows with equal indices."""

@@ -1,9 +1,12 @@
-"""Indexing with arrays. Gathers compute their offsets as they go; scatters sort the target offsets first.
+"""Indexing with arrays. Gathers compute their offsets in the kernel; scatters sort the target offsets first.
 
 Reference: `genesis/ops/index.py`, under the same names. The gradient of an embedding sums rows over sorted ids.
 
-Indices are checked on the device: one out of range reads 0 or writes nothing, and raises IndexRangeError at the next
-synchronisation (`backend.cuda.faults`).
+Indices are checked on the device: an index out of range reads 0 or writes nothing, and raises IndexRangeError at the
+next synchronization (`backend.cuda.faults`).
+
+Kernels address an array as [outer, n, inner]: n is a position of the index arrays, outer and inner are the dimensions
+before and after. Tiles: T positions, or R rows x C columns.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from genesis.ops.index import placed
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
-MAX_ARRAYS = 4  # index arrays that one kernel reads
+MAX_ARRAYS = 4  # the most index arrays that one kernel reads
 
 
 # --- From indices to offsets ------------------------------------------------------------------------------------------
@@ -47,17 +50,17 @@ MAX_ARRAYS = 4  # index arrays that one kernel reads
 
 @triton.jit
 def index_offset(p_i, p_fault, n, m, sizes, strides, extent, step, site, NEGATIVE: tl.constexpr):
-    """The offsets that an index array gives at positions n, and which of them are in range."""
-    i = tl.load(p_i + offsets(n, sizes, strides), mask=m, other=0).to(tl.int64)
-    j = tl.where(i < 0, i + extent, i) if NEGATIVE else i
-    good = (j >= 0) & (j < extent)
+    """Return the offsets of an index array at positions n [T], and which of them are in range. Report the others."""
+    i = tl.load(p_i + offsets(n, sizes, strides), mask=m, other=0).to(tl.int64)  # [T]
+    j = tl.where(i < 0, i + extent, i) if NEGATIVE else i  # [T]
+    good = (j >= 0) & (j < extent)  # [T]
     report_fault(p_fault, site, i, m & (good == 0))
     return j * step, good
 
 
 @triton.jit
 def index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE: tl.constexpr):
-    """The sum over up to four index arrays."""
+    """Return the sum of `index_offset` over up to four index arrays, and which positions are in range for all."""
     o, good = index_offset(p_0, p_fault, n, m, sizes, strides[0], extents[0], steps[0], sites[0], NEGATIVE)
     if p_1 is not None:
         o_1, g_1 = index_offset(p_1, p_fault, n, m, sizes, strides[1], extents[1], steps[1], sites[1], NEGATIVE)
@@ -74,12 +77,12 @@ def index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, st
 @triton.jit(do_not_specialize=["sites"])
 def index_keys_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, strides, extents, steps, sites,
                       MORE: tl.constexpr, NEGATIVE: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """keys[n] = (or, with MORE, +=) the offset of position n; `span` if an index is out of range."""
+    """Store keys[n] = (with MORE: +=) the offset of position n, or `span` if an index is out of range."""
     n = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
-    m = n < count
+    m = n < count  # [T]
     o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE)
     if MORE:
-        before = tl.load(p_keys + n, mask=m, other=0).to(tl.int64)
+        before = tl.load(p_keys + n, mask=m, other=0).to(tl.int64)  # [T]
         o, good = o + before, good & (before < span)
     tl.store(p_keys + n, tl.where(good, o, span).to(p_keys.dtype.element_ty), mask=m)
 
@@ -88,7 +91,7 @@ def index_keys_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, s
 def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, sizes, strides, extents, steps, sites,
                   outer, s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr,
                   INT64: tl.constexpr, OVERLAP: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """out[outer, n, inner] = x[outer, indices at n, inner]; 0 if an index is out of range."""
+    """Store out[outer, n, inner] = x[outer, indices at n, inner], or 0 if an index is out of range."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     blocks = tl.cdiv(width, C)
@@ -97,25 +100,25 @@ def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, siz
         r, c = r.to(tl.int64), c.to(tl.int64)
     r = r * R + tl.arange(0, R)  # [R]
     c = c * C + tl.arange(0, C)  # [C]
-    m_r = r < rows
-    n = r % count if OUTER else r
-    o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m_r, sizes, strides, extents, steps, sites, NEGATIVE)
+    m_r = r < rows  # [R]
+    n = r % count if OUTER else r  # [R]
+    o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m_r, sizes, strides, extents, steps, sites, NEGATIVE)  # [R]
     if OUTER:
         o += offsets(r // count, outer, s_outer)
     m = m_r[:, None] & (c < width)[None, :]  # [R, C]
-    x = tl.load(p_x + o[:, None] + offsets(c, inner, s_inner)[None, :], mask=m & good[:, None], other=0)
+    x = tl.load(p_x + o[:, None] + offsets(c, inner, s_inner)[None, :], mask=m & good[:, None], other=0)  # [R, C]
     tl.store(p_o + r.to(tl.int64)[:, None] * width + c[None, :], x, mask=m)
 
 
 class IndexArrays(NamedTuple):
-    """Index arrays that broadcast to one shape of positions, as kernels take them: four entries in every field."""
+    """Index arrays that broadcast to one shape of positions, as kernels take them. Tuples have four entries each."""
 
-    arrays: tuple[Array | None, ...]  # the index arrays; None after the last
+    arrays: tuple[Array | None, ...]  # the index arrays, then None
     sizes: Shape  # the shape of the positions, at least one dimension
-    strides: tuple[Shape, ...]  # of each array over `sizes`
-    extents: Shape  # the sizes of the dimensions they index
-    steps: Shape  # the strides of these dimensions
-    sites: Shape  # their ids in `backend.cuda.faults`
+    strides: tuple[Shape, ...]  # strides of each array over `sizes`
+    extents: Shape  # sizes of the indexed dimensions
+    steps: Shape  # strides of the indexed dimensions
+    sites: Shape  # ids of the indexed dimensions in `backend.cuda.faults`
     negative: bool  # whether negative indices count from the end
 
     @property
@@ -130,10 +133,10 @@ def _index_arrays(
     sizes = shape or (1,)
     broadcast = [broadcast_strides(i.shape, i.strides, shape) or (0,) for i in indices]
     sites = [faults.site(op, d, n, -n if negative else 0) for d, n in zip(names, extents, strict=True)]
-    more = MAX_ARRAYS - len(indices)
+    unused = MAX_ARRAYS - len(indices)
     return IndexArrays(
-        (*indices, *(None,) * more), sizes, (*broadcast, *((0,),) * more), (*extents, *(0,) * more),
-        (*steps, *(0,) * more), (*sites, *(0,) * more), negative,
+        (*indices, *(None,) * unused), sizes, (*broadcast, *((0,),) * unused), (*extents, *(0,) * unused),
+        (*steps, *(0,) * unused), (*sites, *(0,) * unused), negative,
     )  # fmt: skip
 
 
@@ -145,9 +148,9 @@ def index_arrays(
     names: Shape | None = None,
     negative: bool = True,
 ) -> IndexArrays:
-    """Index arrays that broadcast to one shape; more than four are first added up to one array of offsets. `extents`
-    and `steps` are sizes and strides of the indexed dimensions, `names` their numbers in errors; `negative` indices
-    count from the end.
+    """Return index arrays, which broadcast to one shape, as kernels take them. More than four are first added up to one
+    array of offsets. `extents` and `steps` are the indexed dimensions' sizes and strides, `names` their numbers in
+    errors.
     """
     names = tuple(range(len(indices))) if names is None else names
     shape = broadcast_shapes(*(i.shape for i in indices))
@@ -164,11 +167,11 @@ def index_arrays(
             first > 0,
         )
     single = _index_arrays(op, (keys,), shape, (span,), (1,), (0,), False)
-    return single._replace(sites=(0,) * MAX_ARRAYS)  # reported above
+    return single._replace(sites=(0,) * MAX_ARRAYS)  # `_write_keys` has reported faults
 
 
 def _span(extents: Shape, steps: Shape) -> int:
-    """One more than the largest offset."""
+    """Return one more than the largest offset."""
     return 1 + sum((n - 1) * step for n, step in zip(extents, steps, strict=True) if n > 1)
 
 
@@ -181,7 +184,7 @@ def _write_keys(keys: Array, index: IndexArrays, span: int, more: bool = False) 
 
 
 def index_keys(index: IndexArrays, span: int) -> Array:
-    """The offset of each position, `[1, N]`; `span` if an index is out of range."""
+    """Return the offset of each position, `[1, N]`, with `span` where an index is out of range."""
     device = next(a for a in index.arrays if a is not None).device
     keys = empty((1, index.count), index_type(span + 1), device)
     _write_keys(keys, index, span)
@@ -189,7 +192,7 @@ def index_keys(index: IndexArrays, span: int) -> Array:
 
 
 def sorted_index_keys(index: IndexArrays, span: int, unit: int) -> SortedKeys:
-    """Positions sorted by offset; `unit` is the number of elements per unit of offset."""
+    """Return the positions sorted by offset. A unit of offset is `unit` elements."""
     keys = index_keys(index, span)
     ranked, order = argsort_keys(keys, span.bit_length(), signed=False)
     assert ranked is not None
@@ -200,8 +203,9 @@ def sorted_index_keys(index: IndexArrays, span: int, unit: int) -> SortedKeys:
 
 
 def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape], inner: tuple[Shape, Shape]) -> None:
-    """out[outer, n, inner] = x[outer, indices at n, inner]; outer and inner are (sizes, strides of x)."""
-    before = rows_of((1,), (0,), outer[0], outer[1], outer[1])  # merged dimensions
+    """Write out[outer, n, inner] = x[outer, indices at n, inner]. `outer` and `inner` are (sizes, strides of x)."""
+    # rows_of merges dimensions
+    before = rows_of((1,), (0,), outer[0], outer[1], outer[1])
     after = rows_of((1,), (0,), inner[0], inner[1], inner[1])
     count, width = index.count, after.width
     rows = before.width * count
@@ -210,14 +214,14 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
     r, c, warps = segment.tile_of(width)
     wide = (
         needs_int64((rows + r, width))
-        or needs_int64(before.rest, before.target)
-        or needs_int64(after.rest, after.target)
+        or needs_int64(before.row_sizes, before.target_strides)
+        or needs_int64(after.row_sizes, after.target_strides)
     )
     launch(
         gather_kernel, triton.cdiv(rows, r) * triton.cdiv(width, c), out, x, *index.arrays, faults.flag(x.device),
-        rows, count, width, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest,
-        before.target, after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide,
-        OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
+        rows, count, width, index.sizes, index.strides, index.extents, index.steps, index.sites, before.row_sizes,
+        before.target_strides, after.row_sizes, after.target_strides, NEGATIVE=index.negative, OUTER=rows != count,
+        INT64=wide, OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 
@@ -225,9 +229,9 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
 def index_get(out: Array, x: Array, *indices: Array, dims: Shape, named: Shape | None = None) -> None:
     extents, steps = tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims)
     index = index_arrays("index_get", indices, extents, steps, named or dims)
-    rest = [(n, st) for d, (n, st) in enumerate(zip(x.shape, x.strides, strict=True)) if d not in dims]
+    kept = [(n, st) for d, (n, st) in enumerate(zip(x.shape, x.strides, strict=True)) if d not in dims]
     at = placed(x.shape, dims, index.sizes)[1]
-    outer, inner = (tuple(zip(*part, strict=True)) or ((), ()) for part in (rest[:at], rest[at:]))
+    outer, inner = (tuple(zip(*part, strict=True)) or ((), ()) for part in (kept[:at], kept[at:]))
     gather(out, x, index, outer, inner)  # type: ignore[arg-type]
 
 
@@ -237,7 +241,7 @@ def index_get(out: Array, x: Array, *indices: Array, dims: Shape, named: Shape |
 def _scatter_rows(
     op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, named: Shape | None
 ) -> tuple[IndexArrays, int, int, Rows]:
-    """Where rows of `values` go in `target`: index arrays, span, unit (the strides' common divisor), and the rows."""
+    """Return what maps rows of `values` to `target`: index arrays, span, unit (common divisor of strides), and rows."""
     extents, steps = tuple(target.shape[d] for d in dims), tuple(target.strides[d] for d in dims)
     unit = math.gcd(*(st for n, st in zip(extents, steps, strict=True) if n > 1)) or 1
     steps = tuple(st // unit if n > 1 else 0 for n, st in zip(extents, steps, strict=True))
@@ -261,11 +265,12 @@ def _scatter(
     op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, accumulate: bool,
     named: Shape | None = None, add: bool = True, along: int | None = None,
 ) -> None:  # fmt: skip
-    """Write or add `values` at the indices of `target`, in order of position."""
+    """Write `values` at the indices of `target`, or add them with `accumulate`, in order of position."""
+    # Sums take an array in the target's terms: a number becomes an array, and any value but 0 becomes True.
     if accumulate and not isinstance(values, Array):
         number, values = values, empty((), target.dtype, target.device)
         fill(values, value=number, shape=(), dtype=target.dtype)
-    if accumulate and target.dtype is bool_ and values.dtype is not bool_:  # anything but 0 is True
+    if accumulate and target.dtype is bool_ and values.dtype is not bool_:
         numbers, values = values, empty(values.shape, bool_, target.device)
         copy(values, numbers)
     if accumulate and _add_along(op, target, values, indices, dims, named, add, along):
@@ -276,9 +281,10 @@ def _scatter(
     if accumulate:
         scatter_add_rows(target, values, sorted_index_keys(index, span, unit), rows, add)
         return
-    given = values if isinstance(values, Array) else scalar_argument(values, work_type(target.dtype))
+    # Without a sort, if a single position is written or all positions write the same values.
+    argument = values if isinstance(values, Array) else scalar_argument(values, work_type(target.dtype))
     if index.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
-        scatter_rows(target, given, SortedKeys(index_keys(index, span), None, span, unit), rows)
+        scatter_rows(target, argument, SortedKeys(index_keys(index, span), None, span, unit), rows)
     else:
         scatter_rows(target, values, sorted_index_keys(index, span, unit), rows)
 
@@ -287,7 +293,7 @@ def _add_along(
     op: str, target: Array, values: Array, indices: tuple[Array, ...], dims: Shape, named: Shape | None, add: bool,
     along: int | None,
 ) -> bool:  # fmt: skip
-    """Add `values` where one dimension alone is indexed, of few targets; False where it is otherwise."""
+    """Add `values` if only one dimension, with few targets, is indexed. Return False, without adding, otherwise."""
     if along is None and (len(indices) > 1 or indices[0].ndim != 1):
         return False
     dim = dims[0] if along is None else along
@@ -319,13 +325,13 @@ def index_put_(
     out: tuple[()], x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False,
     named: Shape | None = None, along: int | None = None,
 ) -> None:  # fmt: skip
-    # inputs must not change while they are read
-    values, *rest = (_unaliased(a, x) for a in (values, *indices))
-    _scatter("index_put_", x, values, tuple(rest), dims, accumulate, named, along=along)
+    # Inputs must not change while they are read.
+    values, *index_copies = (_unaliased(a, x) for a in (values, *indices))
+    _scatter("index_put_", x, values, tuple(index_copies), dims, accumulate, named, along=along)
 
 
 def _unaliased(a: Any, x: Array) -> Any:
-    """`a`, or a copy of it if it shares x's memory."""
+    """Return `a`, or a copy of it if it shares x's memory."""
     if not isinstance(a, Array) or a.storage is not x.storage:
         return a
     copied = empty(a.shape, a.dtype, a.device)
@@ -364,16 +370,16 @@ def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) ->
 # --- Embedding --------------------------------------------------------------------------------------------------------
 
 
-RANK_SORT_MAX = 8192  # ids; comparisons grow with the square
-EXACT = 1 << 24  # integers below it are exact in float32
-BI, BJ = 32, 256  # ids that a program ranks, and ids it compares them with at a time
+RANK_SORT_MAX = 8192  # the most ids that are sorted by rank; comparisons grow with their square
+EXACT = 1 << 24  # integers below this are exact in float32
+BI, BJ = 32, 256  # ids that a program ranks, and ids that it compares them with at a time
 
 
 @triton.jit
 def key_of(p_ids, p_fault, i, count, rows, site, sizes, strides):
-    """ids[i]; `rows` for one out of range, which is reported if `p_fault` is given; 2^24 beyond the last."""
+    """Return ids[i], or `rows` if the id is out of range (reported if `p_fault` is given), or 2^24 from `count` on."""
     m = i < count
-    key = tl.load(p_ids + offsets(i, sizes, strides), mask=m, other=0)
+    key = tl.load(p_ids + offsets(i, sizes, strides), mask=m, other=0)  # [BI] or [BJ], as i
     good = (key >= 0) & (key < rows)
     if p_fault is not None:
         report_fault(p_fault, site, key, m & (good == 0))
@@ -383,19 +389,19 @@ def key_of(p_ids, p_fault, i, count, rows, site, sizes, strides):
 @triton.jit(do_not_specialize=["rows", "site"])
 def rank_ids_kernel(p_keys, p_order, p_ids, p_fault, count, rows, site, sizes, strides, BI: tl.constexpr,
                     BJ: tl.constexpr):  # fmt: skip
-    """Sort ids and their positions: a stable sort by rank. BI divides BJ."""
+    """Sort ids and their positions stably, by rank. A program ranks BI ids; BI divides BJ."""
     start = tl.program_id(0) * BI
-    i = start + tl.arange(0, BI)
+    i = start + tl.arange(0, BI)  # [BI]
     key = key_of(p_ids, p_fault, i, count, rows, site, sizes, strides)
-    own_key = key.to(tl.float32)[:, None]
+    own_key = key.to(tl.float32)[:, None]  # [BI, 1]
     own_tile = start // BJ * BJ  # start of the tile that holds these ids
     before = tl.zeros([BI, BJ], tl.float32)  # [BI, BJ]
     for j in range(0, count, BJ):  # smaller ids, and equal ids in earlier tiles
-        other = key_of(p_ids, None, j + tl.arange(0, BJ), count, rows, 0, sizes, strides)
-        before += are_less(other.to(tl.float32)[None, :], own_key + tl.where(j < own_tile, 1.0, 0.0), True)
-    at = own_tile + tl.arange(0, BJ)
-    other = key_of(p_ids, None, at, count, rows, 0, sizes, strides)
-    before += ((other[None, :] == key[:, None]) & (at[None, :] < i[:, None])).to(tl.float32)
+        other = key_of(p_ids, None, j + tl.arange(0, BJ), count, rows, 0, sizes, strides)  # [BJ]
+        before += are_less(other.to(tl.float32)[None, :], own_key + tl.where(j < own_tile, 1.0, 0.0), True)  # [BI, BJ]
+    at = own_tile + tl.arange(0, BJ)  # [BJ]
+    other = key_of(p_ids, None, at, count, rows, 0, sizes, strides)  # [BJ]
+    before += ((other[None, :] == key[:, None]) & (at[None, :] < i[:, None])).to(tl.float32)  # [BI, BJ]
     rank = tl.sum(before, 1).to(tl.int32)  # [BI]
     tl.store(p_keys + rank, key, mask=i < count)
     tl.store(p_order + rank, i, mask=i < count)
@@ -414,11 +420,11 @@ def _sorted_ids(op: str, ids: Array, rows: int, width: int) -> SortedKeys:
 
 
 def _add(op: str, target: Array, g: Array, ids: Array, add: bool) -> None:
-    """target[ids] = or += g; rows of equal ids are added in order of position."""
+    """Write target[ids] = g, or += g with `add`. Rows of equal ids are summed in order of position."""
     rows, width = target.shape
     if g.size:
-        found = rows_of(ids.shape, g.strides[:-1], (width,), target.strides[1:], g.strides[-1:])
-        scatter_add_rows(target, g, _sorted_ids(op, ids, rows, target.strides[0]), found, add=add)
+        g_rows = rows_of(ids.shape, g.strides[:-1], (width,), target.strides[1:], g.strides[-1:])
+        scatter_add_rows(target, g, _sorted_ids(op, ids, rows, target.strides[0]), g_rows, add=add)
 
 
 @cuda_impl("embedding")

@@ -1,9 +1,11 @@
-"""What radix sorts do inside a program: sort a tile by one digit of 8 bits, and count digits.
+"""The radix sort inside a program: sort a tile by one digit of 8 bits, and count digits.
 
-Plain reference: a stable argsort of the digits, and `np.bincount`; `radix_sort.py` launches them.
+Plain reference: a stable argsort of the digits, and `np.bincount`; `radix_sort.py` launches the kernels.
 
-A thread holds element j · threads + thread of a tile. So that ranks can be counted warp by warp, these are seen in
-another order: each warp has a contiguous part, and its lanes neighbours (`order_in_tile`).
+A thread holds the elements j · threads + thread of a tile. To count ranks warp by warp, elements are renumbered so that
+each warp holds a contiguous part and neighbouring lanes hold neighbouring elements (`order_in_tile`).
+
+Tiles: T elements, W warps. The assembly handles N elements per thread.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ from triton.runtime.jit import constexpr_function
 from genesis.backend.cuda.driver import is_interpreted
 
 DIGITS = tl.constexpr(256)
-WARPS = tl.constexpr(8)  # with a thread for each digit
+WARPS = tl.constexpr(8)  # one thread per digit
 
 
 @constexpr_function
 def layout_line(warps: int) -> str:
-    """What `compile` compares the compiler's layout of all tiles with."""
+    """Return the line that names the expected layout of all tiles; `compile` compares the compiler's layout with it."""
     layout = f"sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [{warps}], order = [0]"
     return f"// for #ttg.blocked<{{{layout}}}>"
 
 
 @constexpr_function
 def rank_text(digit: str, rank: str) -> str:
-    """A lane's rank in its warp: lanes with equal digits are found by ballots, one a bit (`match.any` is slower).
+    """Return the assembly of an element's rank among its warp's elements with the same digit.
 
-    A warp counts its digits in shared memory, and what it has counted so far is before this element.
+    Ballots, one per bit, find lanes with equal digits (`match.any` is slower). The warp counts digits in shared memory.
     """
     lines = []
     for bit in range(8):
@@ -56,11 +58,11 @@ def rank_text(digit: str, rank: str) -> str:
 
 @constexpr_function
 def sums_text(warps: int) -> str:
-    """From counts [warps, 256] how many of each digit earlier warps have, and where each digit begins in the tile.
+    """Return the assembly that turns counts [warps, 256] into the counts of earlier warps and each digit's first rank.
 
-    A thread has a digit, whose count in the tile is then `total`.
+    A thread handles one digit and leaves its count in the tile in `total`.
     """
-    sums = warps * 1024  # bytes before the warps' sums, which are before where digits begin
+    sums = warps * 1024  # byte offset of the warps' sums; the first ranks of digits follow them
     lines = ["bar.sync 0;", "setp.lt.u32 p, thread, 256;", "mad.lo.u32 at, thread, 4, base;", "mov.b32 total, 0;"]
     for w in range(warps):
         lines += [f"@p ld.shared.b32 v, [at + {1024 * w}];", f"@p st.shared.b32 [at + {1024 * w}], total;"]
@@ -83,18 +85,18 @@ def sums_text(warps: int) -> str:
 
 
 @constexpr_function
-def exchange_text(given: list[str], found: list[str], words: int) -> str:
-    """Each word of a payload through shared memory: stored at its rank, loaded in order."""
+def exchange_text(sources: list[str], results: list[str], words: int) -> str:
+    """Return the assembly that stores each word of a payload at its rank in shared memory, then loads it in order."""
     lines = []
     for word in range(words):
         lines.append("bar.sync 0;")
-        for j, value in enumerate(given):
+        for j, value in enumerate(sources):
             if words == 2:
                 lines.append(f"mov.b64 {{low, high}}, {value};")
             source = value if words == 1 else ("low", "high")[word]
             lines.append(f"st.shared.b32 [rank{j}], {source};")
         lines.append("bar.sync 0;")
-        for j, value in enumerate(found):
+        for j, value in enumerate(results):
             if words == 1:
                 lines.append(f"ld.shared.b32 {value}, [own + {128 * j}];")
             elif word == 0:
@@ -107,11 +109,11 @@ def exchange_text(given: list[str], found: list[str], words: int) -> str:
 
 @constexpr_function
 def step_text(warps: int, items: int, *payloads: int) -> str:
-    """The assembly of `sort_by_digit` for so many elements of a thread; payloads of 1 or 2 words each.
+    """Return the assembly of `sort_by_digit` for `items` elements per thread and payloads of 1 or 2 words each.
 
-    Operands: the sorted payloads and the counts are written, the digits and the payloads read.
+    It writes the sorted payloads and the counts, and reads the digits and the payloads.
     """
-    firsts = warps * 1024 + 32  # bytes before where digits begin
+    firsts = warps * 1024 + 32  # byte offset of the first ranks of digits
     results = (len(payloads) + 1) * items
     lines = [
         f"{{ {layout_line(warps)}",
@@ -139,8 +141,8 @@ def step_text(warps: int, items: int, *payloads: int) -> str:
         lines += [f"mad.lo.u32 rank{j}, rank{j}, 4, base;"]
     lines += [f"mad.lo.u32 own, warp, {128 * items}, base;", "mad.lo.u32 own, lane, 4, own;"]
     for i, words in enumerate(payloads):
-        given = [f"${results + (i + 1) * items + j}" for j in range(items)]
-        lines.append(exchange_text(given, [f"${i * items + j}" for j in range(items)], words))
+        sources = [f"${results + (i + 1) * items + j}" for j in range(items)]
+        lines.append(exchange_text(sources, [f"${i * items + j}" for j in range(items)], words))
     lines += ["bar.sync 0;", f"selp.b32 ${results - items}, total, 0, p;"]
     lines += [f"mov.b32 ${results - items + j}, 0;" for j in range(1, items)]
     return "\n".join([*lines, "}"])
@@ -148,7 +150,7 @@ def step_text(warps: int, items: int, *payloads: int) -> str:
 
 @constexpr_function
 def step_constraints(items: int, *payloads: int) -> str:
-    """Registers written (before all is read) and read."""
+    """Return the constraints of registers that are written (before all inputs are read) and read."""
     kinds = ["l" if words == 2 else "r" for words in payloads]
     return ",".join(
         [f"=&{k}" for k in [*kinds, "r"] for _ in range(items)] + [k for k in ["r", *kinds] for _ in range(items)]
@@ -157,7 +159,7 @@ def step_constraints(items: int, *payloads: int) -> str:
 
 @constexpr_function
 def count_text(warps: int, items: int, passes: int, wide: bool, wide_counts: bool) -> str:
-    """The assembly of `count_digits`: operands are what is written (nothing of use), keys, masks and the pointer."""
+    """Return the assembly of `count_digits`. Operands: an unused result, keys, masks and the pointer."""
     threads, size = 32 * warps, 8 if wide_counts else 4
     lines = [
         f"{{ .shared .align 16 .b32 bins[{passes * 256}];",
@@ -197,14 +199,14 @@ def count_text(warps: int, items: int, passes: int, wide: bool, wide_counts: boo
 
 @constexpr_function
 def count_constraints(items: int, wide: bool) -> str:
-    """Registers of results, keys, masks and addresses."""
+    """Return the constraints of results, keys, masks and addresses."""
     kinds = ["=&r", "l" if wide else "r", "r", "l"]
     return ",".join(k for k in kinds for _ in range(items))
 
 
 @constexpr_function
 def load_text(size: int) -> str:
-    """The assembly of `load_states` for so many bits."""
+    """Return the assembly of `load_states` for states of `size` bits."""
     least = hex(1 << (size - 1))
     return f"""{{ {layout_line(8)}
     .reg .pred p;
@@ -216,16 +218,16 @@ def load_text(size: int) -> str:
 
 @triton.jit
 def order_in_tile(T: tl.constexpr, W: tl.constexpr):
-    """The place in order of each element of a tile of W warps. [T]"""
-    i = tl.arange(0, T)
-    order = i // 32 % W * (T // W) + i // (32 * W) * 32 + i % 32
-    # hidden, so that loads are not made in vectors: these would change the layout
+    """Return the position in order of each element of a tile of W warps, [T]."""
+    i = tl.arange(0, T)  # [T]
+    order = i // 32 % W * (T // W) + i // (32 * W) * 32 + i % 32  # [T]
+    # Hide the values so that the compiler does not vectorize loads, which would change the layout.
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [order], tl.int32, True, 1)
 
 
 @triton.jit
 def load_states(p, m):
-    """What other programs have stored, of which each element is loaded once; the least integer where m is not set."""
+    """Load the states [DIGITS] that other programs store, once per element. The least integer where m is not set."""
     tl.static_assert(p.shape[0] == DIGITS)
     SIZE: tl.constexpr = p.dtype.element_ty.primitive_bitwidth
     return tl.inline_asm_elementwise(
@@ -236,9 +238,9 @@ def load_states(p, m):
 
 @triton.jit
 def sort_by_digit(digit, payloads, W: tl.constexpr):
-    """Payloads (one or two) sorted by their digits, equal ones in order as they are, and the digits' counts.
+    """Return one or two payloads [T] sorted stably by their digits, and the digits' counts, padded with 0 to [T].
 
-    Tiles are in the order of `order_in_tile`. The counts are the first 256 elements of the last result; others are 0.
+    Tiles are in the order of `order_in_tile`.
     """
     N: tl.constexpr = digit.shape[0] // (32 * W)
     FIRST: tl.constexpr = payloads[0].dtype.primitive_bitwidth // 32
@@ -257,7 +259,7 @@ def sort_by_digit(digit, payloads, W: tl.constexpr):
 
 @triton.jit
 def count_digits(p_counts, key, m, PASSES: tl.constexpr, W: tl.constexpr):
-    """counts[pass, digit] += keys with that digit, where m is set. Additions of integers may run in any order."""
+    """Add the keys [T] where m is set to counts[pass, digit]. Atomic additions of integers are exact in any order."""
     N: tl.constexpr = key.shape[0] // (32 * W)
     WIDE: tl.constexpr = key.dtype.primitive_bitwidth == 64
     LONG: tl.constexpr = p_counts.dtype.element_ty.primitive_bitwidth == 64
@@ -267,17 +269,15 @@ def count_digits(p_counts, key, m, PASSES: tl.constexpr, W: tl.constexpr):
     )  # fmt: skip
 
 
-if is_interpreted():  # which has no inline assembly
+if is_interpreted():  # the interpreter has no inline assembly
 
     @triton.jit
     def order_in_tile(T: tl.constexpr, W: tl.constexpr):
-        """The same."""
         i = tl.arange(0, T)
         return i // 32 % W * (T // W) + i // (32 * W) * 32 + i % 32
 
     @triton.jit
     def load_states(p, m):
-        """The same."""
         LEAST: tl.constexpr = -(1 << (p.dtype.element_ty.primitive_bitwidth - 1))
         return tl.load(p, mask=m, other=LEAST)
 
@@ -289,12 +289,11 @@ if is_interpreted():  # which has no inline assembly
         ranked = element[np.argsort(values[element], kind="stable")][order]
         counts = np.zeros(count, np.int32)
         counts[:256] = np.bincount(values, minlength=256)
-        found = [tl.tensor(type(p.handle)(p.handle.data[ranked], p.dtype.scalar), p.type) for p in payloads]
-        return (*found, tl.tensor(type(digit.handle)(counts, tl.int32), digit.type))
+        moved = [tl.tensor(type(p.handle)(p.handle.data[ranked], p.dtype.scalar), p.type) for p in payloads]
+        return (*moved, tl.tensor(type(digit.handle)(counts, tl.int32), digit.type))
 
     @triton.jit
     def count_digits(p_counts, key, m, PASSES: tl.constexpr, W: tl.constexpr):
-        """The same."""
         o = tl.arange(0, DIGITS)
         missing = tl.sum((m == 0).to(tl.int32), 0)
         for k in tl.static_range(PASSES):

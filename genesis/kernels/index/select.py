@@ -1,9 +1,10 @@
-"""The true elements of a mask in row-major order (stream compaction): their indices, or the values at them.
+"""Stream compaction: the indices of a mask's true elements, or the values at them, in row-major order.
 
 Reference: `genesis/ops/index.py`: mask_count, mask_indices, mask_offsets, masked_select, masked_select_backward;
 `genesis/ops/sort.py`: nonzero_count, nonzero.
 
-One kernel counts by tile; exclusive prefix sums of the counts are the offsets at which the next kernel writes.
+A first kernel counts true elements per tile. Exclusive prefix sums of the counts are the offsets at which the second
+kernel writes. Tiles: T elements; `masked_select_kernel` reads values as [T / C, C].
 """
 
 from __future__ import annotations
@@ -26,48 +27,48 @@ from genesis.kernels.reduce.scan import exclusive_sums
 from genesis.ops.index import MASK_BLOCK
 
 TILE = 4096
-COLUMNS = 2048  # of the tile in which values are copied; shorter rows, down to 128, were up to 7 times slower
-PLANS = 256
-COUNT_ONCE = 1 << 27  # elements from which counting twice costs more than launching without a plan
+COLUMNS = 2048  # columns of the tile that copies values; rows of 128 to 1024 are up to 7 times slower
+PLANS = 256  # the most cached plans
+COUNT_ONCE = 1 << 27  # elements of a mask from which counting twice costs more than launching without a plan
 
-_plans: dict[Any, Plan] = {}  # of `masked_select_kernel`
+_plans: dict[Any, Plan] = {}  # launch plans of `masked_select_kernel`
 
-# Of the last count on each device: the mask, its layout and version, and its tiles' offsets.
+# The last count on each device: the mask, its layout and version, and its tiles' offsets.
 _last_counts: dict[Device, tuple[Any, Any, Array]] = {}
 
 
 @triton.jit
 def load_mask(p_x, i, n, sizes, strides):
-    """Whether the elements at linear indices i are not 0, as int32."""
-    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)
-    if x.dtype == tl.bfloat16:  # which the interpreter loads as integers: only -0 needs care
+    """Return 1 where the element at linear index i [T] is not 0, otherwise 0, as int32."""
+    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)  # [T]
+    if x.dtype == tl.bfloat16:  # the interpreter loads bfloat16 as integers, where -0 is not 0
         x = x.to(tl.int16, bitcast=True) & 0x7FFF
     return ((x != 0) & (i < n)).to(tl.int32)
 
 
 @triton.jit
 def mask_count_kernel(p_counts, p_x, n, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
-    """counts[tile]."""
+    """Store the number of true elements of each tile."""
     tile = tl.program_id(0)
-    i = program_indices(T, INT64)
+    i = program_indices(T, INT64)  # [T]
     tl.store(p_counts + tile, tl.sum(load_mask(p_x, i, n, sizes, strides), 0))
 
 
 @triton.jit(do_not_specialize=["count", "by_count", "by_dim", "site"])
 def nonzero_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count, by_dim, shape, site,
                    INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """The coordinates of true elements: out[rank · by_count + dimension · by_dim], rank among all true elements."""
+    """Store the coordinates of true elements at out[rank · by_count + dimension · by_dim]."""
     tile = tl.program_id(0)
-    i = program_indices(T, INT64)
+    i = program_indices(T, INT64)  # [T]
     true = load_mask(p_x, i, n, sizes, strides)  # [T]
     base = tl.load(p_base + tile)
-    rank = tl.cumsum(true, 0) - 1  # within the tile: int32, while the tile's offset is int64
-    m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))
+    rank = tl.cumsum(true, 0) - 1  # [T], in the tile: int32, while the tile's offset is int64
+    m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))  # [T]
     p_o += base * by_count
     rest = i
     LAST: tl.constexpr = len(shape) - 1
     for back in tl.static_range(LAST + 1):
-        at = rest if back == LAST else rest % shape[LAST - back]
+        at = rest if back == LAST else rest % shape[LAST - back]  # [T]
         rest = rest // shape[LAST - back]
         tl.store(p_o + (LAST - back) * by_dim + rank * by_count, at.to(tl.int64), mask=m)
     if tile == tl.num_programs(0) - 1:
@@ -78,35 +79,35 @@ def nonzero_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count
 @triton.jit
 def masked_select_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, INT64: tl.constexpr, T: tl.constexpr,
                          C: tl.constexpr):  # fmt: skip
-    """out[rank] = x where the mask is true. All of x is loaded, so the loads do not wait for the mask."""
+    """Store out[rank] = x where the mask is true. All of x is loaded, so the loads do not wait for the mask."""
     tile = tl.program_id(0)
     begin = (tile.to(tl.int64) if INT64 else tile) * T
-    # in another shape than the mask, whose long vectors would otherwise set the layout of x
+    # The tile of x has another shape than the mask, whose long vectors would otherwise determine the layout of x.
     i = begin + tl.arange(0, T // C)[:, None] * C + tl.arange(0, C)[None, :]  # [T / C, C]
-    x = tl.load(p_x + offsets(i, sizes, sx), mask=i < n)
-    true = load_mask(p_m, begin + tl.arange(0, T), n, sizes, sm)
+    x = tl.load(p_x + offsets(i, sizes, sx), mask=i < n)  # [T / C, C]
+    true = load_mask(p_m, begin + tl.arange(0, T), n, sizes, sm)  # [T]
     base, end = tl.load(p_base + tile), tl.load(p_base + tile + 1)
-    rank = tl.cumsum(true, 0) - 1
-    m = (true != 0) & (rank < (end - base).to(tl.int32))  # also if the mask has changed since it was counted
-    rank = tl.reshape(tl.where(m, rank, -1).to(tl.int16), (T // C, C))
+    rank = tl.cumsum(true, 0) - 1  # [T]
+    m = (true != 0) & (rank < (end - base).to(tl.int32))  # [T]; in bounds even if the mask has changed since the count
+    rank = tl.reshape(tl.where(m, rank, -1).to(tl.int16), (T // C, C))  # [T / C, C]
     tl.store(p_o + base + rank.to(tl.int32), x, mask=rank >= 0)
 
 
 @triton.jit(do_not_specialize=["count"])
 def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, INT64: tl.constexpr, T: tl.constexpr):
-    """out = g[rank · step] where the mask is true, and 0 elsewhere."""
+    """Store out = g[rank · step] where the mask is true, and 0 elsewhere."""
     tile = tl.program_id(0)
-    i = program_indices(T, INT64)
-    true = load_mask(p_m, i, n, sizes, sm)
+    i = program_indices(T, INT64)  # [T]
+    true = load_mask(p_m, i, n, sizes, sm)  # [T]
     base = tl.load(p_base + tile)
-    rank = tl.cumsum(true, 0) - 1
+    rank = tl.cumsum(true, 0) - 1  # [T]
     m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))
-    g = tl.load(p_g + (base + rank) * step, mask=m, other=0)
+    g = tl.load(p_g + (base + rank) * step, mask=m, other=0)  # [T]
     tl.store(p_o + i, g, mask=i < n)
 
 
 def _tile_offsets(x: Array, total: Array | None) -> Array:
-    """For each tile of x how many elements before it are true; the rank of all goes to `total`."""
+    """Return the number of true elements before each tile of x. The count of all is written to `total`."""
     return exclusive_sums(_counts(x, TILE), total)
 
 
@@ -121,7 +122,7 @@ def _counts(x: Array, tile: int) -> Array:
 
 
 def block_offsets(out: Array, x: Array) -> None:
-    """How many elements of x are true before each block of `MASK_BLOCK`, and in all."""
+    """Write the number of true elements of x before each block of `MASK_BLOCK`, and of all, to `out`."""
     blocks = out.size - 1
     total = out.view((1,), (1,), out.offset + blocks)
     if blocks == 0:
@@ -131,12 +132,12 @@ def block_offsets(out: Array, x: Array) -> None:
 
 
 def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
-    """The elements of x where the mask is true, in row-major order.
+    """Write the elements of x where the mask is true, in row-major order.
 
-    The plan is kept here, for all counts: the op's own plan would serve only this count.
+    One cached plan serves all counts; the op's own plan would serve only this count.
 
     Args:
-        before: from `block_offsets`; its last element is the size of `out`.
+        before: result of `block_offsets`; its last element is the size of `out`.
     """
     forget_plan()
     if out.size == 0:
@@ -163,7 +164,7 @@ def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
 
 
 def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
-    """g, in order, where the mask is true, and 0 elsewhere."""
+    """Write the elements of g, in order, where the mask is true, and 0 elsewhere."""
     forget_plan()
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
@@ -177,39 +178,42 @@ def _layout(x: Array) -> tuple[Any, ...]:
 
 
 def count_true(out: Array, x: Array) -> None:
-    """How many elements of x are not 0, into an int64 scalar. For a large mask the tiles' offsets are cached for the
-    `true_indices` that usually follows; no plan is kept, because a replay would not refresh the cache.
+    """Write the number of elements of x that are not 0 to an int64 scalar.
+
+    For a large mask, the tiles' offsets are cached for the `true_indices` that usually follows, and no plan is cached,
+    because a replay would not refresh them.
     """
-    found = _tile_offsets(x, out)
+    tile_offsets = _tile_offsets(x, out)
     recorder = recording()
     if x.size >= COUNT_ONCE and recorder is not None and any(x is operand for operand in recorder.operands):
         recorder.cacheable = False
-        _last_counts[x.device] = (weakref.ref(x.storage), _layout(x), found)
+        _last_counts[x.device] = (weakref.ref(x.storage), _layout(x), tile_offsets)
 
 
 def _cached_offsets(x: Array) -> Array | None:
-    """The offsets of the last count, if it was of this mask and nothing has written to it since."""
+    """Return the offsets of the last count if it counted this mask and nothing has written to the mask since."""
     if x.size < COUNT_ONCE:
         return None
-    storage, layout, found = _last_counts.pop(x.device, (None, None, None))
+    storage, layout, tile_offsets = _last_counts.pop(x.device, (None, None, None))
     if storage is None or storage() is not x.storage or layout != _layout(x):
         return None
     forget_plan()
-    return found
+    return tile_offsets
 
 
 def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
-    """The indices of the elements of x that are not 0, `count` of them, at out[rank · by_count + dimension · by_dim].
-    Another count is reported as a fault; `out` then gets the first `count`, or is padded with 0.
+    """Write the indices of the `count` elements of x that are not 0 to out[rank · by_count + dimension · by_dim].
+
+    If x has another number of such elements, a fault is reported, and extra indices are dropped.
     """
     if out.size == 0:
         return
-    found = _cached_offsets(x)
-    if found is None:
-        found = _tile_offsets(x, empty((1,), int64, x.device))
+    tile_offsets = _cached_offsets(x)
+    if tile_offsets is None:
+        tile_offsets = _tile_offsets(x, empty((1,), int64, x.device))
     sizes, strides = collapse(x.shape, x.strides)
     shape = x.shape or (1,)
     launch(
-        nonzero_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
-        by_dim, shape, faults.site(op, None, count), INT64=needs_int64(sizes, strides), T=TILE, num_warps=16,
+        nonzero_kernel, tile_offsets.size, out, tile_offsets, x, faults.flag(x.device), x.size, sizes, strides, count,
+        by_count, by_dim, shape, faults.site(op, None, count), INT64=needs_int64(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 Reference: `genesis/ops/sort.py`, under the same names.
 
-Values become integers of the same order, NaN last and both zeros equal. One program sorts lines of up to 128 elements
-(of up to 4 bytes) with a bitonic sort of key and index packed in 64 bits; longer lines take a radix sort.
+Values become integers in the same order, with NaN last and both zeros equal. Lines of up to 128 elements (of up to 4
+bytes) take a bitonic sort of key and index packed in 64 bits; longer lines take a radix sort. Tiles: T elements, or
+LINES lines x T elements.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from genesis.kernels.reduce.scan import exclusive_sums
 from genesis.ops.reduce import single_axis
 from genesis.shapes import numel
 
-SHORT = 128  # the longest line that is sorted by a bitonic sort
-TILE = 1024
+SHORT = 128  # the longest line that takes a bitonic sort
+TILE = 1024  # elements per program
 
 
 # --- Keys -------------------------------------------------------------------------------------------------------------
@@ -34,9 +35,9 @@ TILE = 1024
 
 @triton.jit
 def sort_keys_kernel(p_keys, p_x, n, sizes, strides, T: tl.constexpr):
-    """keys[i] of the element with linear index i."""
-    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)
+    """Store the key of the element with linear index i at keys[i]."""
+    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
+    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)  # [T]
     tl.store(p_keys + i, ordered_keys(bits_of(x), p_x.dtype.element_ty, False), mask=i < n)
 
 
@@ -53,21 +54,21 @@ def bitonic_sort_kernel(p_values, p_indices, p_x, lines, length, count, step, si
     """Sort short lines and store the first `count` elements of each."""
     line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]  # [LINES, 1]
     i = tl.arange(0, T)[None, :]  # [1, T]
-    m = (line < lines) & (i < length)
-    o_line = offsets(line, sizes, strides)
-    bits = bits_of(tl.load(p_x + o_line + i.to(tl.int64) * step, mask=m, other=0))
-    key = ordered_keys(bits, p_x.dtype.element_ty, DESCENDING).to(tl.int64)
+    m = (line < lines) & (i < length)  # [LINES, T]
+    o_line = offsets(line, sizes, strides)  # [LINES, 1]
+    bits = bits_of(tl.load(p_x + o_line + i.to(tl.int64) * step, mask=m, other=0))  # [LINES, T]
+    key = ordered_keys(bits, p_x.dtype.element_ty, DESCENDING).to(tl.int64)  # [LINES, T]
     packed = sort_tile(tl.where(m, key * 4294967296 + i, 0x7FFFFFFFFFFFFFFF))  # [LINES, T]
     m = (line < lines) & (i < count)
-    index = packed & 0xFFFFFFFF
-    x = tl.load(p_x + o_line + index * step, mask=m)
+    index = packed & 0xFFFFFFFF  # [LINES, T]
+    x = tl.load(p_x + o_line + index * step, mask=m)  # [LINES, T]
     o = (line // inner * count + i) * inner + line % inner
     tl.store(p_values + o, x, mask=m)
     tl.store(p_indices + o, index, mask=m)
 
 
 def _sort_into(out: tuple[Array, Array], x: Array, axis: int, count: int, descending: bool) -> None:
-    """The first `count` elements along `axis` in order, and their indices."""
+    """Write the first `count` elements along `axis` in order, and their indices."""
     length, step = (x.shape[axis], x.strides[axis]) if x.shape else (1, 0)
     lines = x.size // max(length, 1)
     if lines == 0 or count == 0:
@@ -113,9 +114,9 @@ def nonzero(out: Array, x: Array, size: int) -> None:
 
 @triton.jit
 def bincount_kernel(p_o, p_keys, n, size, T: tl.constexpr):
-    """out[key] += 1; additions of integers may run in any order."""
-    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    key = tl.load(p_keys + i, mask=i < n, other=0)
+    """Add 1 to out[key]. Atomic additions of integers give the same result in any order."""
+    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
+    key = tl.load(p_keys + i, mask=i < n, other=0)  # [T]
     tl.atomic_add(p_o + key, tl.full([T], 1, tl.int64), mask=(i < n) & (key < size))
 
 
@@ -134,9 +135,9 @@ def bincount(out: Array, x: Array, *weights: Array, size: int) -> None:
 
 @triton.jit
 def load_is_first(p_keys, i, n, NAN: tl.constexpr):
-    """Whether each sorted key differs from the one before, as int32; every NaN does."""
-    key = tl.load(p_keys + i, mask=i < n, other=0)
-    other = tl.load(p_keys + i - 1, mask=(i > 0) & (i < n), other=0)
+    """Return 1 where a sorted key differs from the one before, otherwise 0, as int32. Every NaN differs."""
+    key = tl.load(p_keys + i, mask=i < n, other=0)  # [T]
+    other = tl.load(p_keys + i - 1, mask=(i > 0) & (i < n), other=0)  # [T]
     new = (key != other) | (i == 0)
     if NAN is not None:
         new = new | (key == NAN)
@@ -145,21 +146,21 @@ def load_is_first(p_keys, i, n, NAN: tl.constexpr):
 
 @triton.jit
 def count_unique_kernel(p_counts, p_keys, n, NAN: tl.constexpr, T: tl.constexpr):
-    """How many of a tile's sorted keys differ from the one before."""
-    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
+    """Store the number of sorted keys in a tile that differ from the one before."""
+    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
     tl.store(p_counts + tl.program_id(0), tl.sum(load_is_first(p_keys, i, n, NAN), 0))
 
 
 @triton.jit(do_not_specialize=["size", "site"])
 def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_order, p_x, n, size, site, sizes, strides,
                   NAN: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """The group of each sorted element; the first of a group stores its value and start."""
-    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    new = load_is_first(p_keys, i, n, NAN)
-    group = tl.load(p_base + tl.program_id(0)) + tl.cumsum(new, 0) - 1
-    index = tl.load(p_order + i, mask=i < n, other=0).to(tl.int64)
+    """Store the group of each sorted element, and the value and start of each group."""
+    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
+    new = load_is_first(p_keys, i, n, NAN)  # [T]
+    group = tl.load(p_base + tl.program_id(0)) + tl.cumsum(new, 0) - 1  # [T]
+    index = tl.load(p_order + i, mask=i < n, other=0).to(tl.int64)  # [T]
     tl.store(p_inverse + index, group, mask=i < n)
-    m = (new != 0) & (group < size)
+    m = (new != 0) & (group < size)  # [T]
     tl.store(p_values + group, tl.load(p_x + offsets(index, sizes, strides), mask=m), mask=m)
     tl.store(p_starts + group, i, mask=m)
     report_fault(p_fault, site, group + 1, (i == n - 1) & (group + 1 != size))
@@ -167,14 +168,14 @@ def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_orde
 
 @triton.jit
 def unique_counts_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
-    """counts[g] = start of the next group - start of this one."""
-    g = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    start = tl.load(p_starts + g, mask=g < size, other=0)
+    """Store counts[g] = start of the next group - start of this group."""
+    g = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
+    start = tl.load(p_starts + g, mask=g < size, other=0)  # [T]
     tl.store(p_counts + g, tl.load(p_starts + g + 1, mask=g + 1 < size, other=n) - start, mask=g < size)
 
 
 def _grouped(x: Array, total: Array | None) -> tuple[Array, Array, Array, int | None]:
-    """Sorted keys, their order, each tile's first group number, and the key of NaN."""
+    """Return sorted keys, their order, each tile's first group and the key of NaN. Write the group count to `total`."""
     sizes, steps = collapse(x.shape, x.strides)
     plain = empty((1, x.size), int64 if x.dtype.itemsize == 8 else int32, x.device)
     launch(sort_keys_kernel, triton.cdiv(x.size, TILE), plain, x, x.size, sizes, steps, T=TILE, num_warps=4)
