@@ -1,8 +1,7 @@
 """Mixed precision per op: inside `autocast`, matmuls run in bfloat16 or float16, and ops that need range in float32.
 
-This module holds the state of a thread; record.py casts. `Op.autocast` in an op's record decides how its inputs are
-cast. The choices are torch's lists for CUDA plus the additions of its CPU lists. They are the same on every device, so
-a program computes in the same types everywhere.
+This module holds the state of a thread; record.py casts. `Op.autocast` decides how the inputs of an op are cast. The
+choices are torch's lists for CUDA plus those for the CPU, on every device, so a program has the same types everywhere.
 """
 
 from __future__ import annotations
@@ -38,17 +37,11 @@ class CachedCast(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What `autocast` sets.
+    """The settings of `autocast`."""
 
-    Attributes:
-        low: matmul type by device type, where autocast is on.
-        types: default matmul type by device type.
-        keeps: whether casts of parameters are cached.
-    """
-
-    low: Mapping[str, DType]
-    types: Mapping[str, DType]
-    keeps: bool
+    low: Mapping[str, DType]  # the matmul type of device types where autocast is on
+    types: Mapping[str, DType]  # the default matmul type of each device type
+    keeps: bool  # whether casts of parameters are cached
 
 
 class _State(threading.local):

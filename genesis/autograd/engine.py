@@ -311,7 +311,6 @@ def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]
 
 
 def _as_list(role: str, tensors: Any, optional: bool = False) -> list[Any]:
-    """One tensor or several as a list. `optional` allows None among them."""
     if isinstance(tensors, TensorBase):
         return [tensors]
     listed = list(tensors) if isinstance(tensors, Iterable) else [tensors]
@@ -343,7 +342,6 @@ def backward(
     """Accumulate the gradient of one tensor or several into `.grad` of the leaves they depend on.
 
     Args:
-        tensors: outputs where the pass starts.
         gradient: gradient that enters each tensor; optional for one-element tensors.
         retain_graph: keep the recorded graph for another pass.
         create_graph: not supported.

@@ -14,10 +14,9 @@ from genesis.op import BackwardStep, registry
 
 
 class FunctionContext:
-    """Values that `forward` saves for `backward`. Users may set further attributes.
+    """Values that `forward` saves for `backward`, also in attributes that users add.
 
-    Attributes:
-        needs_input_grad: for each argument of forward, whether its gradient will be used.
+    `needs_input_grad` has a flag for each argument of forward: whether its gradient will be used.
     """
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:

@@ -74,8 +74,7 @@ def gradcheck(
         True.
 
     Raises:
-        GradientError: if a gradient differs (names the input, the worst element and both derivatives), or if no input
-            requires a gradient, or the function has no float output.
+        GradientError: if a gradient differs (naming input, worst element and both derivatives), or none can be checked.
     """
     if not any(tensor.requires_grad for tensor in inputs):
         raise GradientError("gradcheck has nothing to check: no input requires a gradient")

@@ -54,8 +54,7 @@ class Switch:
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` wrapped so that the state is set while it runs.
 
-        Raises:
-            DTypeError: for a class, an asynchronous generator function, or a value that is not callable.
+        Raises DTypeError for a class, an asynchronous generator function, or a value that is not callable.
         """
         name = type(self).__name__
         if inspect.isclass(function) or inspect.isasyncgenfunction(function) or not callable(function):
@@ -121,7 +120,6 @@ class Bare(Switch):
 
 
 def _as_bool(name: str, value: Any) -> bool:
-    """Return `value` as a bool. Raises DTypeError unless it is a bool, 0 or 1."""
     if not isinstance(value, (bool, int, np.bool_)) or value not in (0, 1):
         raise DTypeError(f"{name} takes True or False, got {value!r}")
     return bool(value)

@@ -373,7 +373,6 @@ def apply_(op: Op, target: TensorBase, *inputs: Any, **attrs: Any) -> Any:
     """Run `op`, write the result into `target`, and record `target` as the result.
 
     Args:
-        op: op to run.
         target: tensor to overwrite, usually also one of `inputs`.
 
     Raises:

@@ -1,6 +1,6 @@
 """Neural-network building blocks under torch's names: modules, layers, losses, initialization, gradient clipping.
 
-`__init__.pyi`, made by `make stubs`, names the activation modules that are made of records.
+`__init__.pyi`, written by `make stubs`, lists the activation modules, which are generated from op records.
 """
 
 from genesis.keywords import check_calls
@@ -14,7 +14,7 @@ from genesis.nn.parameter import Parameter
 
 globals().update(activations)
 
-__all__ = [  # noqa: PLE0604  the activations are made of records
+__all__ = [  # noqa: PLE0604  the activations are generated from op records
     "Attention",
     "BCELoss",
     "BCEWithLogitsLoss",
@@ -44,4 +44,4 @@ __all__ = [  # noqa: PLE0604  the activations are made of records
 __all__.sort(key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
-check_calls(globals(), ("KVCache", "Parameter"))  # modules see to it themselves
+check_calls(globals(), ("KVCache", "Parameter"))  # modules check their keywords themselves

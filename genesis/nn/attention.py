@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions and a KV cache, as a block to build with. Models have their own."""
+"""A building block: grouped-query attention with rotary positions and a KV cache. Our models define their own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from genesis.tensor import Tensor
 
 
 class RoPE(Module):
-    """Rotary position embedding of heads of an even `size`; `theta` is the base of the wavelengths."""
+    """Rotary position embedding for heads of an even `size`. `theta` is the base of the wavelengths."""
 
     def __init__(self, size: int, theta: float = 10_000.0) -> None:
         super().__init__()
         if size % 2:
-            raise ShapeError(f"RoPE: a head of size {size} has no pairs", next="use an even head size")
+            raise ShapeError(f"RoPE: the head size {size} is odd", next="use an even head size")
         self.size, self.theta = size, theta
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x `[B, T, heads, size]` turned by integer positions `[T]` or `[B, T]`."""
+        """Rotate x `[B, T, heads, size]` by integer positions `[T]` or `[B, T]`."""
         cos, sin = F.rope_table(positions, self.size, self.theta)
         return F.rope(x, cos, sin)
 
@@ -32,9 +32,9 @@ class RoPE(Module):
 
 
 class KVCache:
-    """Keys and values of the `length` tokens seen so far, for generation.
+    """The keys and values of the `length` tokens so far, for generation.
 
-    Memory grows by doubling, and is reused after `reset`.
+    Its memory grows by doubling and is reused after `reset`.
     """
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class KVCache:
         self._values: Tensor | None = None
 
     def reset(self) -> None:
-        """Forget the tokens."""
+        """Drop the cached tokens but keep the memory."""
         self.length = 0
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append `[B, T, heads, D]` and return everything so far, `[B, length, heads, D]` each, as views.
+        """Append keys and values `[B, T, heads, D]`, and return all cached ones as views `[B, length, heads, D]`.
 
-        Raises: GradientError, while gradients are recorded; ShapeError, for another batch or other heads than before.
+        Raises GradientError if gradients are recorded, ShapeError if the batch size or the heads changed.
         """
         if is_grad_enabled() and (keys.requires_grad or values.requires_grad):
-            raise GradientError("a KV cache keeps no history for gradients", next="generate inside no_grad()")
+            raise GradientError("a KV cache does not record gradients", next="generate inside no_grad()")
         end = self.length + keys.shape[1]
         with no_grad():
             self._keys, self._values = self._room(self._keys, keys, end), self._room(self._values, values, end)
@@ -62,10 +62,10 @@ class KVCache:
         return self._keys[:, :end], self._values[:, :end]
 
     def _room(self, held: Tensor | None, new: Tensor, end: int) -> Tensor:
-        """Memory for `end` tokens like `new`, with the tokens that are held."""
+        """Return memory for `end` tokens like `new`, with the cached tokens in it."""
         if held is not None and (held.shape[0], *held.shape[2:]) != (new.shape[0], *new.shape[2:]):
             if self.length:
-                raise ShapeError(f"the cache holds {held.shape}, got {new.shape}", next="reset() it for another batch")
+                raise ShapeError(f"the cache holds {held.shape}, got {new.shape}", next="call reset() first")
             held = None
         if held is not None and held.shape[1] >= end:
             return held
@@ -80,13 +80,13 @@ class Attention(Module):
     """Causal self-attention in which groups of query heads share a key head (Ainslie et al., 2023).
 
     Args:
-        hidden_size: of the tokens.
-        num_heads: query heads.
-        num_kv_heads: key and value heads, a divisor of `num_heads`; None means as many.
-        head_dim: size of a head; None means hidden_size / num_heads.
-        bias: whether the projections have one.
+        hidden_size: width of a token.
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads, a divisor of `num_heads`, which is the default.
+        head_dim: size of a head; hidden_size / num_heads by default.
+        bias: whether the projections have a bias.
         rope_theta: base of the rotary wavelengths; None means no rotation.
-        window: with a positive value, only the last `window` tokens are seen.
+        window: number of most recent tokens that a query sees; 0 means all.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Attention(Module):
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.window = window
         if num_heads % self.num_kv_heads:
-            raise ShapeError(f"{num_heads} query heads do not share {self.num_kv_heads} key heads evenly")
+            raise ShapeError(f"{num_heads} query heads cannot share {self.num_kv_heads} key heads evenly")
         kind = {"device": device, "dtype": dtype}
         self.q_proj = Linear(hidden_size, num_heads * self.head_dim, bias, **kind)
         self.k_proj = Linear(hidden_size, self.num_kv_heads * self.head_dim, bias, **kind)
@@ -123,19 +123,19 @@ class Attention(Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Attend within `x`, and to the tokens in `cache` before it.
+        """Attend to the tokens in `cache` and in `x`. Returns `[B, T, hidden_size]`.
 
         Args:
-            x: `[B, T, hidden_size]`.
-            positions: integers `[T]` or `[B, T]` for the rotation; None counts on from the cache.
-            starts: integers `[B, T]`, the first key each token may see: where its document begins.
-            mask: instead of the causal rule, as in `functional.scaled_dot_product_attention`; excludes `starts` and a
+            x: tokens `[B, T, hidden_size]`.
+            positions: integers `[T]` or `[B, T]` for the rotation; by default they continue from the cache.
+            starts: integers `[B, T]`, the first key that each token sees (the start of its document).
+            mask: replaces the causal mask, as in `functional.scaled_dot_product_attention`. It excludes `starts` and a
                 window.
-            cache: extended by these tokens.
+            cache: KV cache, to which these tokens are appended.
         """
         if mask is not None and (starts is not None or self.window):
-            given = "starts" if starts is not None else f"a window of {self.window}"
-            raise UsageError(f"Attention got a mask beside {given}", next="hide those keys in the mask")
+            rule = "starts" if starts is not None else f"a window of {self.window}"
+            raise UsageError(f"Attention takes a mask or {rule}, not both", next="hide those keys in the mask")
         batch, length, _ = x.shape
         q = self.q_proj(x).reshape(batch, length, self.num_heads, self.head_dim)
         k = self.k_proj(x).reshape(batch, length, self.num_kv_heads, self.head_dim)
@@ -147,12 +147,12 @@ class Attention(Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         if mask is None:
-            found = F.attention(q, k, v, starts, window=self.window)
+            heads = F.attention(q, k, v, starts, window=self.window)
         else:
-            found = F.scaled_dot_product_attention(
+            heads = F.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=True
             ).transpose(1, 2)
-        return self.o_proj(found.reshape(batch, length, self.num_heads * self.head_dim))  # type: ignore[no-any-return]
+        return self.o_proj(heads.reshape(batch, length, self.num_heads * self.head_dim))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"

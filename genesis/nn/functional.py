@@ -1,11 +1,11 @@
 """Functions of neural networks under the names of torch.nn.functional, and the fused ones that language models need.
 
-Each is registered where it is defined (`genesis.functions.surface`); `functional.pyi`, made by `make stubs`, has their
-signatures.
+Each function is registered where it is defined (`genesis.functions.surface`). `make stubs` writes their signatures into
+`functional.pyi`.
 """
 
 from genesis.functions.surface import functional as _functional
-from genesis.nn import layer_functions, losses, scaled_attention  # noqa: F401  they enter the table
+from genesis.nn import layer_functions, losses, scaled_attention  # noqa: F401  importing registers their functions
 
 globals().update(_functional)
 __all__ = [*_functional]  # noqa: PLE0604  the table holds names

@@ -53,7 +53,7 @@ def attention(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale·q·kᵀ)·v in the layout of language models, without the whole score matrix."""
+    """softmax(scale·q·kᵀ)·v in the layout of language models, without materializing the score matrix."""
 
 def attention_packed(
     qkv: Tensor,
@@ -66,8 +66,7 @@ def attention_packed(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]` gives `[B, T,
-    Hq, D]`."""
+    """`attention` of packed queries, keys and values: qkv `[B, T, Hq + 2·Hkv, D]` gives `[B, T, Hq, D]`."""
 
 def binary_cross_entropy(
     input: Tensor,
@@ -77,7 +76,7 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch."""
+    """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`. Logarithms are clamped at -100, as in torch."""
 
 def binary_cross_entropy_with_logits(
     input: Tensor,
@@ -88,7 +87,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """The same for logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow."""
+    """Binary cross entropy of logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow."""
 
 def cross_entropy(
     input: Tensor,
@@ -109,14 +108,13 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, *, generator: 
     training."""
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no
-    gradient."""
+    """Look up rows of `weight` `[rows, width]` by integer ids of any shape. Row `padding_idx` gets no gradient."""
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """gelu(gate)·up, fused, in the tanh form of GELU; gate and up are side by side in the last dimension."""
+    """gelu(gate)·up, fused, with the tanh form of GELU. Gate and up are concatenated in the last dimension."""
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """x·Φ(x), Φ the normal distribution function; "tanh" approximates it."""
+    """x·Φ(x), where Φ is the normal distribution function. `approximate="tanh"` uses the tanh approximation."""
 
 def layer_norm(
     input: Tensor,
@@ -148,8 +146,7 @@ def linear_cross_entropy(
     shift: int = 0,
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
-    """Cross entropy of the logits x·weightᵀ, which never exist whole; gradients are computed along with the
-    loss."""
+    """Cross entropy of the logits x·weightᵀ, computed in chunks. Forward also computes the gradients."""
 
 def log_softmax(input: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
@@ -162,7 +159,7 @@ def mse_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """(input - target)²; a `weight` is broadcast to the losses, and the mean divides by the sum of it."""
+    """(input - target)². A `weight` is broadcast to the losses, and the mean divides by its sum."""
 
 def norm_linear(
     input: Tensor,
@@ -174,7 +171,8 @@ def norm_linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept."""
+    """`packed_linear(rms_norm(x), weights, biases)`. Backward recomputes the normalized x instead of keeping
+    it."""
 
 def norm_mlp(
     input: Tensor,
@@ -190,7 +188,7 @@ def norm_mlp(
     low_rank: LowRankPairs | None = None,
     down_low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`."""
+    """`x + linear(silu(gate)·up, down, down_bias)`, where gate and up are linear layers of `rms_norm(x)`."""
 
 def norm_rope(
     input: Tensor,
@@ -203,8 +201,7 @@ def norm_rope(
     key_heads: int,
     eps: float,
 ) -> Tensor:
-    """`rope(rms_norm(x))` of queries and keys that are side by side with the values, each with the norm's
-    weight."""
+    """Apply `rope(rms_norm(x))` to the queries and keys in x, and leave its remaining heads unchanged."""
 
 def packed_linear(
     input: Tensor,
@@ -237,7 +234,7 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> T
 def rope_table(
     positions: Tensor, size: int, theta: float = 10000.0, *, inverse_frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles that `rope` rotates by, position·theta^(-2i/size): float32, `[..., size/2]`."""
+    """Return cos and sin of the angles position·theta^(-2i/size) for `rope`: float32 `[..., size/2]`."""
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -262,7 +259,7 @@ def softmax(input: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """silu(gate)·up, fused; without `up`, gate and up are side by side in the last dimension of the one tensor."""
+    """silu(gate)·up, fused. Without `up`, `gate` holds gate and up concatenated in the last dimension."""
 
 def tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic tangent."""

@@ -1,7 +1,7 @@
-"""Modules called together: layers on one input in one product, a norm before it, a residual added by it.
+"""Functions that run several modules as one op: layers of one input in one GEMM, with a norm before, a residual after.
 
-Each function gives what the modules would give one after the other. It calls them so where one of them is neither a
-plain layer nor an adapter (another class in its place) or is watched by a hook.
+Each function returns what the modules return one after the other. It falls back to calling them one by one if a module
+is neither a plain layer nor an adapter, or has a hook.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _is_plain(module: Module, kind: type[Module]) -> bool:
 
 
 def _is_linear(module: Module) -> bool:
-    """Whether a layer can be computed with others: a linear one, or an adapter of one."""
+    """Whether a layer can be fused with others: a plain linear layer, or an adapter of one."""
     if type(module) is not LoRALinear:
         return _is_plain(module, Linear)
     return all(_is_plain(m, k) for m, k in ((module, LoRALinear), (module.lora_A, Linear), (module.lora_B, Linear)))
 
 
 def _pairs(layers: Sequence[Module]) -> tuple[bool, LowRankPairs | None]:
-    """What adapters among layers on one input add; whether they agree on dropout, so that one draw can serve all."""
+    """Whether the adapters of layers on one input agree on dropout (they share one draw), and their low-rank pairs."""
     adapters = [layer for layer in layers if type(layer) is LoRALinear]
     if not adapters:
         return True, None
@@ -45,17 +45,17 @@ def _pairs(layers: Sequence[Module]) -> tuple[bool, LowRankPairs | None]:
 
 
 def _allowed(fp8: int, *layers: Linear) -> int:
-    """`fp8`, or 0 where the sizes of a layer rule it out."""
+    """`fp8`, or 0 if the sizes of a layer rule it out."""
     return fp8 if fp8 and all(suits_fp8(layer.weight) for layer in layers) else 0
 
 
 def _are_quantized(layers: Sequence[Module]) -> bool:
-    """Whether layers have weights in 8 bits, and all or none a bias, so that one op computes them."""
+    """Whether one op can run the layers: all have 8-bit weights, and all or none have a bias."""
     return all(_is_plain(each, QuantizedLinear) for each in layers) and len({each.bias is None for each in layers}) == 1
 
 
 def _quantized(x: Tensor, layers: Sequence[Any], norm: RMSNorm | None, swiglu: bool = False) -> Tensor:
-    """Layers with weights in 8 bits on norm(x), with `swiglu` silu(gate)·up of theirs."""
+    """Run 8-bit layers on norm(x). With `swiglu` they are gate and up, and the result is silu(gate)·up."""
     if norm is None:
         return quantized_linear(x, layers, swiglu=swiglu)
     if _is_plain(norm, RMSNorm) and norm.weight is not None and norm.eps is not None:
@@ -66,13 +66,13 @@ def _quantized(x: Tensor, layers: Sequence[Any], norm: RMSNorm | None, swiglu: b
 def packed_linear(
     x: Tensor, layers: Sequence[Linear], norm: RMSNorm | None = None, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
-    """The results of several linear layers on norm(x) side by side in the last dimension.
+    """Run linear layers on norm(x) and concatenate their results in the last dimension.
 
     Args:
-        x: `[..., in]`.
-        norm: a norm that x passes first.
-        recompute: do not keep norm(x) for backward, which makes it again.
-        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
+        x: input `[..., in]`.
+        norm: norm applied to x first, if any.
+        recompute: recompute norm(x) in backward instead of keeping it.
+        fp8: results with at least this many columns are multiplied in fp8; 0 means never. Odd sizes never are.
     """
     if _are_quantized(layers):
         return _quantized(x, layers, norm)
@@ -82,7 +82,7 @@ def packed_linear(
     plain = plain and agree
     weights = [layer.weight for layer in layers] if plain else []
     fp8 = _allowed(fp8, *layers) if plain else 0
-    # A launch less counts where x is one token of each sequence that is generated on a GPU.
+    # Saving a launch pays when x is one generated token of each sequence on a GPU.
     is_one_step = x.device.type == "cuda" and x.ndim == 3 and x.shape[1] == 1 and not is_grad_enabled()
     if (recompute or is_one_step) and plain and norm is not None and _is_plain(norm, RMSNorm):
         scale, eps = norm.scale(), norm.eps
@@ -96,7 +96,7 @@ def packed_linear(
 
 
 def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tensor:
-    """residual + layer(x); `fp8` as for `packed_linear`."""
+    """Return residual + layer(x). `fp8` is as for `packed_linear`."""
     if _are_quantized((layer,)):
         return quantized_linear(x, (layer,), residual)  # type: ignore[arg-type]
     if _is_linear(layer):
@@ -108,12 +108,12 @@ def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tens
 def gated_mlp(
     x: Tensor, norm: RMSNorm, gate_up: Sequence[Linear], down: Linear, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
-    """x + down(silu(gate(n))·up(n)) with n = norm(x).
+    """Return x + down(silu(gate(n))·up(n)) with n = norm(x).
 
     Args:
-        gate_up: gate and up, or one layer whose results are theirs side by side.
-        recompute: do not keep n and down's input for backward, which makes them again.
-        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
+        gate_up: gate and up, or one layer that returns both concatenated.
+        recompute: recompute n and the input of `down` in backward instead of keeping them.
+        fp8: as for `packed_linear`.
     """
     if _are_quantized(gate_up) and all(layer.bias is None for layer in gate_up):
         return linear_sum(_quantized(x, gate_up, norm, swiglu=True), down, x)
@@ -123,20 +123,20 @@ def gated_mlp(
     if scale is not None and norm.eps is not None:
         agree, pairs = _pairs(gate_up)
         if agree:
-            weights, rest = [each.weight for each in gate_up], (down.weight, down.bias)
+            weights, down_weights = [each.weight for each in gate_up], (down.weight, down.bias)
             keep = not recompute and is_grad_enabled()
             how: dict[str, Any] = {"keep": keep, "fp8": _allowed(fp8, *gate_up, down), "low_rank": pairs}
             at_down = _pairs((down,))[1]
-            return F.norm_mlp(x, scale, weights, biases, *rest, eps=norm.eps, down_low_rank=at_down, **how)
+            return F.norm_mlp(x, scale, weights, biases, *down_weights, eps=norm.eps, down_low_rank=at_down, **how)
     return linear_sum(F.swiglu(packed_linear(x, gate_up, norm, recompute, fp8)), down, x, fp8)
 
 
 def norm_rope(
     qkv: Tensor, query_norm: RMSNorm, key_norm: RMSNorm, cos: Tensor, sin: Tensor, heads: int, key_heads: int
 ) -> Tensor:
-    """Queries and keys normalised by head and rotated, the values behind them as they are.
+    """Normalise queries and keys per head, rotate them, and leave the values unchanged.
 
-    qkv is `[B, T, heads + 2·key_heads, D]`, cos and sin are `[T, D/2]` or `[B, T, D/2]`.
+    qkv is `[B, T, heads + 2·key_heads, D]`. cos and sin are `[T, D/2]` or `[B, T, D/2]`.
     """
     if (weights := _weights_of(query_norm, key_norm)) is not None:
         query, key, eps = weights
@@ -156,17 +156,17 @@ def attention_step(
     window: int = 0,
     early: bool = False,
 ) -> Tensor:
-    """Attention `[B, Q, D]` of one token of each sequence over a KV cache, into which its key and value are written.
+    """Write one token's key and value into the KV cache, and return its attention `[B, Q, D]` for each sequence.
 
     Args:
-        qkv: `[B, Q + 2·K, D]`, as projections leave them.
-        cache: `[2, B, K, S, D]`.
-        lengths: of the sequences before this token, int64 `[B]`.
-        tables: cos and sin of each position, `[at least S, D/2]`; None leaves queries and keys unrotated.
-        norms: of query and key heads, before they are rotated.
-        active: `[B]`, 0 for rows that take no part.
-        window: how many keys up to the token's own are seen; 0 means all.
-        early: in a captured graph, whether nothing ahead of this call writes any input but qkv.
+        qkv: projections `[B, Q + 2·K, D]`.
+        cache: keys and values `[2, B, K, S, D]`, updated in place.
+        lengths: length of each sequence before this token, int64 `[B]`.
+        tables: cos and sin by position, `[at least S, D/2]`; None means no rotation.
+        norms: norms of query and key heads, applied before the rotation.
+        active: `[B]`, 0 for rows to skip.
+        window: number of keys that the token sees, including its own; 0 means all.
+        early: whether, in a captured graph, no earlier kernel writes any input but qkv.
     """
     weights = None if norms is None else _weights_of(*norms)
     if norms is not None and weights is None:
@@ -179,7 +179,7 @@ def attention_step(
 
 
 def _weights_of(query_norm: RMSNorm, key_norm: RMSNorm) -> tuple[Tensor, Tensor, float] | None:
-    """The weights and the eps of two plain norms; None where they are not, or do not agree."""
+    """The weights and the common eps of two plain norms. None if a norm is not plain or their eps differ."""
     if not (_is_plain(query_norm, RMSNorm) and _is_plain(key_norm, RMSNorm)):
         return None
     query, key, eps = query_norm.scale(), key_norm.scale(), query_norm.eps

@@ -1,4 +1,4 @@
-"""Hooks of modules: the handle that removes one, and how a module's backward is watched from the tape."""
+"""Module hooks: their tables and handles, and full backward hooks on top of the tape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from genesis.tensor import Tensor
 
 _ids = itertools.count()
 
-CallWatch = Callable[[Any], AbstractContextManager[None]]  # of a module, what is entered around its forward
+CallWatch = Callable[[Any], AbstractContextManager[None]]  # returns the context entered around a module's forward
 call_watches: list[CallWatch] = []
 
 
@@ -22,7 +22,7 @@ call_watches: list[CallWatch] = []
 def watching_calls(watch: CallWatch) -> Iterator[None]:
     """Enter `watch(module)` around the forward of every module that is called inside the block.
 
-    Unlike with a hook on a module, layers that are computed together still are: nobody calls them then.
+    Unlike a hook, it does not prevent fusion. The modules of a fused call are not called and so not reported.
     """
     call_watches.append(watch)
     try:
@@ -32,14 +32,14 @@ def watching_calls(watch: CallWatch) -> Iterator[None]:
 
 
 def hook_in(table: dict[int, Any], hook: Callable[..., Any]) -> HookHandle:
-    """Put a hook of a module into the table of its kind."""
+    """Add a hook to one of a module's tables."""
     number = next(_ids)
     table[number] = hook
     return HookHandle(lambda: table.pop(number, None))
 
 
 class _Gate(Function):
-    """The identity on several tensors; their gradients pass through `callback`, which may replace them."""
+    """The identity on several tensors. In backward, `callback` sees all their gradients and may replace them."""
 
     @staticmethod
     def forward(ctx: FunctionContext, callback: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -57,18 +57,18 @@ Gradients = tuple[Tensor | None, ...]
 class BackwardWatch:
     """One call of a module under full backward hooks `hook(module, grad_input, grad_output)`.
 
-    The module's tensor arguments and results pass through gates. The gate of the results keeps their gradients; the
-    gate of the arguments then calls the hooks with both. Where no argument needs a gradient they run at the results.
+    The module's tensor arguments and results pass through gates. The gate of the results stores their gradients, and
+    the gate of the arguments calls the hooks; that of the results calls them if no argument requires a gradient.
     """
 
     def __init__(self, module: Any, hooks: list[Callable[..., Any]]) -> None:
         self.module, self.hooks = module, hooks
         self.grad_output: Gradients = ()
-        self.gated: list[int] = []  # positions of the arguments that pass the gate
+        self.gated: list[int] = []  # positions of the gated arguments
         self.count = 0
 
     def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, those that need a gradient replaced by gated ones."""
+        """Return the arguments, with a gate on those that require a gradient."""
         self.count = len(args)
         if not is_grad_enabled():
             return args
@@ -76,19 +76,19 @@ class BackwardWatch:
         if not self.gated:
             return args
         passed = _Gate.apply(self._at_inputs, *(args[i] for i in self.gated))
-        found = dict(zip(self.gated, passed, strict=True))
-        return tuple(found.get(i, a) for i, a in enumerate(args))
+        by_position = dict(zip(self.gated, passed, strict=True))
+        return tuple(by_position.get(i, a) for i, a in enumerate(args))
 
     def outputs(self, result: Any) -> Any:
-        """The result, its tensors replaced by gated ones; other structures than a tensor or a tuple are left alone."""
+        """Return the result with gates on its tensors. Only a tensor or a tuple of tensors is gated."""
         parts = result if isinstance(result, tuple) else (result,)
         chosen = [i for i, t in enumerate(parts) if isinstance(t, Tensor) and t.requires_grad]
         if not is_grad_enabled() or not chosen:
             return result
 
         def at_outputs(grads: Gradients) -> Gradients:
-            found = dict(zip(chosen, grads, strict=True))
-            self.grad_output = tuple(found.get(i) for i in range(len(parts)))
+            by_position = dict(zip(chosen, grads, strict=True))
+            self.grad_output = tuple(by_position.get(i) for i in range(len(parts)))
             if not self.gated:
                 self._call((None,) * self.count)
             return grads
@@ -98,8 +98,8 @@ class BackwardWatch:
         return replaced if isinstance(result, tuple) else replaced[0]
 
     def _at_inputs(self, grads: Gradients) -> Gradients:
-        found = dict(zip(self.gated, grads, strict=True))
-        grad_input = self._call(tuple(found.get(i) for i in range(self.count)))
+        by_position = dict(zip(self.gated, grads, strict=True))
+        grad_input = self._call(tuple(by_position.get(i) for i in range(self.count)))
         return tuple(grad_input[i] for i in self.gated)
 
     def _call(self, grad_input: Gradients) -> Gradients:

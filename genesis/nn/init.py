@@ -1,4 +1,4 @@
-"""Initialization of parameters, in place, from seeded generators: the same seed gives the same weights everywhere."""
+"""In-place initialization of parameters from seeded generators. A seed gives the same weights on every machine."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _place: ContextVar[tuple[Any, Any]] = ContextVar("place", default=(None, None))
 
 @contextmanager
 def skip_init(device: Any = None, dtype: Any = None) -> Iterator[None]:
-    """Layers made inside the block keep undefined weights, which are about to be loaded.
+    """Skip initialization of layers built inside the block, because their weights will be loaded.
 
-    `device` and `dtype` are of weights for which the layer is not told otherwise.
+    `device` and `dtype` are the defaults for layers that are built without them.
     """
     token, place = _skipping.set(True), _place.set((device, dtype))
     try:
@@ -54,13 +54,13 @@ def skip_init(device: Any = None, dtype: Any = None) -> Iterator[None]:
 
 
 def is_skipped() -> bool:
-    """Whether weights keep undefined values here."""
+    """Whether initialization is currently skipped."""
     return _skipping.get()
 
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Layers made inside the block have parameters of their shapes without the memory: to ask a model about them."""
+    """Give layers built inside the block parameters with shapes but without memory, for example to count them."""
     token = _shapes_only.set(True)
     try:
         with skip_init():
@@ -70,16 +70,19 @@ def shapes_only() -> Iterator[None]:
 
 
 def new(shape: Sequence[int], device: Any, dtype: Any) -> Tensor:
-    """Memory for a layer's weights, where and of the type that the layer was told, or else `skip_init`."""
-    device_here, dtype_here = _place.get()
-    place = {"device": device_here if device is None else device, "dtype": dtype_here if dtype is None else dtype}
+    """Allocate a layer's weight, on `device` and in `dtype` or else those of `skip_init`."""
+    default_device, default_dtype = _place.get()
+    place = {
+        "device": default_device if device is None else device,
+        "dtype": default_dtype if dtype is None else dtype,
+    }
     if _shapes_only.get():
         return empty(1, **place).expand(tuple(shape))  # type: ignore[no-any-return]
     return empty(tuple(shape), **place)  # type: ignore[no-any-return]
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:
-    """Every element is `value`."""
+    """Set every element to `value`."""
     if _skipping.get():
         return tensor
     with no_grad():
@@ -87,17 +90,17 @@ def constant_(tensor: Tensor, value: float) -> Tensor:
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """Every element is 0."""
+    """Set every element to 0."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """Every element is 1."""
+    """Set every element to 1."""
     return constant_(tensor, 1.0)
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Uniform in [a, b)."""
+    """Draw from the uniform distribution on [a, b)."""
     if _skipping.get():
         return tensor
     with no_grad():
@@ -105,7 +108,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generato
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Normal with the given mean and standard deviation."""
+    """Draw from the normal distribution with the given mean and standard deviation."""
     if _skipping.get():
         return tensor
     with no_grad():
@@ -120,13 +123,13 @@ def trunc_normal_(
     b: float = 2.0,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Normal with the given mean and standard deviation before it was cut to [a, b] (values outside are drawn anew).
+    """Draw from the normal distribution truncated to [a, b]; `mean` and `std` are those before truncation.
 
-    By the inverse of the normal distribution function: one uniform draw for each element.
+    It inverts the normal distribution function, with one uniform draw per element.
     """
     low, high = _cdf((a - mean) / std), _cdf((b - mean) / std)
     if not low < high:
-        raise UsageError(f"trunc_normal_: [{a}, {b}] holds nothing of a normal with mean {mean} and deviation {std}")
+        raise UsageError(f"trunc_normal_: [{a}, {b}] has probability 0 under mean {mean} and deviation {std}")
     if _skipping.get():
         return tensor
     with no_grad():
@@ -184,41 +187,41 @@ def _probit(p: Tensor) -> Tensor:
     centred = p - 0.5
     square = centred * centred
     middle = centred * _polynomial(square, _CENTRE[0]) / _polynomial(square, _CENTRE[1])
-    rest = pw.sqrt(pw.log(ew.clamp(pw.minimum(p, 1 - p), min=1e-300)) * -2)
-    tail = _polynomial(rest, _TAIL[0]) / _polynomial(rest, _TAIL[1])
+    root = pw.sqrt(pw.log(ew.clamp(pw.minimum(p, 1 - p), min=1e-300)) * -2)
+    tail = _polynomial(root, _TAIL[0]) / _polynomial(root, _TAIL[1])
     outside = ew.where(centred < 0, tail, -tail)
     return ew.where(pw.abs(centred) <= 0.5 - _SPLIT, middle, outside)  # type: ignore[no-any-return]
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """(inputs, outputs) of a weight `[out, in, …]`; further dimensions are a receptive field."""
+    """(fan-in, fan-out) of a weight `[out, in, …]`. Dimensions after the second are a receptive field."""
     if tensor.ndim < 2:
-        raise ShapeError(f"fan-in and fan-out of shape {tensor.shape}", next="give a weight [out, in, ...]")
+        raise ShapeError(f"shape {tensor.shape} has no fan-in and fan-out", next="pass a weight [out, in, ...]")
     field = math.prod(tensor.shape[2:])
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """How much a layer's weights must be larger because of the nonlinearity after it.
+    """Return the factor by which a layer's weights must be larger because of the nonlinearity after it.
 
-    That is linear, sigmoid, tanh, relu, leaky_relu or selu; `param` is the slope of leaky_relu, 0.01 unless given.
+    It is linear, sigmoid, tanh, relu, leaky_relu (with the negative slope `param`, 0.01 by default) or selu.
     """
     gains = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
     if nonlinearity == "leaky_relu":
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in gains:
-        raise UsageError(f"no gain is known for {nonlinearity!r}", next=f"use one of {', '.join(gains)}, leaky_relu")
+        raise UsageError(f"the nonlinearity {nonlinearity!r} is unknown", next=f"use {', '.join(gains)} or leaky_relu")
     return gains[nonlinearity]
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Uniform within ±gain·√(6 / (in + out)) (Glorot & Bengio, 2010)."""
+    """Draw uniformly from ±gain·√(6 / (in + out)) (Glorot & Bengio, 2010)."""
     bound = gain * math.sqrt(6 / sum(_fans(tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Normal with deviation gain·√(2 / (in + out)) (Glorot & Bengio, 2010)."""
+    """Draw from a normal with deviation gain·√(2 / (in + out)) (Glorot & Bengio, 2010)."""
     return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans(tensor))), generator)
 
 
@@ -235,7 +238,7 @@ def kaiming_uniform_(
     nonlinearity: str = "leaky_relu",
     generator: Generator | None = None,
 ) -> Tensor:
-    """Uniform within ±gain·√(3 / fan) (He et al., 2015); `a` is the slope of leaky_relu."""
+    """Draw uniformly from ±gain·√(3 / fan) (He et al., 2015). `a` is the negative slope of leaky_relu."""
     bound = math.sqrt(3) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
@@ -247,7 +250,7 @@ def kaiming_normal_(
     nonlinearity: str = "leaky_relu",
     generator: Generator | None = None,
 ) -> Tensor:
-    """Normal with deviation gain / √fan (He et al., 2015); `a` is the slope of leaky_relu."""
+    """Draw from a normal with deviation gain / √fan (He et al., 2015). `a` is the negative slope of leaky_relu."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 

@@ -1,6 +1,6 @@
-"""Functions of layers under the names of torch.nn.functional, and the fused ones that language models need.
+"""Layer functions under the names of torch.nn.functional, and fused ones for language models.
 
-Users find them in `genesis.nn.functional`, with the losses and the activations.
+`genesis.nn.functional` exports them, together with the losses and the activations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from genesis.tensor import Tensor
 
 @layer_function
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """x·Φ(x), Φ the normal distribution function; "tanh" approximates it."""
+    """x·Φ(x), where Φ is the normal distribution function. `approximate="tanh"` uses the tanh approximation."""
     if approximate == "tanh":
         return pw.gelu_tanh(input)  # type: ignore[no-any-return]
     if approximate != "none":
@@ -42,7 +42,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 @layer_function
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """silu(gate)·up, fused; without `up`, gate and up are side by side in the last dimension of the one tensor."""
+    """silu(gate)·up, fused. Without `up`, `gate` holds gate and up concatenated in the last dimension."""
     if up is None:
         return apply(swiglu_ops.swiglu_packed, gate)  # type: ignore[no-any-return]
     return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
@@ -50,7 +50,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
 
 @layer_function
 def geglu(gate_up: Tensor) -> Tensor:
-    """gelu(gate)·up, fused, in the tanh form of GELU; gate and up are side by side in the last dimension."""
+    """gelu(gate)·up, fused, with the tanh form of GELU. Gate and up are concatenated in the last dimension."""
     return apply(swiglu_ops.geglu_packed, gate_up)  # type: ignore[no-any-return]
 
 
@@ -58,25 +58,25 @@ def geglu(gate_up: Tensor) -> Tensor:
 
 
 def _as_rows(
-    name: str, x: Tensor, normalized_shape: int | Sequence[int], *given: Tensor | None
+    name: str, x: Tensor, normalized_shape: int | Sequence[int], *affine: Tensor | None
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """x, and a norm's weight and bias, with the dimensions to normalize over as one, the last."""
+    """Merge the dimensions to normalize over into one last dimension, in x and in the norm's weight and bias."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     count = len(shape)
     if not count or x.shape[-count:] != shape:
         raise ShapeError(
-            f"{name} over {shape} for an input of shape {x.shape}", next="give the sizes of its last dimensions"
+            f"{name} over {shape} got an input of shape {x.shape}", next="pass the sizes of its last dimensions"
         )
-    for each in given:
+    for each in affine:
         if each is not None and each.shape != shape:
-            raise ShapeError(f"{name} over {shape} with a weight or bias of shape {each.shape}")
+            raise ShapeError(f"{name} over {shape} got a weight or bias of shape {each.shape}")
     if count == 1:
-        return x, list(given)
-    return x.flatten(-count), [None if each is None else each.flatten() for each in given]
+        return x, list(affine)
+    return x.flatten(-count), [None if each is None else each.flatten() for each in affine]
 
 
 def _filled(like: Tensor, value: float) -> Tensor:
-    """The values of a weight or bias that is not given."""
+    """Return the default of a weight or bias."""
     return zeros(like.shape[-1], dtype=like.dtype, device=like.device).fill_(value)  # type: ignore[no-any-return]
 
 
@@ -87,8 +87,8 @@ def rms_norm(
     """x / √(mean(x²) + eps)·weight over the last dimensions of x = `input`, with statistics in float32 or wider.
 
     Args:
-        normalized_shape: the sizes of the last dimensions, and of the weight; usually of the last one alone.
-        eps: None means the step at 1 of the type that computes: float32's for 2-byte floats, as in torch.
+        normalized_shape: sizes of the last dimensions (usually only one), and shape of the weight.
+        eps: machine epsilon of the computing type by default: float32 for 2-byte floats, as in torch.
     """
     rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
     (rows,) = in_fp32(rows)
@@ -109,10 +109,11 @@ def norm_linear(
     fp8: int = 0,
     low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
+    """`packed_linear(rms_norm(x), weights, biases)`. Backward recomputes the normalized x instead of keeping it.
 
     Args:
-        scale: the norm's weight; the rest as for `packed_linear`.
+        scale: weight of the norm.
+        weights, biases, fp8, low_rank: as for `packed_linear`.
     """
     attrs: dict[str, Any] = {"eps": eps, "fp8": fp8} if fp8 else {"eps": eps}
     pairs: tuple[Any, ...] = ()
@@ -136,15 +137,15 @@ def norm_mlp(
     low_rank: LowRankPairs | None = None,
     down_low_rank: LowRankPairs | None = None,
 ) -> Tensor:
-    """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`.
+    """`x + linear(silu(gate)·up, down, down_bias)`, where gate and up are linear layers of `rms_norm(x)`.
 
     Args:
-        scale: the norm's weight.
-        weights, biases: of gate and up, both `[F, in]`; both `[F]`, or none.
-        down: `[in, F]`.
-        keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
+        scale: weight of the norm.
+        weights, biases: gate and up, each `[F, in]`, with biases `[F]` or none.
+        down, down_bias: output layer, `[in, F]` with a bias `[in]` or None.
+        keep: keep the results of the norm and of SwiGLU for backward, which recomputes them otherwise.
         fp8: as for `packed_linear`.
-        low_rank, down_low_rank: what adapters of gate and up, and of down, add.
+        low_rank, down_low_rank: low-rank pairs of gate and up, and of down.
     """
     attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": fp8} if fp8 else {})}
     inputs = (x, scale, down, down_bias, *weights, *biases)
@@ -169,7 +170,7 @@ def layer_norm(
     """(x - mean) / √(var + eps)·weight + bias over the last dimensions of x = `input`; float32 statistics or wider.
 
     Args:
-        normalized_shape: the sizes of the last dimensions, and of weight and bias; usually of the last one alone.
+        normalized_shape: sizes of the last dimensions (usually only one), and shape of weight and bias.
     """
     rows, (weight, bias) = _as_rows("layer_norm", input, normalized_shape, weight, bias)
     weight = _filled(rows, 1) if weight is None else weight
@@ -182,30 +183,30 @@ def layer_norm(
 
 @layer_function
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no gradient."""
+    """Look up rows of `weight` `[rows, width]` by integer ids of any shape. Row `padding_idx` gets no gradient."""
     if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        raise ShapeError(f"padding_idx {padding_idx} is no row of {weight.shape[0]}")
-    found = apply(index_ops.embedding, input, weight)
-    if padding_idx is None or not found.requires_grad:
-        return found  # type: ignore[no-any-return]
+        raise ShapeError(f"padding_idx {padding_idx} is not one of the {weight.shape[0]} rows")
+    rows = apply(index_ops.embedding, input, weight)
+    if padding_idx is None or not rows.requires_grad:
+        return rows  # type: ignore[no-any-return]
     padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
-    return ew.where(padding, found.detach(), found)  # type: ignore[no-any-return]
+    return ew.where(padding, rows.detach(), rows)  # type: ignore[no-any-return]
 
 
 @layer_function
 def rope_table(
     positions: Tensor, size: int, theta: float = 10_000.0, *, inverse_frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles that `rope` rotates by, position·theta^(-2i/size): float32, `[..., size/2]`.
+    """Return cos and sin of the angles position·theta^(-2i/size) for `rope`: float32 `[..., size/2]`.
 
     Args:
         positions: integers `[T]` or `[B, T]`.
-        size: of a head, even.
+        size: size of a head, even.
         theta: base of the wavelengths.
-        inverse_frequencies: `[size/2]` angles per position instead of those of `theta`, for scaled variants.
+        inverse_frequencies: angles per position `[size/2]`, which replace theta^(-2i/size) in scaled variants.
     """
     if size % 2:
-        raise ShapeError(f"rope_table: a head of size {size} has no pairs", next="use an even head size")
+        raise ShapeError(f"rope_table: the head size {size} is odd", next="use an even head size")
     if inverse_frequencies is None:
         exponents = arange(0, size, 2, dtype="float64", device=positions.device) / size
         inverse_frequencies = pw.exp(exponents * -math.log(theta))
@@ -218,9 +219,9 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tenso
     """Rotate the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split layout).
 
     Args:
-        x: `[B, T, heads, D]`.
-        cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
-        heads: how many heads are rotated; the others stay; all unless given.
+        x: queries or keys `[B, T, heads, D]`.
+        cos, sin: tables `[T, D/2]` or `[B, T, D/2]` from `rope_table`.
+        heads: number of leading heads to rotate; all by default.
     """
     attrs: dict[str, Any] = {} if heads is None else {"heads": heads}
     return apply(rope_ops.rope, x, cos, sin, **attrs)  # type: ignore[no-any-return]
@@ -231,12 +232,12 @@ def norm_rope(
     x: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, *, heads: int, key_heads: int,
     eps: float,
 ) -> Tensor:  # fmt: skip
-    """`rope(rms_norm(x))` of queries and keys that are side by side with the values, each with the norm's weight.
+    """Apply `rope(rms_norm(x))` to the queries and keys in x, and leave its remaining heads unchanged.
 
     Args:
-        x: `[B, T, heads + key_heads + others, D]`; the others stay as they are.
-        query_weight, key_weight: `[D]`.
-        cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
+        x: `[B, T, heads + key_heads + others, D]`: query heads, key heads, then the others.
+        query_weight, key_weight: weights `[D]` of the two norms.
+        cos, sin: tables `[T, D/2]` or `[B, T, D/2]` from `rope_table`.
     """
     attrs: dict[str, Any] = {"heads": heads, "key_heads": key_heads, "eps": eps}
     return apply(rope_ops.norm_rope, x, query_weight, key_weight, cos, sin, **attrs)[0]  # type: ignore[no-any-return]
@@ -256,15 +257,15 @@ def attention(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale·q·kᵀ)·v in the layout of language models, without the whole score matrix.
+    """softmax(scale·q·kᵀ)·v in the layout of language models, without materializing the score matrix.
 
     Args:
-        q: `[B, T, Hq, D]`; query i is at key position i + S - T (a KV cache holds the first S - T keys).
-        k, v: `[B, S, Hkv, D]`; Hq is a multiple of Hkv, and query heads share key heads in groups.
-        starts: int `[B, T]`, the first key position that each query may see: where its document begins.
+        q: queries `[B, T, Hq, D]`; query i has key position i + S - T (a KV cache holds the first S - T keys).
+        k, v: keys and values `[B, S, Hkv, D]`; Hq is a multiple of Hkv, and query heads share key heads in groups.
+        starts: int `[B, T]`, the first key position that each query sees (the start of its document).
         causal: hide keys after the query.
-        window: with a positive value, only the last `window` keys up to the query are seen.
-        scale: None means 1/√D.
+        window: number of keys that a query sees, up to its own position; 0 means all.
+        scale: factor of the scores; 1/√D by default.
     """
     inputs = (q, k, v) if starts is None else (q, k, v, starts)
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -283,14 +284,14 @@ def attention_packed(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]` gives `[B, T, Hq, D]`.
+    """`attention` of packed queries, keys and values: qkv `[B, T, Hq + 2·Hkv, D]` gives `[B, T, Hq, D]`.
 
-    First come the `heads` of the queries, then the `key_heads` of the keys, then those of the values; the gradient has
-    the same form. See `attention` for the rest.
+    The gradient of qkv has the same layout. Other arguments are as for `attention`.
 
     Args:
-        tables: cos and sin, `[T, D/2]` or `[B, T, D/2]`, from `rope_table`: queries and keys are rotated first, as by
-            `rope(qkv, cos, sin, heads + key_heads)`, and their gradients back without a pass over them.
+        qkv: query heads, then key heads, then value heads.
+        tables: cos and sin, `[T, D/2]` or `[B, T, D/2]`, from `rope_table`. Queries and keys are rotated first, as by
+            `rope(qkv, cos, sin, heads + key_heads)`, and inverse RoPE of their gradients is fused.
     """
     inputs: tuple[Tensor | None, ...] = (qkv,) if starts is None else (qkv, starts)
     if tables is not None:

@@ -1,4 +1,4 @@
-"""Layers: linear, embedding, norms; and those without parameters: activations and dropout."""
+"""Layers: linear, embedding and norms, then layers without parameters: activations and dropout."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from genesis.tensor import Tensor
 
 
 class Linear(Module):
-    """x·Wᵀ + b on the last dimension, of the sizes `in_features` before and `out_features` after.
+    """x·Wᵀ + b: maps the last dimension from `in_features` to `out_features`.
 
     Attributes:
-        weight: `[out_features, in_features]`, uniform within ±1/√in_features.
-        bias: `[out_features]`, likewise; None where there is none.
+        weight: `[out_features, in_features]`, initialized uniformly within ±1/√in_features.
+        bias: `[out_features]`, initialized likewise; None without a bias.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Linear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new values."""
+        """Draw new initial values."""
         bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -53,10 +53,10 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table by integer ids: of `weight` `[num_embeddings, embedding_dim]`, standard normal.
+    """Looks up rows of `weight` `[num_embeddings, embedding_dim]` by integer ids. Weights start standard normal.
 
     Args:
-        padding_idx: a row that is 0 at the start and gets no gradient.
+        padding_idx: a row that starts at 0 and gets no gradient.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Embedding(Module):
     ) -> None:
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ShapeError(f"padding_idx {padding_idx} is no row of {num_embeddings}")
+            raise ShapeError(f"padding_idx {padding_idx} is not one of the {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.weight = Parameter(init.new((num_embeddings, embedding_dim), device, dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new values."""
+        """Draw new initial values."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
             with no_grad():
@@ -99,10 +99,10 @@ class RMSNorm(Module):
     """x / √(mean(x²) + eps)·weight over the last dimensions.
 
     Args:
-        normalized_shape: sizes of the last dimensions, usually of the last one alone.
-        eps: None means the step of the dtype at 1.
-        elementwise_affine: whether there is a weight; it starts at 1 - offset.
-        offset: what is added to the weight, in float32 at least: 1 where a checkpoint has weights around 0, as Gemma's.
+        normalized_shape: sizes of the last dimensions, usually only one.
+        eps: machine epsilon of the computing type by default.
+        elementwise_affine: whether the norm has a weight; it starts at 1 - offset.
+        offset: added to the weight in float32 or wider: 1 for checkpoints with weights around 0, such as Gemma's.
     """
 
     def __init__(
@@ -123,24 +123,24 @@ class RMSNorm(Module):
         self._scale: tuple[Array, int, Tensor] | None = None
 
     def scale(self) -> Tensor | None:
-        """What x / √(mean(x²) + eps) is multiplied by: the weight, with its offset.
+        """Return weight + offset, which multiplies x / √(mean(x²) + eps). None without a weight.
 
-        Where it needs no gradient it is recomputed only when the weight has changed.
+        The sum is cached while the weight is unchanged and no gradient is required.
         """
         weight = self.weight
         if weight is None or not self.offset:
             return weight
         array = weight.array
         if is_grad_enabled() and weight.requires_grad:
-            return self._made(weight)
+            return self._with_offset(weight)
         if self._scale is None or self._scale[0] is not array or self._scale[1] != array.storage.version:
-            scale = self._made(weight)
+            scale = self._with_offset(weight)
             if array.storage.backend.is_capturing:
                 return scale
             self._scale = array, array.storage.version, scale
         return self._scale[2]
 
-    def _made(self, weight: Tensor) -> Tensor:
+    def _with_offset(self, weight: Tensor) -> Tensor:
         return (weight if weight.dtype.itemsize > 4 else weight.float()) + self.offset
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,10 +155,10 @@ class LayerNorm(Module):
     """(x - mean) / √(var + eps)·weight + bias over the last dimensions.
 
     Args:
-        normalized_shape: sizes of the last dimensions, usually of the last one alone.
+        normalized_shape: sizes of the last dimensions, usually only one.
         eps: added to the variance.
-        elementwise_affine: whether there are a weight, from 1, and a bias.
-        bias: whether there is a bias, from 0.
+        elementwise_affine: whether the norm has a weight, which starts at 1, and may have a bias.
+        bias: whether the norm has a bias, which starts at 0.
     """
 
     def __init__(
@@ -188,14 +188,14 @@ class LayerNorm(Module):
 
 
 class Identity(Module):
-    """Its argument."""
+    """Returns its argument."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 class GELU(Module):
-    """x·Φ(x), or its approximation by tanh: `approximate` is "none" or "tanh"."""
+    """x·Φ(x), or its tanh approximation: `approximate` is "none" or "tanh"."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -209,22 +209,22 @@ class GELU(Module):
 
 
 class SwiGLU(Module):
-    """silu(gate)·up, of two arguments (Shazeer, 2020)."""
+    """silu(gate)·up for two arguments (Shazeer, 2020)."""
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         return F.swiglu(gate, up)
 
 
 class Dropout(Module):
-    """In training, elements become 0 with probability p and the others are divided by 1 - p.
+    """In training, sets elements to 0 with probability p and divides the others by 1 - p.
 
-    `generator` draws; None means the default one.
+    The default of `generator` is the global generator.
     """
 
     def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:
         super().__init__()
         if not 0 <= p <= 1:
-            raise UsageError(f"dropout: {p} is no probability", next="give p in [0, 1]")
+            raise UsageError(f"dropout: p is {p}", next="choose p in [0, 1]")
         self.p, self.generator = p, generator
 
     def forward(self, x: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Dropout(Module):
 
 
 def _module_of(op: Op) -> type[Module]:
-    """The activation module that an op's record names."""
+    """Build the activation module that an op's record names."""
     function = functional[op.public]
 
     def forward(self: Module, x: Tensor) -> Tensor:
@@ -244,5 +244,5 @@ def _module_of(op: Op) -> type[Module]:
     return type(op.module, (Module,), {"__doc__": op.reference.__doc__, "__module__": __name__, "forward": forward})
 
 
-# Activations that take one tensor and no settings are made of their ops' records, as `ReLU` is.
+# Activations of one tensor without settings, such as `ReLU`, are generated from their op records.
 activations = {op.module: _module_of(op) for op in registry.values() if op.module}

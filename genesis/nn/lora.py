@@ -1,6 +1,6 @@
 """Low-rank adapters of linear layers: LoRA (Hu et al., 2021), rsLoRA (Kalajdzievski, 2023), DoRA (Liu et al., 2024).
 
-Parameters have PEFT's names. Which layers of a model get an adapter, and the files of one, are not its business.
+Parameters have PEFT's names. Other modules choose the layers of a model and read and write adapter files.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from genesis.tensor import Tensor
 
 
 class LoRALinear(Linear):
-    """c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ) + b: a linear layer that learns A and B, and for DoRA c, with W and b frozen.
+    """c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ) + b: a linear layer that trains A and B (and m with DoRA) and freezes W and b.
 
-    c is m / ‖W + s·B·A‖ by rows for DoRA, whose norm counts as a constant in backward (section 4.3 of the paper), and 1
-    without it. At the start B is 0 and m is the norm of W's rows, so that the layer is the one it was made of.
+    With DoRA, c = m / ‖W + s·B·A‖ per row, and backward treats this norm as a constant (section 4.3 of the paper).
+    Without DoRA, c = 1. B starts at 0 and m at the row norms of W, so the layer starts equal to its base.
 
-    A and B have W's dtype and compute in it: as for all weights, float32 masters and moments are the optimizer's. (PEFT
-    keeps A and B of a two-byte base in float32 and casts x.) m is made in float32: rounded to bfloat16, c would be off
-    by 2^-9 from the start.
+    A and B are stored and computed in W's dtype; the optimizer keeps float32 masters and moments, as for all weights.
+    (PEFT keeps A and B of a two-byte base in float32 and casts x.) m is float32, because rounding it to bfloat16 would
+    put c off by 2^-9 from the start.
 
     Args:
-        in_features, out_features, bias: as for `Linear`; W and b are frozen.
-        r: the rank, 1 or more.
-        alpha: the path's scale is alpha / r, or alpha / √r with `use_rslora`.
-        dropout: with which probability an element of A's input is 0 in training; layers called together on one input
-            share the draw. W's input keeps all elements, with DoRA, too, where PEFT drops them in a part of it.
-        use_rslora, use_dora: whether to scale by √r, and to learn m.
-        generator: of A's values; None means the default one, from which dropout draws in each case.
+        in_features, out_features, bias: as for `Linear`.
+        r: rank, 1 or more.
+        alpha: s is alpha / r, or alpha / √r with `use_rslora`.
+        dropout: probability with which an element of A's input is 0 in training; layers fused on one input share the
+            draw. W's input is never dropped, also with DoRA, unlike in PEFT.
+        use_rslora: divide alpha by √r instead of r.
+        use_dora: train the magnitudes m.
+        generator: generator of A's initial values; the global one by default. Dropout always uses the global one.
 
     Attributes:
-        weight, bias: frozen.
-        lora_A: its `weight` is A `[r, in_features]`, uniform within ±1/√in_features.
-        lora_B: its `weight` is B `[out_features, r]`, 0.
-        lora_magnitude_vector: with DoRA, its `weight` is m `[out_features]`; else None.
-        scaling: s.
+        weight, bias: W and b, frozen.
+        lora_A: layer whose `weight` is A `[r, in_features]`, initialized uniformly within ±1/√in_features.
+        lora_B: layer whose `weight` is B `[out_features, r]`, initialized to 0.
+        lora_magnitude_vector: module whose `weight` is m `[out_features]` with DoRA; None without it.
+        scaling: the factor s.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class LoRALinear(Linear):
         use_dora: bool = False,
         generator: Generator | None = None,
     ) -> Self:
-        """An adapter of `linear`, whose weight and bias it shares and freezes."""
+        """Return an adapter of `linear`. It shares and freezes the weight and bias of `linear`."""
         with init.shapes_only():
             layer = cls.__new__(cls)
             Linear.__init__(layer, linear.in_features, linear.out_features, linear.bias is not None)
@@ -94,9 +95,9 @@ class LoRALinear(Linear):
     ) -> None:
         """Freeze the layer and add the adapter."""
         if r < 1:
-            raise ShapeError(f"an adapter of rank {r}", next="give r of 1 or more")
+            raise ShapeError(f"the rank r of an adapter is {r}", next="choose r of at least 1")
         if not 0 <= dropout < 1:
-            raise UsageError(f"dropout: {dropout} leaves nothing of an adapter's input", next="give one in [0, 1)")
+            raise UsageError(f"the dropout of an adapter is {dropout}", next="choose dropout in [0, 1)")
         self.weight.requires_grad_(False)
         if self.bias is not None:
             self.bias.requires_grad_(False)
@@ -114,29 +115,28 @@ class LoRALinear(Linear):
         self.reset_adapter()
 
     def reset_adapter(self) -> None:
-        """Draw A's values anew, set B to 0 and m to the norm of W's rows."""
+        """Draw new values for A, set B to 0 and m to the row norms of W."""
         init.kaiming_uniform_(self.lora_A.weight, math.sqrt(5), generator=self.generator)
         init.zeros_(self.lora_B.weight)
         self.reset_magnitude()
 
     def reset_magnitude(self) -> None:
-        """Set m to the norm of the rows of W + s·B·A, so that c is 1."""
+        """Set m to the row norms of W + s·B·A, so that c is 1."""
         if self.lora_magnitude_vector is not None and not init.is_skipped():
             with no_grad():
-                self.lora_magnitude_vector.weight.copy_(dora_factors([self._of_dora()], [self.out_features])[1])
+                self.lora_magnitude_vector.weight.copy_(dora_factors([self._dora_inputs()], [self.out_features])[1])
 
     def low_rank(self) -> LowRankPairs:
-        """What the adapter adds, as functions of linear layers take it."""
+        """Return the adapter's low-rank pair in the form that linear functions take."""
         return low_rank_pairs((self,))
 
-    def _of_dora(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
-        """What `dora_factors` takes of a layer."""
+    def _dora_inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
         assert self.lora_magnitude_vector is not None
         pair = self.lora_A.weight, self.lora_B.weight, self.scaling
         return self.lora_magnitude_vector.weight, self.row_squares(), self.weight, *pair
 
     def row_squares(self) -> Tensor:
-        """‖W‖² by rows in float32, computed again when W has changed."""
+        """‖W‖² per row in float32, cached until W changes."""
         array = self.weight.array
         if self._squares is None or self._squares[0] is not array or self._squares[1] != array.storage.version:
             with no_grad():
@@ -145,14 +145,14 @@ class LoRALinear(Linear):
         return self._squares[2]
 
     def merged_weight(self) -> Tensor:
-        """c∘(W + s·B·A) `[out_features, in_features]` in float32, without gradient: the linear layer that does this."""
+        """Return c∘(W + s·B·A) `[out_features, in_features]` in float32, without gradient."""
         with no_grad():
             a, b = self.lora_A.weight.to(float32), self.lora_B.weight.to(float32)
-            whole = self.weight.to(float32) + (b @ a) * self.scaling
+            merged = self.weight.to(float32) + (b @ a) * self.scaling
             if self.lora_magnitude_vector is None:
-                return whole
-            factors = self.lora_magnitude_vector.weight.to(float32) / pw.sqrt(whole.square().sum(-1))
-            return whole * factors.unsqueeze(-1)  # type: ignore[no-any-return]
+                return merged
+            factors = self.lora_magnitude_vector.weight.to(float32) / pw.sqrt(merged.square().sum(-1))
+            return merged * factors.unsqueeze(-1)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias, low_rank=self.low_rank())
@@ -164,7 +164,7 @@ class LoRALinear(Linear):
 
 
 class Magnitude(Module):
-    """The length of each row of a weight, as its own float32 `weight` `[out_features]`."""
+    """Holds the magnitude of each row of a weight: float32 `weight` `[out_features]`."""
 
     def __init__(self, out_features: int, *, device: Any = None) -> None:
         super().__init__()
@@ -172,10 +172,10 @@ class Magnitude(Module):
 
 
 def low_rank_pairs(layers: Sequence[Module]) -> LowRankPairs:
-    """What the adapters among `layers`, which read one input, add; those in training drop elements alike."""
+    """Return the low-rank pairs of the adapters among `layers` on one input. Adapters in training share one dropout."""
     adapters = [layer if isinstance(layer, LoRALinear) else None for layer in layers]
     pairs = [None if a is None else (a.lora_A.weight, a.lora_B.weight, a.scaling) for a in adapters]
-    dora = [a._of_dora() if a is not None and a.lora_magnitude_vector is not None else None for a in adapters]
+    dora = [a._dora_inputs() if a is not None and a.lora_magnitude_vector is not None else None for a in adapters]
     factors = dora_factors(dora, [layer.out_features for layer in layers])[0] if any(dora) else None
     dropout = max(a.dropout if a is not None and a.training else 0.0 for a in adapters)
     return LowRankPairs(pairs, factors, dropout)

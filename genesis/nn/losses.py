@@ -1,7 +1,7 @@
-"""Losses as functions under the names of torch.nn.functional, with its arguments in its order, and as modules.
+"""Losses as functions, with the names and argument order of torch.nn.functional, and as modules.
 
-torch's old `size_average` and `reduce` keep their places and their meaning, so that no argument after them means
-something else than it does there.
+torch's old arguments `size_average` and `reduce` keep their positions, so that later positional arguments have the same
+meaning as in torch.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
 
-OldReduction = bool | None  # a name of its own: `reduction_of` says more of a wrong one than a bool's reader does
-IGNORE = -100  # the label that counts for nothing, as everywhere in this field
+OldReduction = bool | None  # a separate name, so that `reduction_of` reports a wrong value instead of a generic check
+IGNORE = -100  # the customary label of positions without a loss
 
 
 def _shown(value: Any) -> str:
-    """A value that was expected to be something else: texts and numbers as they are, others by their kind."""
+    """Describe a value for an error: texts and numbers by their repr, others by their type."""
     return repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
 
 def _check_tensors(name: str, input: Any, target: Any) -> None:
     for which, value in (("input", input), ("target", target)):
         if not isinstance(value, Tensor):
-            raise DTypeError(f"{name}: {which} is {_shown(value)}, not a tensor", next="make one with genesis.tensor")
+            raise DTypeError(f"{name}: {which} is {_shown(value)}, not a tensor", next="call genesis.tensor() on it")
 
 
 def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """`reduction`, unless one of torch's old arguments is given, which then says it."""
+    """Return the reduction that torch's old arguments imply, or `reduction` if both are None."""
     for name, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None and not isinstance(value, bool):
             raise UsageError(
                 f"{name} is {_shown(value)}, and must be None, True or False",
-                next="torch has size_average and reduce before reduction: name the arguments after weight",
+                next="pass the arguments after weight by name: size_average and reduce come before reduction",
             )
     if size_average is None and reduce is None:
         return reduction
@@ -55,7 +55,7 @@ def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str)
 
 
 def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
-    """All losses, their sum, or their mean over `count` of them."""
+    """Return all losses, their sum, or their sum divided by `count`, which is their number by default."""
     if reduction == "none":
         return losses
     if reduction == "sum":
@@ -65,17 +65,17 @@ def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
     return losses.mean() if count is None else losses.sum() / count
 
 
-def _check_weight(name: str, what: str, weight: Any) -> None:
+def _check_weight(name: str, argument: str, weight: Any) -> None:
     if not isinstance(weight, Tensor):
         raise DTypeError(
-            f"{name}: {what} is {_shown(weight)}, not a tensor",
-            next="the order is torch's: (input, target, weight, …); name the arguments after it",
+            f"{name}: {argument} is {_shown(weight)}, not a tensor",
+            next="pass the arguments after (input, target, weight) by name",
         )
     if not weight.is_floating_point():
-        raise DTypeError(f"{name}: {what} is a tensor of {weight.dtype.name}, not of floats")
+        raise DTypeError(f"{name}: {argument} is a tensor of {weight.dtype.name}, not of floats")
 
 
-# --- Of classes -------------------------------------------------------------------------------------------------------
+# --- Losses of class labels -------------------------------------------------------------------------------------------
 
 
 @layer_function
@@ -94,24 +94,24 @@ def cross_entropy(
     """Cross entropy of logits against integer labels.
 
     Args:
-        input: `[C]`, `[N, C]` or `[N, C, …]`.
-        target: integers, input's shape without C.
-        weight: `[C]`, of the classes. A loss is multiplied by its label's, the mean divides by the sum of these, and
-            what smoothing spreads counts with each class's own, as in torch.
+        input: logits `[C]`, `[N, C]` or `[N, C, …]`.
+        target: integer labels, with input's shape without C.
+        weight: class weights `[C]`. As in torch, each loss is multiplied by the weight of its label, the mean divides
+            by the sum of these weights, and the smoothed share of the target uses the weight of each class.
         size_average, reduce: torch's old names of `reduction`.
-        ignore_index: rows with this label count for nothing, in the mean too. With no other rows the mean is NaN.
-        label_smoothing: share of the target spread evenly over all classes.
-        z_loss: factor of log²(Σ e^x), which keeps logits from drifting; excludes a weight.
+        ignore_index: label of rows without a loss. The mean does not count them; it is NaN if no other rows exist.
+        label_smoothing: share of the target that is spread evenly over all classes.
+        z_loss: factor of log²(Σ e^x), which keeps logits from drifting. It excludes `weight`.
     """
     reduction = reduction_of(size_average, reduce, reduction)
     _check_tensors("cross_entropy", input, target)
     if not 0 <= label_smoothing <= 1:
         raise UsageError(f"label_smoothing is {label_smoothing}, and must be between 0 and 1")
     if target.is_floating_point():
-        raise DTypeError("cross_entropy takes labels, not probabilities of classes", next="give integers")
+        raise DTypeError("cross_entropy takes labels, not class probabilities", next="pass integers")
     logits = input
     if logits.ndim == 0 or target.shape != (*logits.shape[:1], *logits.shape[2:])[logits.ndim == 1 :]:
-        raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not belong together")
+        raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not match")
     if logits.ndim > 2:
         logits = logits.movedim(1, -1)
     flat = logits.reshape(-1, logits.shape[-1])
@@ -132,13 +132,13 @@ def cross_entropy(
 def _weighted(
     logits: Tensor, labels: Tensor, weight: Tensor, ignore_index: int, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Weighted losses, and the weights of the labels that count: `[N]` each.
+    """Return the weighted losses and the weight of each label, 0 for ignored ones: `[N]` each.
 
-    With p = log_softmax(x) and s the smoothing: -(1 - s)·w[label]·p[label] - s/C·Σ w·p.
+    With p = log_softmax(x) and smoothing s, a loss is -(1 - s)·w[label]·p[label] - s/C·Σ w·p.
     """
     _check_weight("cross_entropy", "weight", weight)
     if weight.shape != logits.shape[1:]:
-        raise ShapeError(f"cross_entropy: a weight of shape {weight.shape} for {logits.shape[1]} classes")
+        raise ShapeError(f"cross_entropy: the weight has shape {weight.shape}, expected ({logits.shape[1]},)")
     kept = labels != ignore_index
     factors = weight.to(float64 if logits.dtype is float64 else float32)
     shares = ew.where(kept, index_select(factors, 0, ew.where(kept, labels, 0)), 0.0)
@@ -160,24 +160,24 @@ def linear_cross_entropy(
     shift: int = 0,
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
-    """Cross entropy of the logits x·weightᵀ, which never exist whole; gradients are computed along with the loss.
+    """Cross entropy of the logits x·weightᵀ, computed in chunks. Forward also computes the gradients.
 
     Args:
-        x: `[…, H]` hidden states.
-        weight: `[V, H]`, the output head.
-        target: integers, x's shape without H.
+        x: hidden states `[…, H]`.
+        weight: output head `[V, H]`.
+        target: integer labels, with x's shape without H.
         ignore_index: as in `cross_entropy`.
         reduction: "mean" or "sum".
-        shift: position t of a sequence has the target t + `shift` along the last dimension, the last ones none: 1
-            takes tokens as each other's targets.
-        num_targets: what the mean divides by, in the place of the number of targets that count.
+        shift: position t has the target t + `shift` of the last dimension, and the last `shift` positions have none.
+            With 1, `target` may be the input tokens.
+        num_targets: divisor of the mean; the number of targets that are not ignored by default.
     """
     if reduction not in ("mean", "sum"):
         raise UsageError(f"linear_cross_entropy has no reduction {reduction!r}", next='use "mean" or "sum"')
     if reduction == "sum" and num_targets is not None:
-        raise UsageError("linear_cross_entropy: num_targets belongs to the mean", next='leave it out, or use "mean"')
+        raise UsageError('linear_cross_entropy: num_targets needs the reduction "mean"', next="remove num_targets")
     if target.shape != x.shape[:-1] or shift < 0:
-        raise ShapeError(f"linear_cross_entropy: x {x.shape}, target {target.shape} and shift {shift} do not fit")
+        raise ShapeError(f"linear_cross_entropy: x {x.shape}, target {target.shape} and shift {shift} do not match")
     labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
     divisor = () if num_targets is None else (num_targets,)
     attrs: dict[str, Any] = {"ignore_index": ignore_index, "shift": shift}
@@ -185,28 +185,28 @@ def linear_cross_entropy(
     attrs["with_grads"] = is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if attrs["with_grads"] and not weight.requires_grad:  # a frozen head
         attrs["weight_grad"] = False
-    found = apply(loss_ops.linear_cross_entropy, x.reshape(-1, x.shape[-1]), weight, labels, *divisor, **attrs)
-    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+    results = apply(loss_ops.linear_cross_entropy, x.reshape(-1, x.shape[-1]), weight, labels, *divisor, **attrs)
+    return results[0] if isinstance(results, tuple) else results  # type: ignore[no-any-return]
 
 
-# --- Of values -------------------------------------------------------------------------------------------------------
+# --- Losses of values -------------------------------------------------------------------------------------------------
 
 
-def _pair(name: str, input: Tensor, target: Tensor) -> None:
+def _check_pair(name: str, input: Tensor, target: Tensor) -> None:
     _check_tensors(name, input, target)
     if input.shape != target.shape:
-        raise ShapeError(f"{name}: input has shape {input.shape}, target {target.shape}")
+        raise ShapeError(f"{name}: input has shape {input.shape}, and target has {target.shape}")
     if not (input.is_floating_point() and target.is_floating_point()):
         raise DTypeError(f"{name} takes float tensors, got {input.dtype} and {target.dtype}")
 
 
 def _times(name: str, losses: Tensor, weight: Tensor | None) -> Tensor:
-    """Losses times a weight that broadcasts to them."""
+    """Multiply losses by a weight that broadcasts to them."""
     if weight is None:
         return losses
     _check_weight(name, "weight", weight)
     if broadcast_shapes(losses.shape, weight.shape) != losses.shape:
-        raise ShapeError(f"{name}: a weight of shape {weight.shape} for losses of shape {losses.shape}")
+        raise ShapeError(f"{name}: the weight {weight.shape} does not broadcast to the losses {losses.shape}")
     return losses * weight
 
 
@@ -219,12 +219,12 @@ def mse_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """(input - target)²; a `weight` is broadcast to the losses, and the mean divides by the sum of it.
+    """(input - target)². A `weight` is broadcast to the losses, and the mean divides by its sum.
 
     `size_average` and `reduce` are torch's old names of `reduction`.
     """
     reduction = reduction_of(size_average, reduce, reduction)
-    _pair("mse_loss", input, target)
+    _check_pair("mse_loss", input, target)
     input, target = in_fp32(input, target)
     losses = _times("mse_loss", pw.square(input - target), weight)
     return _reduced(losses, reduction, None if weight is None else expand(weight, losses.shape).sum())
@@ -239,22 +239,22 @@ def binary_cross_entropy(
     reduce: OldReduction = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch.
+    """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`. Logarithms are clamped at -100, as in torch.
 
     dp = g·(p - t) / max(p·(1-p), 1e-12), which is finite at p = 0 and p = 1.
 
     Args:
-        weight: of the losses, broadcast; the mean divides by their count, as in torch.
+        weight: factor of the losses, broadcast. The mean divides by the number of losses, as in torch.
         size_average, reduce: torch's old names of `reduction`.
     """
     reduction = reduction_of(size_average, reduce, reduction)
-    _pair("binary_cross_entropy", input, target)
+    _check_pair("binary_cross_entropy", input, target)
     input, target = in_fp32(input, target)
     p = input.detach()
     yes, no = ew.clamp(pw.log(p), min=-100.0), ew.clamp(pw.log1p(-p), min=-100.0)
     losses = -(target * yes + (1 - target) * no)
     if is_grad_enabled() and input.requires_grad:
-        # 0 times a derivative that has no 0 / 0 at p = 0 and p = 1, as the logarithms' own would have
+        # Adds 0 with the derivative above; the derivative of the logarithms would be 0 / 0 at p = 0 and p = 1.
         losses = losses + (input - p) * ((p - target.detach()) / ew.clamp(p * (1 - p), min=1e-12))
     return _reduced(_times("binary_cross_entropy", losses, weight), reduction)
 
@@ -269,17 +269,17 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """The same for logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow.
+    """Binary cross entropy of logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow.
 
     Args:
-        weight, size_average, reduce: as for `binary_cross_entropy`.
+        target, weight, size_average, reduce: as for `binary_cross_entropy`.
         pos_weight: weight w of positive targets, broadcast.
     """
     name = "binary_cross_entropy_with_logits"
     reduction = reduction_of(size_average, reduce, reduction)
-    _pair(name, input, target)
+    _check_pair(name, input, target)
     input, target = in_fp32(input, target)
-    # at x = 0 abs has the derivative 0 and maximum half of its gradient, so that dx = σ(x) - t holds there too
+    # At x = 0, abs has the derivative 0 and maximum passes half of the gradient, so dx = σ(x) - t holds there too.
     softplus = pw.log1p(pw.exp(-pw.abs(input))) + pw.maximum(-input, 0.0)
     if pos_weight is not None:
         _check_weight(name, "pos_weight", pos_weight)
@@ -291,7 +291,7 @@ def binary_cross_entropy_with_logits(
 
 
 class _Loss(Module):
-    """Base: how the single losses become one: "mean", "sum" or "none"; `size_average`, `reduce`: torch's old names."""
+    """Base class with a reduction: "mean", "sum" or "none". `size_average` and `reduce` are its old names in torch."""
 
     def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class _Loss(Module):
 
 
 class CrossEntropyLoss(_Loss):
-    """Cross entropy of logits against labels; see `functional.cross_entropy`. `weight` moves with the module."""
+    """Cross entropy of logits against labels, see `functional.cross_entropy`. `weight` is a buffer."""
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class MSELoss(_Loss):
 
 
 class BCELoss(_Loss):
-    """Binary cross entropy of probabilities; a `weight` of the losses is broadcast and moves with the module."""
+    """Binary cross entropy of probabilities. `weight` multiplies the losses, broadcast; it is a buffer."""
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ class BCELoss(_Loss):
 class BCEWithLogitsLoss(_Loss):
     """Binary cross entropy of logits.
 
-    `weight` is of the losses, `pos_weight` of positive targets; both are broadcast and move with the module.
+    `weight` multiplies the losses and `pos_weight` the positive targets. Both are broadcast, and both are buffers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Module: a tree of parameters, buffers and submodules, with the names and rules of torch; and lists of modules."""
+"""Module, a tree of parameters, buffers and submodules with torch's names and rules, and containers of modules."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from genesis.nn.parameter import Parameter, cuda_device, move, targets
 from genesis.op import registry
 from genesis.tensor import Tensor
 
-SHOWN = 10  # names in an error; a wrong folder would list thousands
+SHOWN = 10  # names in an error, because the weights of another model can have thousands
 
 
 class LoadResult(NamedTuple):
-    """Names that the state lacked, and names that the module has no place for."""
+    """Names that the state lacks, and names in the state that the module does not have."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class Module:
-    """Base of all layers and models: subclasses assign parts in `__init__` and compute in `forward`.
+    """Base class of all layers and models. Subclasses assign their parts in `__init__` and compute in `forward`.
 
     Attributes:
-        training: whether layers such as dropout act as in training; see `train` and `eval`.
+        training: whether the module is in training mode, which layers such as dropout read; see `train` and `eval`.
     """
 
     training: bool
@@ -45,10 +45,10 @@ class Module:
     _forward_hooks: dict[int, Callable[..., Any]]
     _backward_hooks: dict[int, Callable[..., Any]]
 
-    def __new__(cls, *args: Any, **named: Any) -> Self:
-        """Raises: KeywordError, for a keyword that the class's `__init__` does not take."""
-        if named:
-            refuse_unknown(cls.__name__, cls.__init__, named)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raises KeywordError for a keyword that `__init__` does not take."""
+        if kwargs:
+            refuse_unknown(cls.__name__, cls.__init__, kwargs)
         return super().__new__(cls)
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Module:
         self.__dict__.update(own)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call of the module computes."""
-        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+        """Compute the result of a call of the module."""
+        raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (call_watches or self._pre_hooks or self._forward_hooks or self._backward_hooks):
@@ -77,7 +77,7 @@ class Module:
             return self._hooked(*args, **kwargs)
 
     def _hooked(self, *args: Any, **kwargs: Any) -> Any:
-        """Forward between its hooks."""
+        """Run forward with its hooks."""
         for hook in tuple(self._pre_hooks.values()):
             changed = hook(self, args)
             if changed is not None:
@@ -115,7 +115,7 @@ class Module:
         object.__setattr__(self, name, value)
 
     def _forget(self, name: str, keep: Mapping[str, Any] | None = None) -> None:
-        """Take a name out of all tables but `keep`, where it keeps its place in the order."""
+        """Remove a name from all tables except `keep`, where it keeps its position."""
         self.__dict__.pop(name, None)
         for table in (self._parameters, self._modules, self._buffers):
             if table is not keep:
@@ -123,9 +123,9 @@ class Module:
 
     def __getattr__(self, name: str) -> Any:
         for table in ("_parameters", "_buffers", "_modules"):
-            found = self.__dict__.get(table)
-            if found is not None and name in found:
-                return found[name]
+            members = self.__dict__.get(table)
+            if members is not None and name in members:
+                return members[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -137,16 +137,14 @@ class Module:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        """Add a parameter (or, with None, reserve the name)."""
+        """Add a parameter, or reserve the name with None."""
         self._check_name(name, self._parameters)
         if parameter is not None and not isinstance(parameter, Parameter):
-            raise DTypeError(
-                f"{name} is a {type(parameter).__name__}, not a Parameter", next="wrap it with Parameter()"
-            )
+            raise DTypeError(f"{name} is a {type(parameter).__name__}, not a Parameter", next="wrap it in Parameter()")
         self._parameters[name] = parameter
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Add a tensor that moves with the module and is not trained; `persistent` ones stand in `state_dict`."""
+        """Add a tensor that moves with the module and is not trained. `state_dict` contains it if `persistent`."""
         self._check_name(name, self._buffers)
         if tensor is not None and not isinstance(tensor, Tensor):
             raise DTypeError(f"buffer {name} is a {type(tensor).__name__}, not a Tensor")
@@ -169,16 +167,16 @@ class Module:
         if "_parameters" not in self.__dict__:
             raise UsageError(f"{type(self).__name__}.{name} is set too early", next="call super().__init__() first")
         if not name or "." in name:
-            raise UsageError(f"{name!r} is no name for a part of a module: it is empty or holds a dot")
+            raise UsageError(f"{name!r} cannot name a part of a module: it is empty or contains a dot")
         if name not in table and hasattr(self, name):
-            raise UsageError(f"{type(self).__name__} has an attribute {name!r} already")
+            raise UsageError(f"{type(self).__name__} already has an attribute {name!r}")
 
-    # --- Walking the tree ---------------------------------------------------------------------------------------------
+    # --- Traversing the tree ------------------------------------------------------------------------------------------
 
     def named_modules(
         self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Module]]:
-        """This module under `prefix` and all below it, parents first; one used twice comes once."""
+        """Yield this module as `prefix` and all modules below it, parents first, each once."""
         memo = set() if memo is None else memo
         if self in memo:
             return
@@ -214,7 +212,7 @@ class Module:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """All parameters with their dotted names; a tied one comes once, under its first name."""
+        """All parameters with their dotted names. A tied parameter comes once, under its first name."""
         return self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
@@ -232,7 +230,7 @@ class Module:
         return (b for _, b in self.named_buffers(recurse=recurse))
 
     def get_submodule(self, target: str) -> Module:
-        """The module at a dotted path; "" is this one."""
+        """The module at a dotted path. The path "" names this module."""
         module: Any = self
         for part in filter(None, target.split(".")):
             module = module._modules.get(part)
@@ -251,26 +249,26 @@ class Module:
     # --- State --------------------------------------------------------------------------------------------------------
 
     def state_dict(self, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by dotted name, tied ones under each of their names; memory is shared."""
-        found: dict[str, Tensor] = {}
+        """Return parameters and persistent buffers by dotted name, sharing memory. Tied ones have all their names."""
+        state: dict[str, Tensor] = {}
         for path, module in self.named_modules(prefix=prefix.rstrip("."), remove_duplicate=False):
-            lasting = {n: b for n, b in module._buffers.items() if n not in module._transient}
-            for name, tensor in (*module._parameters.items(), *lasting.items()):
+            persistent = {n: b for n, b in module._buffers.items() if n not in module._transient}
+            for name, tensor in (*module._parameters.items(), *persistent.items()):
                 if tensor is not None:
-                    found[f"{path}.{name}" if path else name] = tensor if keep_vars else tensor.detach()
-        return found
+                    state[f"{path}.{name}" if path else name] = tensor if keep_vars else tensor.detach()
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadResult:
-        """Copy values into parameters and persistent buffers, all of them or, after an error, none.
+        """Copy values into parameters and persistent buffers. After an error, none has changed.
 
-        A tied parameter may stand under any of its names, or under several with equal values.
+        A tied parameter may have any of its names, or several with equal values.
 
         Args:
             state_dict: tensors or numpy arrays by dotted name.
             strict: whether missing and unexpected names are errors; wrong shapes always are.
 
         Raises:
-            ModelError: naming at most ten of each kind, and how many there are.
+            ModelError: if the state does not fit; it lists up to ten names of each kind and their number.
         """
         return load_state(type(self).__name__, self.state_dict(keep_vars=True), state_dict, strict)
 
@@ -284,7 +282,7 @@ class Module:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode on every module."""
+        """Set every module to training mode, or to evaluation mode with False."""
         if mode not in (True, False):
             raise UsageError(f"train() got the mode {mode!r}", next="pass True or False")
         for module in self.modules():
@@ -292,7 +290,7 @@ class Module:
         return self
 
     def eval(self) -> Self:
-        """Leave training mode."""
+        """Set every module to evaluation mode."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -306,26 +304,26 @@ class Module:
         clear_gradients(self.parameters(), set_to_none)
 
     def to(self, *args: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
-        """Move parameters and buffers to a device, a float type (integers keep theirs), or both, in place.
+        """Move parameters and buffers to a device, cast floating-point ones to a float type, or both, in place.
 
-        `to(device)`, `to(dtype)`, `to(device, dtype)` and `to(tensor)`, which means its device and dtype. Tensors stay
-        the objects they are, so tied ones stay tied; gradients go along. Call it before an optimizer is made:
-        optimizers with flat buffers do not follow.
+        Call it as `to(device)`, `to(dtype)`, `to(device, dtype)`, or `to(tensor)` for the device and dtype of a tensor.
+        Tensors keep their identity, so tied ones stay tied, and gradients move along. Call it before building an
+        optimizer, whose flat buffers do not move.
 
         Args:
-            non_blocking: copies from pinned memory to a device do not wait.
+            non_blocking: do not wait for copies from pinned memory to a device.
 
         Raises:
-            DeviceError: for a device that this machine has not.
-            DTypeError: for what is neither a device nor a float type.
-            UsageError: for a device or a dtype that is given twice.
+            DeviceError: if this machine does not have the device.
+            DTypeError: for a value that is neither a device nor a float type.
+            UsageError: for two devices or two dtypes.
         """
         place, kind = targets(args, device, dtype)
         move((*self.parameters(), *self.buffers()), place, kind, non_blocking)
         return self
 
     def cuda(self, device: Any = None) -> Self:
-        """Move to a CUDA device: an index, "cuda:1" or a `Device`; None means the current one."""
+        """Move to a CUDA device: an index, "cuda:1", a `Device`, or None for the current one."""
         return self.to(device=cuda_device(device))
 
     def cpu(self) -> Self:
@@ -351,24 +349,24 @@ class Module:
     # --- Hooks --------------------------------------------------------------------------------------------------------
 
     def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(module, args)` before forward; what it returns (unless None) replaces the positional arguments."""
+        """Call `hook(module, args)` before forward. A result other than None replaces the positional arguments."""
         return hook_in(self._pre_hooks, hook)
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(module, args, result)` after forward; what it returns (unless None) replaces the result."""
+        """Call `hook(module, args, result)` after forward. A result of the hook other than None replaces `result`."""
         return hook_in(self._forward_hooks, hook)
 
     def register_full_backward_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(module, grad_input, grad_output)` in backward; what it returns (unless None) replaces grad_input.
+        """Call `hook(module, grad_input, grad_output)` in backward. A result other than None replaces `grad_input`.
 
-        Both are tuples over the positional arguments and over the results, None where there is no gradient.
+        `grad_input` has an entry per positional argument and `grad_output` one per result, None without a gradient.
         """
         return hook_in(self._backward_hooks, hook)
 
     # --- Text ---------------------------------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
-        """What `repr` shows of this module's own settings."""
+        """The module's settings, as `repr` shows them."""
         return ""
 
     def __repr__(self) -> str:
@@ -391,21 +389,22 @@ def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """At most ten names, then how many more there are."""
+    """List at most ten names, then the number of the others."""
     shown = ", ".join(escape(n) for n in names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
-def load_state(owner: str, targets: Mapping[str, Tensor], given: Mapping[str, Any], strict: bool) -> LoadResult:
-    """Copy `given` into `targets` (cast to their dtypes); see `Module.load_state_dict`."""
-    if not isinstance(given, Mapping):
-        raise ModelError(f"a state is a dict of tensors by name, not a {type(given).__name__}")
+def load_state(owner: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], strict: bool) -> LoadResult:
+    """Copy `state` into `targets`, cast to their dtypes; see `Module.load_state_dict`."""
+    if not isinstance(state, Mapping):
+        raise ModelError(f"a state is a dict of tensors by name, not a {type(state).__name__}")
     arrays: dict[str, Array] = {}
-    for name, value in given.items():
+    for name, value in state.items():
         if not isinstance(value, (Tensor, np.ndarray)):
             raise ModelError(f"{escape(name)} is a {type(value).__name__}, not a tensor")
         arrays[name] = value.array if isinstance(value, Tensor) else from_numpy(value)
-    names: dict[int, list[str]] = {}  # of each tensor
+    # Collect missing and unexpected names and wrong shapes. Any name of a tied parameter will do.
+    names: dict[int, list[str]] = {}  # all names of each tensor
     for name, tensor in targets.items():
         names.setdefault(id(tensor), []).append(name)
     missing = [n for n, t in targets.items() if not any(a in arrays for a in names[id(t)])]
@@ -420,23 +419,25 @@ def load_state(owner: str, targets: Mapping[str, Tensor], given: Mapping[str, An
     if problems:
         raise ModelError(
             f"the state does not fit {owner}: {'; '.join(problems)}",
-            next="load the weights of this architecture and these sizes",
+            next="load weights of the same architecture and sizes",
         )
+    # The values of a tied parameter must agree.
     for name, tensor in targets.items():
         first = next((a for a in names[id(tensor)] if a in arrays), name)
         same = name not in arrays or arrays[name] is arrays[first]
         if not same and not np.array_equal(arrays[name].numpy(), arrays[first].numpy()):
             raise ModelError(
-                f"{escape(first)} and {escape(name)} are one tied parameter of {owner}, but the state holds two values",
+                f"{escape(first)} and {escape(name)} are tied in {owner}, but their values in the state differ",
                 next="load it into a model with untied weights",
             )
+    # Everything fits, so copying cannot fail half-way.
     for name, tensor in targets.items():
         if name in arrays:
             registry["cast"](moved(arrays[name], tensor.device), dtype=tensor.array.dtype, out=tensor.array)
     return LoadResult(missing, unexpected)
 
 
-# --- Modules that hold modules ----------------------------------------------------------------------------------------
+# --- Containers -------------------------------------------------------------------------------------------------------
 
 
 class _Numbered(Module):
@@ -449,7 +450,7 @@ class _Numbered(Module):
     def _name(self, index: int) -> str:
         index, count = operator.index(index), len(self._modules)
         if not -count <= index < count:
-            raise IndexRangeError(f"module {index} of {count}")
+            raise IndexRangeError(f"module {index} does not exist: the container has {count}")
         return str(index % count)
 
     def append(self, module: Module) -> Any:
@@ -467,7 +468,7 @@ class _Numbered(Module):
         """Add a module before `index`."""
         order: list[Module | None] = list(self._modules.values())
         order.insert(index, module)
-        self.append(module)  # checks it and makes room
+        self.append(module)  # checks it and adds the new last name
         self._modules.update({str(i): m for i, m in enumerate(order)})
         return self
 
@@ -497,7 +498,7 @@ class _Numbered(Module):
 
 
 class Sequential(_Numbered):
-    """Calls its modules, or those of one mapping of names to modules, in order, each on the result before it."""
+    """Calls its modules in order, each on the result of the one before. Takes modules, or one mapping by name."""
 
     def __init__(self, *modules: Any) -> None:
         if len(modules) == 1 and isinstance(modules[0], Mapping):
@@ -517,11 +518,11 @@ class Sequential(_Numbered):
 
 
 class ModuleList(_Numbered):
-    """A list of modules, whose parameters are found."""
+    """A list of modules that are registered as submodules."""
 
 
 class ModuleDict(Module):
-    """A dict of modules, whose parameters are found."""
+    """A dict of modules that are registered as submodules."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         super().__init__()
@@ -534,7 +535,7 @@ class ModuleDict(Module):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._modules:
-            raise UsageError(f"no module {name!r}; there are {', '.join(self._modules) or 'none'}")
+            raise UsageError(f"no module is named {name!r}, only {', '.join(self._modules) or 'none'}")
         return self._modules[name]
 
     def __setitem__(self, name: str, module: Module) -> None:
@@ -553,7 +554,7 @@ class ModuleDict(Module):
         return name in self._modules
 
     def keys(self) -> Iterable[str]:
-        """The names."""
+        """The names of the modules."""
         return self._modules.keys()
 
     def values(self) -> Iterable[Any]:
@@ -561,7 +562,7 @@ class ModuleDict(Module):
         return self._modules.values()
 
     def items(self) -> Iterable[tuple[str, Any]]:
-        """Names with modules."""
+        """The names and modules."""
         return self._modules.items()
 
     def pop(self, name: str) -> Any:

@@ -1,9 +1,9 @@
-"""Parameter: a tensor that a module registers as its own, and the memory of parameters: taken, moved, cast.
+"""Parameter (a tensor that a module registers), and functions that allocate, move and cast the memory of parameters.
 
-Parameters of layers side by side are in one run of memory: the linear layers of a block (queries, keys and values, say)
-are one operand where their weights are neighbours, and their biases, too. An optimizer sees to that for what it trains
-(`genesis.optim.flat`); `take_memory` does it for a whole model, of which a part may stay frozen. A run is no larger
-than a block, so that what leaves it for an optimizer's buffers leaves little unused memory behind.
+Parameters of neighbouring layers share a contiguous run of memory. Linear layers of a block (such as queries, keys and
+values) are then one GEMM operand, and so are their biases. An optimizer arranges this for the parameters it trains
+(`genesis.optim.flat`), and `take_memory` for a whole model, including frozen parts. A run is not larger than a block,
+so little memory stays unused when some of its parameters move to an optimizer's buffers.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from genesis.op import registry
 from genesis.shapes import Shape, contiguous_strides, numel
 from genesis.tensor import Tensor
 
-PLACE = 64  # bytes to which a tensor in a run is aligned; weights of layers are multiples of it and leave no gaps
+PLACE = 64  # alignment in bytes of a tensor in a run; most weights have multiples of it and leave no gaps
 
 
 class Parameter(Tensor):
-    """A leaf tensor that belongs to a module and is trained unless told otherwise; it shares the memory of `data`."""
+    """A leaf tensor that belongs to a module. It requires a gradient by default and shares the memory of `data`."""
 
     __slots__ = ()
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
         if not isinstance(data, Tensor):
             raise DTypeError(
-                f"a Parameter is made of a tensor, not of {type(data).__name__}", next="use genesis.tensor"
+                f"a Parameter takes a tensor, not {type(data).__name__}", next="call genesis.tensor() on it"
             )
         super().__init__(label(data.array, "parameter"), requires_grad=requires_grad)
 
@@ -45,44 +45,44 @@ class Parameter(Tensor):
 
 
 def replace_array(tensor: Tensor, array: Array) -> None:
-    """Give a leaf other memory, for example on another device; who holds the tensor sees the new values."""
+    """Replace the memory of a leaf, for example by memory on another device. References to the tensor stay valid."""
     tensor.array = label(array, "parameter") if isinstance(tensor, Parameter) else array
-    tensor._accumulate = None  # it knows the old dtype
+    tensor._accumulate = None  # its node holds the old dtype
     tensor._gradient_buffer = None
 
 
 def cuda_device(device: Any = None) -> Device:
-    """The CUDA device meant by an index, "cuda:1" or a `Device`; None means the current one. Raises: DeviceError."""
+    """Return the CUDA device for an index, "cuda:1", a `Device`, or None (the current one). Raises DeviceError."""
     if device is None:
         return as_device("cuda")
     if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
         return Device("cuda", device)
-    found = as_device(device)
-    if found.type != "cuda":
-        raise DeviceError(f"cuda() got the device {device!r}", next="use .cpu(), or .to(device)")
-    return found
+    resolved = as_device(device)
+    if resolved.type != "cuda":
+        raise DeviceError(f"cuda() got the device {device!r}", next="use .cpu() or .to(device)")
+    return resolved
 
 
 def _as_device(value: Any) -> Device | None:
-    """The device meant by a positional argument; None where it is none."""
+    """Return the device that a positional argument names, or None if it is not a device."""
     if isinstance(value, Device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
         return as_device(value)
     return cuda_device(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | None, DType | None]:
-    """Device and float type that the arguments of `Module.to` mean; raises as that."""
+    """Return the device and float type in the arguments of `Module.to`, which lists the errors."""
     devices, dtypes = [x for x in (device,) if x is not None], [x for x in (dtype,) if x is not None]
     for value in args:
         if isinstance(value, Tensor):
             devices.append(value.device)
             dtypes.append(value.dtype)
         elif value is not None:
-            found = _as_device(value)
-            (dtypes if found is None else devices).append(value if found is None else found)
-    for name, given in (("device", devices), ("dtype", dtypes)):
-        if len(given) > 1:
-            raise UsageError(f"to() got more than one {name}: {', '.join(map(str, given))}", next="give it once")
+            as_a_device = _as_device(value)
+            (dtypes if as_a_device is None else devices).append(value if as_a_device is None else as_a_device)
+    for name, values in (("device", devices), ("dtype", dtypes)):
+        if len(values) > 1:
+            raise UsageError(f"to() got more than one {name}: {', '.join(map(str, values))}", next="pass one")
     place = None
     if devices:
         place = devices[0] if isinstance(devices[0], Device) else _as_device(devices[0]) or as_device(devices[0])
@@ -93,20 +93,20 @@ def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | No
 
 
 def run_of(shapes: Sequence[Shape], dtype: DType, device: Device) -> list[Array]:
-    """Arrays of these shapes one behind the other in new memory, which is not initialised."""
+    """Allocate one uninitialized run of memory, and return consecutive arrays of these shapes in it."""
     place, starts, end = max(PLACE // dtype.itemsize, 1), [], 0
     for shape in shapes:
         starts.append(end)
         end += -(-numel(shape) // place) * place
-    whole = empty((end + place,), dtype, device)
-    first = whole.offset + -whole.data_ptr() % PLACE // dtype.itemsize
+    run = empty((end + place,), dtype, device)
+    first = run.offset + -run.data_ptr() % PLACE // dtype.itemsize
     return [
-        whole.view(shape, contiguous_strides(shape), first + start) for shape, start in zip(shapes, starts, strict=True)
+        run.view(shape, contiguous_strides(shape), first + start) for shape, start in zip(shapes, starts, strict=True)
     ]
 
 
 def move(tensors: Iterable[Tensor], device: Device | None, dtype: DType | None, non_blocking: bool = False) -> None:
-    """Give leaves memory of another kind, their gradients too. Each stays the same object; neighbours stay that."""
+    """Move leaves and their gradients to another device or dtype, in place. Runs of parameters stay contiguous."""
     runs: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         runs.setdefault(id(tensor.array.storage), []).append(tensor)
@@ -122,7 +122,7 @@ def move(tensors: Iterable[Tensor], device: Device | None, dtype: DType | None, 
 
 
 def _is_run(members: Sequence[Tensor]) -> bool:
-    """Whether several tensors of one type are in one memory, none over another, with small gaps."""
+    """Whether several tensors of one dtype and storage do not overlap and have only alignment gaps between them."""
     if len(members) < 2 or any(m.dtype is not members[0].dtype or not m.array.is_contiguous for m in members):
         return False
     ends = sorted((m.array.offset, m.array.offset + m.array.size) for m in members)
@@ -149,9 +149,9 @@ def _replace(tensor: Tensor, array: Array, device: Device | None, dtype: DType |
 
 
 def take_memory(named: Iterable[tuple[str, Parameter]], device: Any, dtype: Any) -> None:
-    """Give parameters by name memory, which is not initialised; those of one block of layers are in one run.
+    """Allocate uninitialized memory for named parameters, with one run for the parameters of each block of layers.
 
-    In a run first come the matrices, then the vectors, each in their order.
+    A run holds the matrices first and then the vectors, each in their order.
     """
     blocks: dict[str, list[Parameter]] = {}
     for name, parameter in named:

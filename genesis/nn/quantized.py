@@ -1,7 +1,7 @@
-"""Linear layers with weights in 8 bits, for generation, and how weights become such; the op is quantized_linear.
+"""Linear layers with 8-bit weights for generation, and the quantization of weights. Their op is quantized_linear.
 
-int8: a row's scale is its largest magnitude / 127. fp8 (e4m3): the power of two that brings it to 448 or below, which
-loses nothing, since a float rounds no worse at another exponent.
+In int8, the scale of a row is its largest magnitude / 127. In fp8 (e4m3), it is the power of two that brings this
+magnitude to 448 or below; a power of two costs no accuracy, because it only shifts the exponents.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from genesis.ops.shape import joined, slices
 from genesis.tensor import Tensor
 
 Kind = Literal["fp8", "int8"]
-PIECE = 1 << 24  # elements of a weight that are quantised together
+PIECE = 1 << 24  # elements of a weight that are quantized at once
 
 
 class QuantizedLinear(Module):
-    """x·(diag(scale)·codes)ᵀ + b on the last dimension, without gradients. `quantize_layers` makes it of a `Linear`.
+    """x·(diag(scale)·codes)ᵀ + b on the last dimension, without gradients. `quantize_layers` builds it from a `Linear`.
 
     Attributes:
-        codes: `[out_features, in_features]`, int8, or uint8 that hold the bits of e4m3.
-        scale: float32 `[out_features]`; it stays float32, so a model is cast before it is quantised.
+        codes: `[out_features, in_features]`, int8, or uint8 holding the bits of e4m3.
+        scale: float32 `[out_features]`. A cast would round it, so cast a model before quantizing it.
         bias: `[out_features]` or None.
-        dtype: of the weight that was quantised.
+        dtype: type of the original weight.
     """
 
     def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: DType) -> None:
@@ -49,7 +49,7 @@ class QuantizedLinear(Module):
 
     @property
     def weight(self) -> Tensor:
-        """diag(scale)·codes, made anew in the type of the weight that was quantised."""
+        """diag(scale)·codes in the type of the original weight, computed at each access."""
         return Tensor(ops.dequantize_rows(self.codes.array, self.scale.array, dtype=self.dtype))
 
     def extra_repr(self) -> str:
@@ -65,21 +65,21 @@ def quantized_linear(
     eps: float = 0.0,
     swiglu: bool = False,
 ) -> Tensor:
-    """The results of layers that are neighbours in memory on rms_norm(x), side by side in the last dimension.
+    """Run layers on rms_norm(x) and concatenate their results in the last dimension.
 
-    `residual` is added; `norm` is the norm's weight, None leaves x as it is; with `swiglu` the layers are gate and up,
-    and the result is silu(gate)·up.
+    `norm` is the weight of the norm; None means no norm. `residual` is added to the result. With `swiglu`, the layers
+    are gate and up, and the result is silu(gate)·up. Layers that are not neighbours in memory are copied.
     """
-    codes, scale = (_whole([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
-    bias = None if layers[0].bias is None else _whole([each.bias for each in layers])
-    lies_there = codes.array.storage is layers[0].codes.array.storage  # and is no copy, which is written just ahead
-    with fixed_weights(mode.fixed_weights and lies_there):
-        made: Tensor = apply(ops.quantized_linear, x, codes, scale, bias, residual, norm, eps=eps, swiglu=swiglu)
-    return made
+    codes, scale = (_concatenated([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
+    bias = None if layers[0].bias is None else _concatenated([each.bias for each in layers])
+    is_in_place = codes.array.storage is layers[0].codes.array.storage  # a copy would be written just before its use
+    with fixed_weights(mode.fixed_weights and is_in_place):
+        y: Tensor = apply(ops.quantized_linear, x, codes, scale, bias, residual, norm, eps=eps, swiglu=swiglu)
+    return y
 
 
-def _whole(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor over neighbours, of a copy where they are none."""
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """Return one tensor over several: a view if they are neighbours in memory, else a copy."""
     if len(tensors) == 1:
         return tensors[0]
     arrays = [each.array for each in tensors]
@@ -87,20 +87,20 @@ def _whole(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _run(arrays: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Copies one behind the other, as a whole and one by one."""
+    """Copy arrays into one run of memory, and return the run and its parts."""
     first, sizes = arrays[0], [each.shape[0] for each in arrays]
-    whole = empty((sum(sizes), *first.shape[1:]), first.dtype, first.device)
-    parts = slices(whole, sizes)
+    run = empty((sum(sizes), *first.shape[1:]), first.dtype, first.device)
+    parts = slices(run, sizes)
     for part, source in zip(parts, arrays, strict=True):
         copy(source, out=part)
-    return whole, parts
+    return run, parts
 
 
 def quantize_layers(layers: Sequence[Linear], kind: Kind) -> list[QuantizedLinear]:
-    """Layers of one input in 8 bits, neighbours in memory; the layers themselves stay as they are."""
+    """Return quantized versions of layers on one input, as neighbours in memory. The layers do not change."""
     with no_grad():
-        found = [_quantized(layer.weight.detach(), kind) for layer in layers]
-    codes, scales = (_run([each[i] for each in found])[1] for i in range(2))
+        quantized = [_quantized(layer.weight.detach(), kind) for layer in layers]
+    codes, scales = (_run([each[i] for each in quantized])[1] for i in range(2))
     kept = [None if layer.bias is None else layer.bias.detach().array for layer in layers]
     biases = iter(_run([each for each in kept if each is not None])[1] if any(b is not None for b in kept) else [])
     return [
@@ -110,7 +110,7 @@ def quantize_layers(layers: Sequence[Linear], kind: Kind) -> list[QuantizedLinea
 
 
 def _quantized(weight: Tensor, kind: Kind) -> tuple[Array, Array]:
-    """Codes and scales of a weight `[out, in]`; a row with NaN or infinity has a scale that is not finite."""
+    """Return codes and scales of a weight `[out, in]`. A row with NaN or infinity gets a non-finite scale."""
     rows = max(PIECE // max(weight.shape[1], 1), 1)
     device = weight.device
     codes = empty(weight.shape, int8 if kind == "int8" else uint8, device)
@@ -122,10 +122,10 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Array, Array]:
             part = part.float()
             largest = part.abs().amax(-1)
             by_row = largest.where(largest != 0, 1.0) / 127
-            made = (part / by_row.unsqueeze(-1)).round().to(dtype="int8").array, by_row.array
+            quantized = (part / by_row.unsqueeze(-1)).round().to(dtype="int8").array, by_row.array
         else:
-            bits, by_row = quantize_rows(part.array)  # as bytes, which tensors can hold
-            made = Array(bits.storage, bits.shape, bits.strides, uint8, bits.device, bits.offset), by_row
-        for piece, values in zip(pieces, made, strict=True):
+            bits, by_row = quantize_rows(part.array)  # tensors have no fp8 type, so its bits are stored as bytes
+            quantized = Array(bits.storage, bits.shape, bits.strides, uint8, bits.device, bits.offset), by_row
+        for piece, values in zip(pieces, quantized, strict=True):
             copy(values, out=piece)
     return codes, scale

@@ -1,9 +1,9 @@
-"""torch's scaled_dot_product_attention: by the fused op where that has the form, by its formula elsewhere.
+"""torch's scaled_dot_product_attention: runs the fused op if it supports the arguments, else the plain formula.
 
-Both forms have one precision: scores, softmax and sums are float32 or wider, forward and backward, and 2-byte types are
-rounded to where numbers go into a product or leave it.
+Both have the same precision: scores, softmax and sums are float32 or wider in forward and backward. 2-byte types appear
+only as operands and results of matmuls.
 
-Letters: B sequences, Hq query heads in groups that share one of Hkv key heads, T queries, S keys, heads of D.
+Letters: B sequences, Hq query heads in groups that share one of Hkv key heads, T queries, S keys, head size D.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """torch's function of this name: q `[B, Hq, T, D]`, k and v `[B, Hkv, S, D]`, dimensions before T optional.
 
-    Without mask and dropout it runs as `attention`, in memory that grows with T. Else the scores are formed, `[B, Hq,
-    T, S]` in float32, and backward keeps the weights. A query that sees no key gives 0.
+    Without mask and dropout it runs as `attention`, in memory proportional to T. Otherwise it materializes the scores
+    `[B, Hq, T, S]` in float32 and keeps the weights for backward. A query that sees no key gives 0.
 
     Args:
-        attn_mask: bool (True: seen) or float (added to the scores), broadcast to `[B, Hq, T, S]`.
+        attn_mask: bool (True means visible) or float (added to the scores), broadcast to `[B, Hq, T, S]`.
         dropout_p: probability with which a weight is dropped.
         is_causal: query i sees keys 0 to i; excludes a mask.
-        scale: None means 1/√D.
+        scale: factor of the scores; 1/√D by default.
         enable_gqa: allow fewer key heads than query heads.
 
     Raises:
-        ShapeError, DTypeError: for tensors that do not belong together, and a mask of integers.
-        UsageError: for a mask beside `is_causal`.
+        ShapeError, DTypeError: if the tensors do not match, or the mask has integers.
+        UsageError: for both a mask and `is_causal`.
     """
     if is_causal and attn_mask is not None:
         raise UsageError("scaled_dot_product_attention takes a mask or is_causal, not both")
@@ -62,39 +62,39 @@ def scaled_dot_product_attention(
     q, k, v = (x if x.ndim == 4 else x.reshape(_four(x.shape)) for x in (query, key, value))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if attn_mask is None and dropout_p == 0 and v.shape == k.shape:
-        found = _fused(q, k, v, is_causal, factor)
+        heads = _fused(q, k, v, is_causal, factor)
     else:
-        given = None if attn_mask is None else _four_dimensional(attn_mask, (*query.shape[:-1], k.shape[2]))
+        mask = None if attn_mask is None else _four_dimensional(attn_mask, (*query.shape[:-1], k.shape[2]))
         if is_causal:  # bool [T, S]: query i sees keys 0 to i
-            given = arange(q.shape[2], device=q.device).unsqueeze(1) >= arange(k.shape[2], device=q.device)
-        found = _by_formula(q, k, v, given, dropout_p, factor)
-    return found if query.ndim == 4 else found.reshape(*query.shape[:-1], v.shape[-1])
+            mask = arange(q.shape[2], device=q.device).unsqueeze(1) >= arange(k.shape[2], device=q.device)
+        heads = _by_formula(q, k, v, mask, dropout_p, factor)
+    return heads if query.ndim == 4 else heads.reshape(*query.shape[:-1], v.shape[-1])
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
     fits = query.ndim == key.ndim == value.ndim >= 2
     if not fits or key.shape[:-1] != value.shape[:-1] or query.shape[-1] != key.shape[-1]:
-        raise ShapeError(f"attention takes q [B, Hq, T, D], k [B, Hkv, S, D] and v of k's heads and keys, got {shapes}")
+        raise ShapeError(f"attention takes q [B, Hq, T, D], k [B, Hkv, S, D] and v [B, Hkv, S, Dv], got {shapes}")
     if query.shape[:-3] != key.shape[:-3]:
-        raise ShapeError(f"attention: q, k, v {shapes} differ in their batches")
+        raise ShapeError(f"attention: q, k and v have different batches: {shapes}")
     if query.ndim == 2 or query.shape[-3] == key.shape[-3]:
         return
     heads, shared = query.shape[-3], key.shape[-3]
     if not enable_gqa:
-        raise ShapeError(f"{heads} query heads and {shared} key heads", next="pass enable_gqa=True")
+        raise ShapeError(f"attention got {heads} query heads and {shared} key heads", next="pass enable_gqa=True")
     if shared == 0 or heads % shared:
-        raise ShapeError(f"{heads} query heads do not share {shared} key heads evenly")
+        raise ShapeError(f"{heads} query heads cannot share {shared} key heads evenly")
 
 
 def _four(shape: Shape) -> Shape:
-    """Sizes with the dimensions before heads merged, or with as many 1s as make four."""
+    """Merge the dimensions before heads, or prepend 1s, so that the shape has four dimensions."""
     lead = shape[:-3]
     return (math.prod(lead), *(1,) * (3 - len(shape)), *shape[-3:])
 
 
 def _four_dimensional(mask: Tensor, full: Shape) -> Tensor:
-    """A mask that broadcasts to scores of four dimensions; `full` are their sizes as they were given."""
+    """Reshape a mask so that it broadcasts to four-dimensional scores. `full` is their original shape."""
     try:
         fits = broadcast_shapes(mask.shape, full) == tuple(full)
     except ShapeError:
@@ -102,21 +102,21 @@ def _four_dimensional(mask: Tensor, full: Shape) -> Tensor:
     if not fits:
         raise ShapeError(f"a mask of shape {tuple(mask.shape)} does not broadcast to the scores, {tuple(full)}")
     if mask.dtype is not bool_ and not mask.dtype.is_floating_point:
-        raise DTypeError(f"a mask of {mask.dtype.name}", next="give bools (True: seen) or floats, which are added")
+        raise DTypeError(f"the mask has type {mask.dtype.name}", next="pass bools (True: visible), or floats to add")
     if len(full) <= 4 or mask.ndim <= 3:
         return mask
     return expand(mask, (*full[:-3], *mask.shape[-3:])).reshape(_four((*full[:-3], *mask.shape[-3:])))  # type: ignore[no-any-return]
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
-    """Without the score matrix. The op's last query sees all keys; torch's causal query i sees keys 0 to i."""
+    """Run the fused op. Its last causal query sees all keys, while torch's causal query i sees keys 0 to i."""
     queries, keys = q.shape[2], k.shape[2]
     if not is_causal or queries == keys:
         return _run(q, k, v, is_causal, scale)
-    if queries < keys:  # keys behind the last query's are seen by none
+    if queries < keys:  # no query sees the keys after the last query
         return _run(q, k[:, :, :queries], v[:, :, :queries], True, scale)
-    first, rest = _run(q[:, :, :keys], k, v, True, scale), _run(q[:, :, keys:], k, v, False, scale)
-    return cat([first, rest], dim=2)  # type: ignore[no-any-return]
+    causal, full = _run(q[:, :, :keys], k, v, True, scale), _run(q[:, :, keys:], k, v, False, scale)
+    return cat([causal, full], dim=2)  # type: ignore[no-any-return]
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
@@ -133,20 +133,20 @@ def _by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p:
     (batch, heads, queries, size), (shared, keys) = q.shape, k.shape[1:3]
     group = heads // shared if shared else 0
     wide = float64 if q.dtype is float64 else float32
-    rows = q.reshape(batch, shared, group * queries, size)  # the query heads of a group: one product with their keys
+    rows = q.reshape(batch, shared, group * queries, size)  # one matmul for all query heads of a group
     scores = apply(mixed_matmul, rows, k.transpose(-2, -1), dtype=wide, alpha=scale)
     scores = scores.reshape(batch, heads, queries, keys)
     blind = None
     if mask is not None:
         scores, blind = _masked(scores, mask)
     weights = dropout(softmax(scores, -1), dropout_p)
-    found = apply(mixed_matmul, weights.reshape(batch, shared, group * queries, keys), v, dtype=q.dtype)
-    found = found.reshape(batch, heads, queries, v.shape[-1])
-    return found if blind is None else ew.where(blind, 0.0, found)  # type: ignore[no-any-return]
+    y = apply(mixed_matmul, weights.reshape(batch, shared, group * queries, keys), v, dtype=q.dtype)
+    y = y.reshape(batch, heads, queries, v.shape[-1])
+    return y if blind is None else ew.where(blind, 0.0, y)  # type: ignore[no-any-return]
 
 
 def _masked(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores under the mask, and which queries see no key: those keep their scores, so that no NaN arises."""
+    """Mask the scores, and return which queries see no key. Their scores stay unmasked, so that softmax is not NaN."""
     if mask.dtype is bool_:
         blind = pw.logical_not(any_of(mask, -1, keepdim=True))
         return ew.where(pw.logical_or(mask, blind), scores, -math.inf), blind

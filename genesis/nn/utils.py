@@ -1,4 +1,4 @@
-"""Helpers on the parameters of a model: gradient clipping, and all values as one vector. Nothing waits for a device."""
+"""Helpers for model parameters: gradient clipping, and conversion to one vector. None of them waits for a device."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 
 def _check_limit(name: str, value: Any) -> None:
-    """Raise ConfigError for a limit below 0, which would turn gradients round, and for NaN."""
-    if isinstance(value, (int, float)) and not value >= 0:  # a tensor's value would be waited for
+    """Raise ConfigError for NaN, and for a limit below 0, which would flip the sign of gradients."""
+    if isinstance(value, (int, float)) and not value >= 0:  # reading a tensor would synchronize the host
         raise ConfigError(f"{name} is {value}, and must be at least 0")
 
 
 def get_total_norm(
     tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """The norm of all elements of several tensors: 0-d, float32 (float64 if one of them is); 0 for none.
+    """Return the norm over all elements of the tensors: 0-d, float32, or float64 if one of them is; 0 without tensors.
 
     Raises:
-        NumericError: if `error_if_nonfinite` and the norm is not finite; only this look waits for the device.
+        NumericError: if `error_if_nonfinite` and the norm is not finite. Only this check synchronizes the host.
     """
     norm = Tensor(total_norm(*(t.array for t in _listed(tensors)), ord=float(norm_type)))
     if error_if_nonfinite and not bool(pw.isfinite(norm).item()):
         raise NumericError(
             f"the total norm of order {norm_type:g} of the gradients is {norm.item()}",
-            next="lower the learning rate, or look for the batch that does this",
+            next="lower the learning rate, or inspect this batch",
         )
     return norm
 
 
 def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
-    """The factor that brings gradients of total norm `norm` down to `max_norm`: at most 1, a 0-d tensor.
+    """Return the factor, at most 1, that scales gradients of total norm `norm` down to `max_norm`: a 0-d tensor.
 
     `optimizer.step(grad_scale=clip_scale(optimizer.grad_norm(), max_norm))` clips without a pass over the gradients.
     """
@@ -72,9 +72,9 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale gradients down, in place, so that their total norm is at most `max_norm`.
+    """Scale gradients in place so that their total norm is at most `max_norm`, and return the norm before clipping.
 
-    Returns the norm before clipping, a 0-d tensor that is not waited for. Raises: NumericError, see `get_total_norm`.
+    The norm is a 0-d tensor; the host does not wait for it. Raises NumericError, see `get_total_norm`.
     """
     _check_limit("max_norm", max_norm)
     grads = _gradients(parameters)
@@ -86,7 +86,7 @@ def clip_grad_norm_(
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Limit every element of the gradients to ±clip_value, in place."""
+    """Clamp every element of the gradients to ±clip_value, in place."""
     _check_limit("clip_value", clip_value)
     bound = float(clip_value)
     for grad in _gradients(parameters):
@@ -94,16 +94,16 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """All values end to end, `[n]`, on the tape."""
+    """Concatenate all values into one vector `[n]`, recorded on the tape."""
     return cat([p.reshape(-1) for p in parameters])  # type: ignore[no-any-return]
 
 
 def vector_to_parameters(vector: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Copy a vector as `parameters_to_vector` makes it back into the parameters."""
+    """Copy a vector in the layout of `parameters_to_vector` into the parameters."""
     targets = list(parameters)
     sizes = [p.numel() for p in targets]
     if vector.shape != (sum(sizes),):
-        raise ShapeError(f"a vector of shape {vector.shape} for {sum(sizes)} values")
+        raise ShapeError(f"the vector has shape {vector.shape}, expected ({sum(sizes)},)")
     with no_grad():
         for parameter, part in zip(targets, vector.split(sizes), strict=True):
             parameter.copy_(part.reshape(parameter.shape))

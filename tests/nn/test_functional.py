@@ -262,19 +262,19 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         ),
         (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L[:1])), ShapeError, r"target \(1,\)"),
         (lambda: F.mse_loss(tensor(X), tensor(X[0])), ShapeError, "mse_loss"),
-        (lambda: F.cross_entropy(tensor(X), tensor(L), -100), DTypeError, "weight is -100, not a tensor.*name the arg"),
-        (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0, :2])), ShapeError, r"shape \(2,\) for 3 classes"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), -100), DTypeError, "weight is -100, not a tensor"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0, :2])), ShapeError, r"shape \(2,\)"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor([1, 2, 3])), DTypeError, "weight is a tensor of int64"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0]), z_loss=0.1), UsageError, "weight or z_loss"),
         (lambda: F.cross_entropy(tensor(X), [1, 2]), DTypeError, "target is a list, not a tensor"),  # type: ignore
         (lambda: F.mse_loss(2.0, tensor(X)), DTypeError, "mse_loss: input is 2.0, not a tensor"),  # type: ignore
         (lambda: F.cross_entropy(tensor(X), tensor(L), None, tensor(X)), UsageError, "size_average is a Tensor, and"),
-        (lambda: F.cross_entropy(tensor(X), tensor(X)), DTypeError, "not probabilities of classes"),
+        (lambda: F.cross_entropy(tensor(X), tensor(X)), DTypeError, "takes labels"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), None, "sum"), UsageError, "size_average is 'sum'"),
         (lambda: F.mse_loss(tensor(X), tensor(X), "none"), UsageError, "size_average is 'none'"),
         (lambda: F.binary_cross_entropy(tensor(X), tensor(X), "sum"), DTypeError, "weight is 'sum', not a tensor"),
         (lambda: F.binary_cross_entropy(tensor(X), tensor(X), tensor(X[:, :2])), ShapeError, "broadcast"),
-        (lambda: F.binary_cross_entropy(tensor(X), tensor(X), tensor([X])), ShapeError, "for losses of shape"),
+        (lambda: F.binary_cross_entropy(tensor(X), tensor(X), tensor([X])), ShapeError, "the losses"),
         (
             lambda: F.binary_cross_entropy_with_logits(tensor(X), tensor(X), pos_weight=3.0),
             DTypeError,
@@ -286,7 +286,7 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
             DTypeError,
             "is_causal is 0.5",
         ),
-        (lambda: F.embedding(tensor(L), tensor(X), 2), ShapeError, "padding_idx 2 is no row of 2"),
+        (lambda: F.embedding(tensor(L), tensor(X), 2), ShapeError, "padding_idx 2"),
         (lambda: nn.Linear(2, 2).train("no"), UsageError, "the mode 'no'"),  # type: ignore[arg-type]
         (lambda: nn.utils.clip_grad_norm_([], -1.0), ConfigError, "max_norm is -1.0"),
         (lambda: nn.utils.clip_grad_value_([], math.nan), ConfigError, "clip_value is nan"),
@@ -294,14 +294,14 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         (
             lambda: nn.Attention(4, 2)(tensor(X[None, :, :1]), mask=tensor([True]), starts=tensor([[0, 0]])),
             UsageError,
-            "a mask beside starts",
+            "mask or starts",
         ),
         (
             lambda: nn.Attention(4, 2, window=3)(tensor(X[None, :, :1]), mask=tensor([True])),
             UsageError,
-            "a mask beside a window of 3",
+            "mask or a window of 3",
         ),
-        (lambda: F.rope_table(tensor(L), 3), ShapeError, "no pairs"),
+        (lambda: F.rope_table(tensor(L), 3), ShapeError, "size 3"),
         (
             lambda: F.scaled_dot_product_attention(*[tensor(np.zeros((1, 1, 2, 4)))] * 3, tensor(X), is_causal=True),
             UsageError,

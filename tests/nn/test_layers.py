@@ -46,7 +46,7 @@ def test_embedding() -> None:
     found.sum().backward()
     assert layer.weight.grad.numpy().sum(1).tolist() == [{1: 80.0, 3: 40.0}.get(i, 0.0) for i in range(50)]
     assert "padding_idx=49" in repr(layer)
-    with pytest.raises(ShapeError, match="padding_idx 50 is no row of 50"):
+    with pytest.raises(ShapeError, match="padding_idx 50"):
         nn.Embedding(50, 4, padding_idx=50)
 
 
@@ -92,7 +92,7 @@ def test_norms_over_several_dimensions() -> None:
     layer(x).sum().backward()
     np.testing.assert_allclose(layer.weight.grad.numpy(), ((values - mean) / np.sqrt(var + 1e-5)).sum(0), atol=1e-4)
     assert layer.bias.grad.tolist() == [[4.0] * 8] * 2
-    with pytest.raises(ShapeError, match=r"layer_norm over \(2, 8\) with a weight or bias of shape \(16,\)"):
+    with pytest.raises(ShapeError, match=r"layer_norm over \(2, 8\) .*weight or bias of shape \(16,\)"):
         nn.functional.layer_norm(x, (2, 8), randn(16))
 
 
@@ -158,7 +158,7 @@ def test_dropout_in_training_and_out() -> None:
     np.testing.assert_array_equal(nn.Dropout(0.3, generator=Generator(1))(x).numpy(), found)
     assert not np.array_equal(layer(x).numpy(), found)
     assert layer.eval()(x) is x
-    with pytest.raises(UsageError, match=r"1\.5 is no probability"):
+    with pytest.raises(UsageError, match=r"1\.5"):
         nn.Dropout(1.5)
 
 
@@ -244,7 +244,7 @@ def test_attention_with_a_mask_and_without_rotation() -> None:
     assert layer.rope is None
     with pytest.raises(ShapeError, match="evenly"):
         nn.Attention(12, 4, 3)
-    with pytest.raises(ShapeError, match="no pairs"):
+    with pytest.raises(ShapeError, match="size 5"):
         nn.RoPE(5)
 
 

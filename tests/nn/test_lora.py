@@ -82,7 +82,7 @@ def test_dropout_acts_on_the_low_rank_path_in_training_alone() -> None:
 
 
 def test_an_adapter_refuses_a_rank_of_0_and_a_dropout_of_1() -> None:
-    with pytest.raises(ShapeError, match="rank 0"):
+    with pytest.raises(ShapeError, match="rank r of an adapter is 0"):
         nn.LoRALinear(4, 4, r=0, alpha=1)
-    with pytest.raises(UsageError, match="leaves nothing"):
+    with pytest.raises(UsageError, match="dropout of an adapter is 1"):
         nn.LoRALinear(4, 4, r=1, alpha=1, dropout=1.0)

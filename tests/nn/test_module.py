@@ -101,9 +101,9 @@ def test_registration_errors() -> None:
         Early()
     model = nn.Module()
     for name in ("", "a.b"):
-        with pytest.raises(UsageError, match="empty or holds a dot"):
+        with pytest.raises(UsageError, match="empty or contains a dot"):
             model.add_module(name, nn.ReLU())
-    with pytest.raises(UsageError, match="'forward' already"):
+    with pytest.raises(UsageError, match=r"already .*'forward'"):
         model.register_buffer("forward", ones(1))
     with pytest.raises(DTypeError, match="Tensor, not a Parameter"):
         model.register_parameter("w", ones(1))  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_registration_errors() -> None:
         model.register_buffer("w", np.ones(1))  # type: ignore[arg-type]
     with pytest.raises(DTypeError, match="int, not a Module"):
         model.add_module("w", 3)  # type: ignore[arg-type]
-    with pytest.raises(DTypeError, match="made of a tensor"):
+    with pytest.raises(DTypeError, match="takes a tensor, not ndarray"):
         Parameter(np.ones(1))  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError, match=r"Module defines no forward\(\)"):
         model(1)
@@ -181,7 +181,7 @@ def test_a_tied_parameter_may_stand_under_any_of_its_names() -> None:
     state = dict(other.state_dict())
     state["head.weight"] = state["head.weight"] + 1
     before = model.embed.weight.detach().numpy().copy()
-    with pytest.raises(ModelError, match=r"embed\.weight and head\.weight are one tied parameter of Tied"):
+    with pytest.raises(ModelError, match=r"embed\.weight and head\.weight are tied in Tied"):
         model.load_state_dict(state)
     np.testing.assert_array_equal(model.embed.weight.detach().numpy(), before)
 
@@ -429,7 +429,7 @@ def test_sequential() -> None:
     assert [n for n, _ in model.named_children()] == ["0", "1", "2"]
     named = nn.Sequential({"first": nn.Linear(2, 2), "second": nn.ReLU()})
     assert isinstance(named[1], nn.ReLU) and named.first is named[0]
-    with pytest.raises(IndexRangeError, match="module 3 of 3"):
+    with pytest.raises(IndexRangeError, match="module 3 "):
         _ = model[3]
 
 
@@ -445,9 +445,9 @@ def test_module_list_and_dict() -> None:
     assert [k for k, _ in parts.items()] == list(parts.keys()) and len(list(parts.values())) == 3
     assert isinstance(parts.pop("b"), nn.ReLU) and "b" not in parts
     del parts["c"]
-    with pytest.raises(UsageError, match="no module 'z'; there are a"):
+    with pytest.raises(UsageError, match="'z', only a"):
         _ = parts["z"]
-    with pytest.raises(UsageError, match="'keys' already"):
+    with pytest.raises(UsageError, match=r"already .*'keys'"):
         parts["keys"] = nn.ReLU()
     parts.clear()
     assert len(parts) == 0
