@@ -23,7 +23,7 @@ from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.compilations import is_compiling
 from genesis.backend.cuda.launch import compile_ahead
-from genesis.backend.cuda.simulated import counting_device, told
+from genesis.backend.cuda.simulated import counting_device, watching_kernels
 from genesis.data.loader import Batch
 from genesis.distributed.nccl import LITTLE
 from genesis.dtypes import uint8
@@ -335,7 +335,7 @@ def compiled_ahead(device: Device) -> Iterator[None]:
     if driver is None or driver.prepare is not None:  # nothing is compiled there
         yield
         return
-    with told(cuda.get_device_properties(device), functools.partial(compile_ahead, driver)):
+    with watching_kernels(cuda.get_device_properties(device), functools.partial(compile_ahead, driver)):
         yield
 
 

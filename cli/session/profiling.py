@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
-from genesis.backend.cuda.compilations import given_up_on_error
+from genesis.backend.cuda.compilations import cancelled_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
 from genesis.measure.collectives import StepTimes
@@ -89,7 +89,7 @@ def profile(
     """
     with (
         advised(config),
-        given_up_on_error(),
+        cancelled_on_error(),
         Interrupts(saves=False) as interrupts,
         joined(config, console, interrupts) as ranks,
         ranks.during("preparation", PREPARING_S),

@@ -16,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
-from genesis.backend.cuda.compilations import given_up_on_error
+from genesis.backend.cuda.compilations import cancelled_on_error
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
@@ -100,7 +100,7 @@ def train(
     folder = RunFolder(config, overrides)
     with (
         advised(config),
-        given_up_on_error(),
+        cancelled_on_error(),
         Interrupts() as interrupts,
         joined(config, console, interrupts) as ranks,
         ranks.during("preparation", PREPARING_S),

@@ -1,6 +1,6 @@
-"""Devices, the mode of each thread, and the contract of a backend: memory, copies from and to the host, running an op.
+"""Devices, per-thread modes, and the contract of a backend: it allocates memory, copies to and from the host, runs ops.
 
-`cpu.py` is the numpy backend. A backend is loaded at the first use of its device.
+`cpu.py` is the numpy backend. A backend is loaded when its device is first used.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ current_cuda = _Current()
 
 
 class Mode(threading.local):
-    """Whether ops are recorded for a backward pass, per thread: `genesis.autograd.modes` switches it.
+    """Whether ops are recorded for a backward pass; one setting per thread, which `genesis.autograd.modes` switches.
 
-    What runs for every op reads it here, without a call. A CUDA implementation asks, too: nobody compares results that
-    are not recorded with those of a training step, bit for bit, so a matmul of few rows may take another kernel.
+    Code that runs for every op reads these attributes without a call. CUDA implementations read them too: results that
+    are not recorded need not match a training step bit for bit, so a matmul of few rows may use another kernel.
     """
 
     grad = True  # ops record what backward needs
@@ -47,8 +47,8 @@ class Mode(threading.local):
 mode = Mode()
 
 
-def _parsed(value: object) -> tuple[str | None, int | None]:
-    """Type and index as a device is written; no type where it is none."""
+def _parse_device(value: object) -> tuple[str | None, int | None]:
+    """The type and index in a device name, or (None, None) if it does not name a device."""
     if isinstance(value, Device):
         return value.type, value.index
     kind, colon, index = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -59,19 +59,19 @@ def _parsed(value: object) -> tuple[str | None, int | None]:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Device:
-    """Where memory lives: `type` is "cpu" or "cuda".
+    """The place of some memory: `type` is "cpu" or "cuda".
 
-    `Device("cuda")` is the current CUDA device, `Device("cuda:1")` and `Device("cuda", 1)` the one of index 1.
+    `Device("cuda")` is the current CUDA device, `Device("cuda:1")` and `Device("cuda", 1)` the device with index 1.
 
     Raises:
-        DeviceError: for anything else.
+        DeviceError: the value does not name a device.
     """
 
     type: str
     index: int
 
     def __init__(self, type: Device | str, index: int | None = None) -> None:
-        kind, number = _parsed(type)
+        kind, number = _parse_device(type)
         if kind is None or (index is not None and number is not None):
             given = repr(type) if index is None else f"{type!r} with index {index!r}"
             raise DeviceError(f"{given} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
@@ -92,7 +92,7 @@ def as_device(value: Device | str | None) -> Device:
     """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU).
 
     Raises:
-        DeviceError: for anything else.
+        DeviceError: the value does not name a device.
     """
     if isinstance(value, Device):
         return CPU if value.type == "cpu" else value
@@ -116,7 +116,7 @@ class Storage(Protocol):
 
 
 class ArrayLike(Protocol):
-    """A `genesis.array.Array` as backends see it: strided elements of a storage."""
+    """A `genesis.array.Array`, as backends use it: strided elements of a storage."""
 
     storage: Any
     shape: Shape
@@ -135,7 +135,7 @@ class ArrayLike(Protocol):
 
 
 class OpLike(Protocol):
-    """A `genesis.op.Op` as backends see it."""
+    """A `genesis.op.Op`, as backends use it."""
 
     name: str
     family: str
@@ -149,7 +149,7 @@ class OpLike(Protocol):
 
 
 class Backend(Protocol):
-    """What a device must provide. Defaults are those of a device that does all work at once."""
+    """The contract of a device. The defaults suit a device that runs all work synchronously."""
 
     def allocate(self, nbytes: int) -> Storage: ...
     def run(self, op: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None: ...
@@ -159,40 +159,42 @@ class Backend(Protocol):
     def replay(
         self, op: Any, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any = None
     ) -> tuple[Any, ...] | None:
-        """The outputs of a call that is remembered; None: `run` it."""
+        """Replay a remembered call and return its outputs; None if the caller has to `run` it."""
         return None
 
     @property
     def is_capturing(self) -> bool:
-        """Whether work is recorded instead of done."""
+        """Whether work is captured instead of run."""
         return False
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
-        """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join_side_stream`."""
+        """Launch on the side stream inside the block: kernels that read `nbytes` and whose results are not read before
+        `join_side_stream`.
+        """
         return _NOTHING
 
     def join_side_stream(self) -> None:
-        """Let later work follow what was launched on the side stream."""
+        """Make later work wait for the side stream."""
         return
 
     def on_comm_stream(self) -> AbstractContextManager[None]:
-        """Inside the block, launch what ranks send each other, beside what comes next until `join_comm_stream`."""
+        """Launch communication between ranks inside the block; it overlaps later work until `join_comm_stream`."""
         return _NOTHING
 
     def join_comm_stream(self) -> None:
-        """Let later work follow what was launched on the comm stream."""
+        """Make later work wait for the communication stream."""
         return
 
     def owned_by(self, owner: str) -> AbstractContextManager[None]:
-        """Inside the block, memory is taken for `owner`."""
+        """Attribute memory that is allocated inside the block to `owner`."""
         return _NOTHING
 
     def label(self, storage: Any, owner: str) -> None:
-        """Say whose a storage is from now on."""
+        """Attribute a storage to `owner` from now on."""
         return
 
     def temporaries_from(self, memory: Any) -> AbstractContextManager[None]:
-        """Inside the block, ops take temporaries from `memory`."""
+        """Take the temporaries of ops from `memory` inside the block."""
         return _NOTHING
 
 
@@ -201,7 +203,7 @@ _NOTHING = nullcontext()
 
 @functools.cache
 def backend_for(device: Device) -> Backend:
-    """The backend of `device`. Raises DeviceError where this build has none for it."""
+    """The backend of `device`. Raises DeviceError if this build does not support it."""
     if device.type == "cpu":
         return importlib.import_module("genesis.backend.cpu").backend  # type: ignore[no-any-return]
     return importlib.import_module("genesis.backend.cuda").backend_of(device)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""The numpy backend: pooled host memory and running an op's reference on it.
+"""The numpy backend: it pools host memory and runs the reference of an op on it.
 
-Fresh pages cost more than arithmetic here, so blocks of 64 KiB and more are kept and reused by size. A block goes back
-to the pool when its last `Storage` user is gone, unless numpy views of it were handed out and still live.
+Touching fresh pages costs more than the arithmetic, so blocks of 64 KiB and more are kept and reused by size. A block
+returns to the pool when its last `Storage` is deleted, unless numpy views of it are still alive.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Pool:
         self.free: dict[int, list[np.ndarray]] = {}
         self.allocated = self.max_allocated = self.cached = 0
         self.poison = False
-        # told the address of each block that is taken or given back, and its bytes, which are below 0 for the latter
+        # called with the address and size of each block that is taken, and with a negative size when it is returned
         self.watch: Callable[[int, int], None] | None = None
-        self._lock = threading.RLock()  # a finalizer may run in the middle of take() of the same thread
+        self._lock = threading.RLock()  # a finalizer may interrupt take() in the same thread
 
     def take(self, nbytes: int) -> np.ndarray:
         """A block of at least `nbytes`, contents undefined."""
@@ -60,7 +60,7 @@ class Pool:
         return block
 
     def _fresh(self, size: int) -> np.ndarray:
-        # Sizes change between phases (training, evaluation): memory kept for old sizes must not add up to another peak.
+        # Phases such as training and evaluation use different sizes. Blocks of the old sizes must not add another peak.
         reserved = self.allocated + self.cached + size
         if size >= _POOLED_FROM and reserved > most_reserved(self.max_allocated):
             self.trim()
@@ -76,9 +76,9 @@ class Pool:
                 next=OutOfMemoryError.ADVICE,
             ) from error
 
-    # `least` is bound now, as in `CpuStorage.__del__`.
+    # `least` is bound as a default for the same reason as in `CpuStorage.__del__`.
     def give(self, block: np.ndarray, reusable: bool, least: int = _POOLED_FROM) -> None:
-        """Take a block back; `reusable` is False while numpy views of it live elsewhere."""
+        """Return a block; `reusable` is False while numpy views of it are alive."""
         size = block.nbytes
         with self._lock:
             self.allocated -= size
@@ -89,14 +89,14 @@ class Pool:
                 self.cached += size
 
     def trim(self) -> None:
-        """Give all unused blocks back to the operating system."""
+        """Release all unused blocks to the operating system."""
         with self._lock:
             self.free.clear()
             self.cached = 0
 
 
 def most_reserved(peak: int) -> int:
-    """Bytes beyond which the pool keeps no unused blocks, where at most `peak` were in use."""
+    """The reserved bytes above which the pool drops unused blocks, after a peak of `peak` bytes in use."""
     return peak + peak // 4 + _SLACK
 
 
@@ -104,7 +104,7 @@ pool = Pool()
 
 
 class CpuStorage:
-    """Host bytes: a pooled block, or memory that belongs to `owner` (an outside numpy array)."""
+    """Host memory: a pooled block, or memory that belongs to `owner` (a numpy array of the caller)."""
 
     __slots__ = ("block", "nbytes", "owner", "version")
 
@@ -118,10 +118,10 @@ class CpuStorage:
 
     @property
     def backend(self) -> CpuBackend:
-        """What runs ops on this memory."""
+        """The backend that runs ops on this memory."""
         return backend
 
-    # Bound now: at the interpreter's end the module's names may be gone before the last storage is.
+    # The defaults keep these functions alive: at interpreter exit the module's names may be cleared first.
     def __del__(
         self, give: Callable[[np.ndarray, bool], None] = pool.give, users: Callable[[object], int] = sys.getrefcount
     ) -> None:
@@ -139,7 +139,7 @@ class CpuBackend(Backend):
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         out = outputs[0].view_np() if len(outputs) == 1 else tuple(o.view_np() for o in outputs)
         values = [x.view_np() if hasattr(x, "view_np") else x for x in inputs]
-        if _workers.inside.piece:  # numpy's warnings are off there already
+        if _workers.inside.piece:  # numpy's warnings are already off
             op.reference(out, *values, **attrs)
             return
         with np.errstate(all="ignore"):
@@ -157,22 +157,22 @@ backend = CpuBackend()
 
 @contextmanager
 def scratch(shape: tuple[int, ...], dtype: np.dtype | type) -> Iterator[np.ndarray]:
-    """Pooled temporary memory for the inside of a reference; contents undefined, gone at the end of the block."""
+    """Yield pooled temporary memory for a reference; its contents are undefined, and it is freed after the block."""
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     block = pool.take(nbytes)
     try:
         yield np.ndarray(shape, dtype, block)
     finally:
-        # The caller's own name still holds one view; it must not be used after the block.
+        # The caller's variable still refers to a view, which must not be used after the block.
         pool.give(block, True)
 
 
-_PARALLEL_FROM = 1 << 17  # elements; below, handing work to a thread costs more than it saves
+_PARALLEL_FROM = 1 << 17  # elements; below this, starting a thread costs more than it saves
 
 
 class _Inside(threading.local):
-    """Whether this thread is already running a piece: a worker that waits for other workers could wait for ever."""
+    """Whether this thread is already running a piece. Work is not split again: waiting workers could deadlock."""
 
     piece = False
 
@@ -187,7 +187,7 @@ class _Workers:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """A forked child has none of its parent's threads, and perhaps a lock that one of them held."""
+        """Reset after a fork: the child has none of its parent's threads, and may hold one of their locks."""
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         pool._lock = threading.RLock()
@@ -217,36 +217,36 @@ _workers = _Workers(os.cpu_count() or 1)
 
 
 def set_threads(count: int) -> None:
-    """How many threads elementwise work may use (matmuls follow the BLAS library's own setting)."""
+    """Set how many threads elementwise work may use. Matmuls follow the setting of the BLAS library."""
     _workers.resize(count)
 
 
 def threads() -> int:
-    """How many threads work may use."""
+    """The number of threads that elementwise work may use."""
     return _workers.count
 
 
 def each_thread(work: Callable[[int], None], count: int) -> None:
-    """Run `work(0)` … `work(count - 1)` at the same time, each with matmuls of one thread and nothing split further."""
+    """Run `work(0)` … `work(count - 1)` in parallel. Each call runs its matmuls on one thread and is not split."""
 
-    def some(start: int, stop: int) -> None:
+    def run_range(start: int, stop: int) -> None:
         for i in range(start, stop):
             work(i)
 
     with one_blas_thread():
-        parallel(some, count, _PARALLEL_FROM)
+        parallel(run_range, count, _PARALLEL_FROM)
 
 
 def is_split(elements: int) -> bool:
-    """Whether `parallel` would hand out work on that many elements."""
+    """Whether `parallel` would split work on this many elements."""
     return elements >= _PARALLEL_FROM and _workers.count > 1 and not _workers.inside.piece
 
 
 def parallel(work: Callable[[int, int], None], rows: int, elements: int) -> None:
-    """Run `work(start, stop)` over [0, rows), split between threads when `elements` is worth it.
+    """Run `work(start, stop)` over [0, rows), split between threads if there are enough `elements`.
 
-    Pieces do not touch each other's output and a row's result depends on that row only, so results depend neither on
-    the split nor on timing. Work inside a piece is not split again.
+    Pieces write separate outputs, and a row's result depends on that row only. So results do not depend on the split
+    or on timing. Work inside a piece is not split again.
     """
     parts = min(_workers.count, rows) if is_split(elements) else 1
     if parts <= 1:
@@ -257,7 +257,7 @@ def parallel(work: Callable[[int, int], None], rows: int, elements: int) -> None
     try:
         _workers.run(work, *bounds[0])
     finally:
-        wait(jobs)  # also after an error here: the pieces write memory that the caller is about to let go
+        wait(jobs)  # also after an error: the pieces write memory that the caller is about to free
     for job in jobs:
         job.result()
 
@@ -271,6 +271,6 @@ def _blas() -> ThreadpoolController:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Matmuls inside the block use one thread each, for work that is itself split by `parallel`."""
+    """Run the matmuls inside the block on one thread each, for work that `parallel` splits."""
     with _blas().limit(limits=1, user_api="blas"):
         yield

@@ -1,8 +1,7 @@
-"""DLPack capsules in both forms, plain and versioned: structs of C with a lifetime, and nothing about arrays.
+"""DLPack capsules in both forms, plain and versioned: ctypes structs and their lifetime, independent of arrays.
 
-The producer's memory lives until the consumer calls the struct's deleter, or until a capsule that nobody took is gone
-and the next one is made.
-The layout is that of dlpack.h, version 1.
+The producer's memory lives until the consumer calls the struct's deleter. If nobody takes a capsule, its memory is
+released when the next capsule is made after it was deleted. The structs follow dlpack.h, version 1.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 
 
 class Described(NamedTuple):
-    """What a struct says of an array."""
+    """The array that a struct describes."""
 
     pointer: int
     device: tuple[int, int]  # (DLDeviceType, number)
@@ -71,48 +70,48 @@ _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)((
 
 # --- Out --------------------------------------------------------------------------------------------------------------
 
-_lent: dict[int, tuple[Any, ...]] = {}  # by the struct's address: the struct, its arrays, and the owner of the memory
+_exported: dict[int, tuple[Any, ...]] = {}  # by the struct's address: struct, shape and strides, owner of the memory
 
 
 def _end(address: int) -> None:
-    _lent.pop(address, None)
+    _exported.pop(address, None)
 
 
 _release = _Deleter(_end)
 
 
-# A capsule may be destroyed while an error is on its way up, where no Python code may run: so it has no destructor. We
-# hold it as well, and look now and then whether we are the only one left.
-_unsettled: list[tuple[Any, int]] = []  # capsules and the addresses of their structs
+# A capsule may be destroyed while an exception propagates, when Python code must not run, so it has no destructor.
+# Instead we keep a reference and check from time to time whether it is the last one.
+_untaken: list[tuple[Any, int]] = []  # capsules and the addresses of their structs
 
 
-def settle() -> None:
-    """Stop lending the memory of capsules that are gone without having been taken."""
-    for capsule, address in [_unsettled.pop() for _ in range(len(_unsettled))]:
+def release_dropped() -> None:
+    """Release the memory of capsules that were deleted without being taken."""
+    for capsule, address in [_untaken.pop() for _ in range(len(_untaken))]:
         if not (_is_valid(capsule, _PLAIN) or _is_valid(capsule, _VERSIONED)):
             continue  # taken: the consumer calls the deleter
-        if sys.getrefcount(capsule) > 3:  # the pair's, the loop's and the call's
-            _unsettled.append((capsule, address))
+        if sys.getrefcount(capsule) > 3:  # in the pair, the loop variable and the argument
+            _untaken.append((capsule, address))
         else:
-            _lent.pop(address, None)
+            _exported.pop(address, None)
 
 
 def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool = False) -> Any:
-    """A capsule that exports memory which lives as long as `owner`."""
-    settle()
+    """Return a capsule that exports the described memory; the memory lives as long as `owner`."""
+    release_dropped()
     ndim = len(described.shape)
     shape, strides = (ctypes.c_int64 * ndim)(*described.shape), (ctypes.c_int64 * ndim)(*described.strides)
     tensor = _Tensor(described.pointer, *described.device, ndim, *described.kind, 1, shape, strides, 0)
-    made: _Managed | _ManagedVersioned
+    managed: _Managed | _ManagedVersioned
     deleter = ctypes.cast(_release, ctypes.c_void_p)
     if versioned:
-        made = _ManagedVersioned(*VERSION, None, deleter, _COPIED if copied else 0, tensor)
+        managed = _ManagedVersioned(*VERSION, None, deleter, _COPIED if copied else 0, tensor)
     else:
-        made = _Managed(tensor, None, deleter)
-    address = ctypes.addressof(made)
-    _lent[address] = (made, shape, strides, owner)
+        managed = _Managed(tensor, None, deleter)
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, shape, strides, owner)
     exported = _new(address, _VERSIONED if versioned else _PLAIN, None)
-    _unsettled.append((exported, address))
+    _untaken.append((exported, address))
     return exported
 
 
@@ -120,7 +119,7 @@ def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool =
 
 
 class Taken:
-    """A struct taken out of a capsule; the producer's deleter runs when this object is gone."""
+    """A struct taken out of a capsule. The producer's deleter runs when this object is deleted."""
 
     def __init__(self, address: int, versioned: bool) -> None:
         kind: Any = _ManagedVersioned if versioned else _Managed
@@ -129,7 +128,7 @@ class Taken:
         tensor = self._struct.tensor
         shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
         self.lanes = int(tensor.lanes)
-        # whether the memory must not be written
+        # whether writing to the memory is forbidden
         self.read_only = versioned and bool(self._struct.flags & _READ_ONLY)
         self.described = Described(
             (tensor.data or 0) + tensor.byte_offset,
@@ -142,12 +141,16 @@ class Taken:
     def __del__(self) -> None:
         address, self._address = getattr(self, "_address", 0), 0
         if address and self._struct.deleter:
-            with contextlib.suppress(TypeError):  # at the interpreter's end
+            with contextlib.suppress(TypeError):  # at interpreter exit
                 _Deleter(self._struct.deleter)(address)
 
 
 def take(capsule: Any) -> Taken:
-    """Take the struct out of a capsule, once. Raises ValueError where there is none, or of another version's layout."""
+    """Take the struct out of a capsule, which works once.
+
+    Raises:
+        ValueError: the object is not a DLPack capsule, was taken before, or has an unsupported version.
+    """
     for name in (_VERSIONED, _PLAIN):
         if _is_valid(capsule, name):
             address = _pointer(capsule, name)
@@ -156,7 +159,8 @@ def take(capsule: Any) -> Taken:
                 raise ValueError(f"DLPack version {_ManagedVersioned.from_address(address).major}")
             _set_name(capsule, _USED[name])
             return Taken(address, versioned)
-    raise ValueError("it is no DLPack capsule, or it was taken before")
+    raise ValueError("the object is not a DLPack capsule, or the capsule was already taken")
 
 
-_USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}  # kept: a capsule does not copy its name
+# Kept alive at module level because a capsule does not copy its name.
+_USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}

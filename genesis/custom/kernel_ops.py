@@ -39,42 +39,42 @@ def triton_op(
     nbytes: Rule | None = None,
     contiguous: bool = True,
 ) -> TritonOp:
-    """Make an op of a Triton kernel.
+    """Make an op from a Triton kernel.
 
-    All rules are plain functions of the operands: `rule(out, *inputs, **attrs)`, `out` a tuple where the op has several
-    outputs. They may read shapes, strides, dtypes and attributes, never values: a call like one before repeats its
-    launches without asking them again.
+    All rules are plain functions of the operands: `rule(out, *inputs, **attrs)`, where `out` is a tuple if the op has
+    several outputs. They may read shapes, strides, dtypes and attributes, but not values: a later call with the same
+    layouts repeats the launches without calling the rules.
 
     Args:
-        name: for profiles and errors; none of Genesis' own.
-        kernel: a function under `triton.jit`, whose constexpr parameters come last.
+        name: the op's name in profiles and errors; it must differ from the names of Genesis' own ops.
+        kernel: a `triton.jit` function, whose constexpr parameters come last.
         inputs: names of the tensors that the op takes.
-        out: `out(*inputs, **attrs)`, on objects with `.shape` and `.dtype`, gives what the result is like: one of
-            them, a `genesis.custom.Spec(shape, dtype)`, or a tuple for several outputs.
-        grid: programs in up to three dimensions, or a rule that gives them.
-        arguments: a rule for the kernel's arguments in its order: tensors, numbers, None, tuples of integers. Left
-            out, they are the outputs, the inputs and the number of elements of the first output.
-        constants: the constexpr arguments by name, or a rule for them; `num_warps`, `num_stages` and `maxnreg` belong
-            here. A dtype stands for Triton's type.
-        attrs: further arguments of the op, given by keyword, with their defaults. Numbers, strings, tuples.
-        vjp: `vjp(*gradients, *saved, **attrs)` on tensors gives the gradient of every input (None where there is none):
-            a function in terms of other ops, or another user op with just these inputs.
-        saves: what `vjp` is given behind the gradients: "inputs", "outputs", or "both" in this order.
-        reference: `reference(*inputs, **attrs)` in numpy gives the result, or a tuple. It is the CPU's path and what
-            `check_op` compares with. 2-byte floats arrive as float32.
-        sample: `sample(shape, dtype)` gives a tuple of numpy arrays to call the op with, where not any values do.
-        flops, nbytes: rules for the arithmetic and the memory traffic of a call. Left out, they are one for each
-            element of the outputs, and each operand once.
-        contiguous: let the kernel see contiguous inputs, copied where they are not. False passes them as they are.
+        out: `out(*inputs, **attrs)` returns the shape and dtype of the result. Its arguments have `.shape` and
+            `.dtype`. It returns one of them, a `genesis.custom.Spec(shape, dtype)`, or a tuple for several outputs.
+        grid: programs in up to three dimensions, or a rule that returns them.
+        arguments: a rule for the kernel's arguments, in its order: tensors, numbers, None, tuples of integers. The
+            default is the outputs, the inputs and the number of elements of the first output.
+        constants: the constexpr arguments by name, or a rule for them, including `num_warps`, `num_stages` and
+            `maxnreg`. A dtype becomes Triton's type.
+        attrs: keyword arguments of the op, with their defaults: numbers, strings, tuples.
+        vjp: `vjp(*gradients, *saved, **attrs)` takes tensors and returns the gradient of every input, or None for an
+            input without one. It is a function that uses other ops, or another user op with exactly these inputs.
+        saves: the tensors that `vjp` gets after the gradients: "inputs", "outputs", or "both" in this order.
+        reference: `reference(*inputs, **attrs)` in numpy returns the result, or a tuple. The CPU runs it, and
+            `check_op` compares the kernel with it. It gets 2-byte floats as float32.
+        sample: `sample(shape, dtype)` returns a tuple of numpy arrays as inputs, if the op does not accept all values.
+        flops: a rule for the floating-point operations of a call. The default is one per element of the outputs.
+        nbytes: a rule for the memory traffic of a call. The default is one access to each operand.
+        contiguous: whether the kernel requires contiguous inputs, and others are copied. False passes any strides.
 
     Raises:
-        UsageError: the definition makes no sense; later, when a grid or the arguments do not fit.
+        UsageError: the definition is invalid; at a call, a grid or the arguments do not fit the kernel.
     """
     if not hasattr(kernel, "arg_names") or not hasattr(kernel, "fn") or hasattr(kernel, "configs"):
         found = "an autotuned kernel" if hasattr(kernel, "configs") else f"a plain {type(kernel).__name__}"
         raise UsageError(
-            f"{name}: the kernel must be a function under @triton.jit, not {found}",
-            next="put @triton.jit in front of it, and fixed sizes into constants=",
+            f"{name}: the kernel must be a @triton.jit function, not {found}",
+            next="decorate it with @triton.jit, and pass fixed sizes as constants=",
         )
     cuda_impl = _TritonLaunch(name, grid, arguments, constants, contiguous, kernel)
     return TritonOp(
@@ -84,23 +84,24 @@ def triton_op(
 
 
 class TritonOp(UserOp):
-    """A user's op whose kernel is written in Triton: its PTX can be read."""
+    """A user's op with a kernel in Triton; `ptx` returns its PTX."""
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
-        """The PTX for `capability` (by default that of the GPU) that a call with `inputs` would run; nothing runs.
+        """Return the PTX that a call with `inputs` would run on `capability`, by default the GPU's; nothing is run.
 
         Raises:
-            UsageError: kernels are interpreted, or the inputs have no elements. DeviceError: a GPU is missing.
+            UsageError: kernels are interpreted, or the inputs have no elements.
+            DeviceError: `capability` is None and no GPU was found.
         """
         from genesis.backend.cuda.compile import compiled, dependent
         from genesis.backend.cuda.driver import is_interpreted
         from genesis.backend.cuda.simulated import ARCHITECTURES, fake_device
 
         if is_interpreted():
-            raise UsageError(f"{self.name} is interpreted and has no PTX", next="unset TRITON_INTERPRET")
+            raise UsageError(f"{self.name} has no PTX in Triton's interpreter", next="unset TRITON_INTERPRET")
         capability = capability or _capability()
         attrs = self.checked(inputs, attrs)
-        device, driver = fake_device(ARCHITECTURES[90])  # launches of a user's op do not depend on the GPU
+        device, driver = fake_device(ARCHITECTURES[90])  # the launches of a user's op do not depend on the GPU
         driver.launched.clear()
         execute(self.op, tuple(empty(x.shape, x.dtype, device) for x in inputs), attrs)
         if not driver.launched:
@@ -111,13 +112,13 @@ class TritonOp(UserOp):
 
 
 def _capability() -> tuple[int, int]:
-    """The compute capability of the GPU. Raises: DeviceError, where there is none."""
+    """The compute capability of the GPU. Raises DeviceError without a GPU."""
     from genesis.backend.cuda import driver_for
 
     try:
         return driver_for(as_device("cuda").index).properties.capability
     except DeviceError as error:
-        raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
+        raise DeviceError("no GPU was found to compile for", next="pass capability=(9, 0)") from error
 
 
 @dataclass(eq=False)
@@ -142,16 +143,16 @@ class _TritonLaunch(KernelLaunch):
         wanted = [parameter for parameter in names if parameter not in words]
         if len(wanted) != len(args):
             takes = f"{len(wanted)} arguments ({', '.join(wanted)})"
-            what = f"{self.name}: beside its constants the kernel takes {takes}; got {len(args)}"
-            raise UsageError(what, where="arguments=", next="give them in the kernel's order")
+            what = f"{self.name}: without its constants the kernel takes {takes}, not {len(args)}"
+            raise UsageError(what, where="arguments=", next="pass the arguments in the kernel's order")
         driver = backend_of(operands[1].device).driver
         try:
             launch(self.kernel, programs, *args, **words)
             if driver.pending and not driver.capturing:
-                driver.flush()  # so that a kernel which does not compile ends the call that needs it
+                driver.flush()  # a kernel that does not compile fails in the call that needs it
         except TritonError as error:
             what = f"{self.name}: Triton refuses the kernel {self.kernel.__name__}: {error}"
-            raise UsageError(what, next="correct the kernel, or what it is given") from error
+            raise UsageError(what, next="correct the kernel or its arguments") from error
 
 
 # --- CUDA C++ ---------------------------------------------------------------------------------------------------------
@@ -179,48 +180,48 @@ def cuda_op(
     nbytes: Rule | None = None,
     contiguous: bool = True,
 ) -> CudaOp:
-    """Make an op of a CUDA C++ source, compiled through NVRTC for the GPU at the first call.
+    """Make an op from CUDA C++ source, which NVRTC compiles for the GPU at the first call.
 
     `out`, `grid`, `arguments`, `attrs`, `vjp`, `saves`, `reference`, `sample`, `flops`, `nbytes` and `contiguous` are
-    those of `genesis.triton_op`. In Triton's interpreter, where no machine code runs, the reference runs in its place.
+    the same as for `genesis.triton_op`. Triton's interpreter cannot run machine code and runs the reference instead.
 
     Args:
-        source: CUDA C++ with a kernel, `extern "C"` or not. Every argument is held against the parameter list
-            there: a float32 tensor for `const float* x`, a number that fits for `int n`.
-        block: threads of a block in up to three dimensions, or a rule that gives them.
-        entry: the kernel's name, where the source has several.
-        constants: macros by name, or a rule for them. A dtype stands for its C++ type and brings the header for it:
-            `{"T": x.dtype}` lets a source with `T*` take every float type.
-        shared: bytes of dynamic shared memory, or a rule that gives them.
-        options: for NVRTC, such as "--use_fast_math".
+        source: CUDA C++ with a kernel, `extern "C"` or not. Every argument is checked against the kernel's parameter
+            list: `const float* x` needs a float32 tensor, `int n` a number that fits.
+        block: threads per block in up to three dimensions, or a rule that returns them.
+        entry: the kernel's name, required if the source has several kernels.
+        constants: macros by name, or a rule for them. A dtype becomes its C++ type and includes the header it needs:
+            with `{"T": x.dtype}` a source that uses `T*` accepts every float type.
+        shared: bytes of dynamic shared memory, or a rule that returns them.
+        options: options for NVRTC, such as "--use_fast_math".
 
     Raises:
-        UsageError: the definition makes no sense; at a call, when the arguments do not fit the parameters, or when the
-            source does not compile (with the compiler's log and the line).
-        DTypeError: at a call, when a tensor is of another type than its parameter.
+        UsageError: the definition is invalid. At a call: the arguments do not fit the parameters, or the source does
+            not compile, with the compiler's log and the line.
+        DTypeError: at a call, a tensor has another dtype than its parameter.
     """
-    from genesis.custom.cuda_source import read_kernel  # plain Python: needs neither CUDA nor a GPU
+    from genesis.custom.cuda_source import read_kernel  # plain Python without CUDA
 
     kernel = read_kernel(source, entry, f"{name}.cu", tuple(options))
     cuda_impl = _CudaLaunch(name, grid, arguments, constants, contiguous, kernel, block, shared)
-    made = CudaOp(
+    op = CudaOp(
         name, cuda_impl, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
         flops=flops, nbytes=nbytes,
     )  # fmt: skip
-    cuda_impl.reference = made.op.reference if made.has_reference else None
-    return made
+    cuda_impl.reference = op.op.reference if op.has_reference else None
+    return op
 
 
 class CudaOp(UserOp):
-    """A user's op whose kernel is written in CUDA C++: its machine code can be read."""
+    """A user's op with a kernel in CUDA C++; `compiled` returns its machine code."""
 
     def compiled(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> Compiled:
-        """The kernel compiled for `capability` (by default that of the GPU), as a call with `inputs` would need it.
+        """Compile the kernel for `capability`, by default the GPU's, as a call with `inputs` would.
 
-        Inputs may be left out where `constants` is no function of them. No GPU is needed where `capability` is given.
+        Inputs are required only if `constants` is a function. With `capability` no GPU is needed.
 
         Raises:
-            UsageError: the source does not compile, or inputs are needed. DeviceError: NVRTC or a GPU is missing.
+            UsageError: the source does not compile, or inputs are missing. DeviceError: NVRTC or a GPU is missing.
         """
         cuda_impl = self.op.cuda_impl
         assert isinstance(cuda_impl, _CudaLaunch)
@@ -230,18 +231,18 @@ class CudaOp(UserOp):
                 raise UsageError(f"the constants of {self.name} depend on its inputs", next=f"{self.name}.ptx(x)")
             attrs = self.checked(inputs, attrs)
             arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
-            found = self.op.infer(*arrays, **attrs)
-            outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
+            specs = self.op.infer(*arrays, **attrs)
+            outs = tuple(empty(s.shape, s.dtype) for s in ((specs,) if isinstance(specs, Spec) else specs))
             operands = (outs[0] if len(outs) == 1 else outs, *arrays)
         macros = cuda_impl.constants_of(operands, attrs)
         return cuda_impl.kernel.compile(capability or _capability(), macros)
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
-        """The PTX that NVRTC makes of the source; see `compiled`."""
+        """The PTX that NVRTC compiles from the source; see `compiled`."""
         return self.compiled(*inputs, capability=capability, **attrs).ptx
 
     def cubin(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> bytes:
-        """The machine code, an ELF file that cuobjdump and nvdisasm read; see `compiled`."""
+        """The machine code, an ELF file for cuobjdump and nvdisasm; see `compiled`."""
         return self.compiled(*inputs, capability=capability, **attrs).cubin
 
 
@@ -259,10 +260,10 @@ class _CudaLaunch(KernelLaunch):
         from genesis.backend.cuda.simulated import FakeDriver
 
         threads = self.sizes("block", self.block, operands, attrs)
-        shared = self.ask("shared memory", self.shared, operands, attrs)
+        shared = self.evaluate("shared memory", self.shared, operands, attrs)
         self.kernel.checked(args, constants)
         if 0 in programs:
-            raise UsageError(f"{self.name}: the grid {programs} is empty and the result is not", where="grid=")
+            raise UsageError(f"{self.name}: the grid {programs} is empty, but the result has elements", where="grid=")
         backend: Any = operands[1].storage.backend
         if is_interpreted() and not isinstance(backend.driver, FakeDriver):
             self._interpret(operands[0], operands[1:], attrs)
@@ -270,21 +271,21 @@ class _CudaLaunch(KernelLaunch):
             self.kernel.launch(backend, programs, threads, shared, args, constants)
 
     def _interpret(self, out: Any, inputs: tuple[Array, ...], attrs: dict[str, Any]) -> None:
-        """The reference in the kernel's place."""
+        """Run the reference instead of the kernel."""
         from genesis.backend.cuda.launch import submit
         from genesis.backend.cuda.simulated import hosted_launch
 
         reference, outs = self.reference, out if isinstance(out, tuple) else (out,)
         if reference is None:
             raise DeviceError(
-                f"{self.name} is CUDA C++, which Triton's interpreter does not run",
-                next="run it on a GPU (unset TRITON_INTERPRET), or give the op a numpy function: reference=",
+                f"{self.name} is CUDA C++, which Triton's interpreter cannot run",
+                next="unset TRITON_INTERPRET to run it on a GPU, or pass a numpy function as reference=",
             )
 
         def work(*arrays: np.ndarray) -> None:
-            made = tuple(arrays[: len(outs)])
-            reference(made if isinstance(out, tuple) else made[0], *arrays[len(outs) :], **attrs)
+            results = tuple(arrays[: len(outs)])
+            reference(results if isinstance(out, tuple) else results[0], *arrays[len(outs) :], **attrs)
 
         backend: Any = inputs[0].storage.backend
         arrays, driver = [*outs, *inputs], backend.driver
-        submit(hosted_launch(driver.do, self.kernel.entry, work, arrays), arrays, driver, backend.stream)
+        submit(hosted_launch(driver.run_or_capture, self.kernel.entry, work, arrays), arrays, driver, backend.stream)

@@ -144,7 +144,7 @@ class Communicator:
             driver.flush()
         self._called(what, work)
         if driver.dependent:
-            driver.begin_again()  # a kernel of ours does not start early behind one of NCCL's
+            driver.serialize_next_launch()  # a kernel of ours does not start early behind one of NCCL's
 
     def _called(self, what: str, work: Callable[[], None]) -> None:
         """Raises DistributedError where NCCL says no."""

@@ -290,7 +290,7 @@ class MappedMemory:
         """
         nbytes, arena = size * dtype.itemsize, self.arena
         if self._peers.all("mapped", arena.has(nbytes)):
-            block = arena.again(nbytes, owner)
+            block = arena.reuse(nbytes, owner)
         else:
             block = arena.make(nbytes, owner, self._nccl.allocate)
             self._nccl.map(block.pointer, nbytes, self._peers.limit_s)

@@ -81,14 +81,14 @@ class OrderedDriver(HostDriver):
         super().begin_capture(stream)
         self.behind, self.events = {stream: set()}, {}
 
-    def do(self, stream: int, work: Callable[[], Any]) -> None:
+    def run_or_capture(self, stream: int, work: Callable[[], Any]) -> None:
         capture = self._captures.get(stream)
         if capture is None:
             work()
             return
         behind = self.behind[stream]
         self.behind[stream] = {len(capture)}
-        super().do(stream, Work(stream, work, frozenset(behind)))
+        super().run_or_capture(stream, Work(stream, work, frozenset(behind)))
 
     def record_event(self, event: int, stream: int) -> None:
         super().record_event(event, stream)

@@ -17,9 +17,9 @@ import genesis.backend.cuda as cuda_backend
 from genesis import cuda
 from genesis.backend import Device
 from genesis.backend.cuda import compilations
-from genesis.backend.cuda.compilations import given_up_on_error, is_compiling
+from genesis.backend.cuda.compilations import cancelled_on_error, is_compiling
 from genesis.backend.cuda.compile import Signature
-from genesis.backend.cuda.simulated import counting_device, drivers, told
+from genesis.backend.cuda.simulated import counting_device, drivers, watching_kernels
 from genesis.data.loader import Batch
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, UsageError
@@ -57,7 +57,7 @@ def not_told(folder: Path) -> list[str]:
     with collecting(driver) as launched, pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_backend, "driver_for", lambda i: drivers[i] if i in drivers else driver(i))
         properties = cuda.get_device_properties(CUDA)
-        with told(properties, lambda kernel, signature: heard.add(key_of(kernel, signature))):
+        with watching_kernels(properties, lambda kernel, signature: heard.add(key_of(kernel, signature))):
             run_plan(config, shape, CUDA)
             draw_samples(config, shape, sample_drawing(config), counting_device(properties))
         model = build(shape, 0, device="cuda", dtype="bfloat16")
@@ -122,7 +122,7 @@ def test_an_error_gives_up_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compilations, "_work", work)
     gate, futures = threading.Event(), list[Any]()
 
-    @given_up_on_error()
+    @cancelled_on_error()
     def refused() -> None:
         futures.extend(work.start(lambda: gate.wait(20)) for _ in range(40))  # type: ignore[arg-type,return-value]
         assert is_compiling()

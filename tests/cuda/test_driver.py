@@ -226,7 +226,7 @@ def test_each_method_enters_the_device_and_calls_cuda(name: str) -> None:
     cuda: Any = Answering()
     driver, launched = driver_of(cuda), []
     drivers._current.driver, driver._device = None, 0
-    driver._flushing, driver._inside = threading.RLock(), False
+    driver._flushing, driver._is_flushing = threading.RLock(), False
     driver.pending = deque([lambda: launched.append(len(cuda.called))])
     getattr(driver, name)(*args)
     assert cuda.called == ["cuCtxSetCurrent", *expected]
@@ -251,6 +251,6 @@ def test_devices_are_linked_where_the_driver_says_so(answer: tuple[Any, ...], ex
 
 
 def test_every_method_of_the_driver_is_called_above() -> None:
-    others = {"flush", "launcher", "load", "begin_again"}
+    others = {"flush", "launcher", "load", "serialize_next_launch"}
     public = {name for name, each in vars(Driver).items() if callable(each) and not name.startswith("_")}
     assert public == set(CALLS) | others

@@ -134,9 +134,9 @@ class BehindDriver(HostDriver):
         self.done, self.waits = 0, 0
         self.marks: dict[int, int] = {}
 
-    def do(self, stream: int, work: Callable[[], Any]) -> None:
+    def run_or_capture(self, stream: int, work: Callable[[], Any]) -> None:
         if stream in self._captures:
-            super().do(stream, work)
+            super().run_or_capture(stream, work)
         else:
             self.queue.append(work)
 
@@ -146,7 +146,7 @@ class BehindDriver(HostDriver):
             super().copy(target, source, nbytes, stream)
         else:
             values = ctypes.string_at(source, nbytes)
-            self.do(stream, lambda: ctypes.memmove(target, values, nbytes))
+            self.run_or_capture(stream, lambda: ctypes.memmove(target, values, nbytes))
 
     def launch_graph(self, executable: int, stream: int) -> None:
         self.queue.append(lambda: super(BehindDriver, self).launch_graph(executable, stream))
@@ -210,7 +210,9 @@ class IdleDriver(BehindDriver):
 
     def prepare(self, *what: Any) -> Any:
         _, kernel, grid, args, keywords = what
-        return interpreted_launch(lambda stream, _: self.do(stream, lambda: None), kernel, grid, args, keywords)
+        return interpreted_launch(
+            lambda stream, _: self.run_or_capture(stream, lambda: None), kernel, grid, args, keywords
+        )
 
 
 def generations(engine: DeviceEngine, ids: list[list[int]], count: int) -> None:
@@ -228,7 +230,7 @@ def pinned_in_use(device: Device) -> int:
     """Bytes of pinned memory that are not kept for reuse."""
     pool = backend_of(device).pinned
     kept = sum(size * len(blocks) for size, blocks in pool.free.items())
-    return pool.reserved - kept - sum(size for _, size, _ in pool.given)
+    return pool.reserved - kept - sum(size for _, size, _ in pool.returned)
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="how late a GPU is changes from run to run")

@@ -170,7 +170,7 @@ def test_whichever_allocation_fails_the_error_names_what_matters(room: int) -> N
     for part in ("19.0 MiB for softmax", "are free", OutOfMemoryError.ADVICE):
         assert part in text
     if taken:
-        assert f"made by softmax {19.0 * room:.1f} MiB in {room} block{'s' * (room > 1)}" in text
+        assert f"largest owners: softmax {19.0 * room:.1f} MiB in {room} block{'s' * (room > 1)}" in text
         pool.give(taken.pop())
         assert pool.take(19 * MIB, 0)  # it goes on with what is left
 
@@ -271,7 +271,7 @@ def test_finalizers_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(backend.pool.retired) == 1
     cuda.empty_cache()
     assert not backend.pool.retired
-    assert not backend.pool.given
+    assert not backend.pool.returned
     assert backend.pool.allocated < before
 
 

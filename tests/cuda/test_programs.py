@@ -20,7 +20,7 @@ STEPS = 40
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = backend_for(CUDA)
     monkeypatch.setattr(backend, "_calls", {})
-    monkeypatch.setattr(backend, "_into", {})
+    monkeypatch.setattr(backend, "_calls_into", {})
 
 
 # The first three fail where a copy is remembered with the type of its out, 110 where fill_(0.5) makes False.
@@ -39,7 +39,7 @@ def test_two_hundred_programs_agree_with_the_cpu(first: int) -> None:
 def test_a_call_that_is_remembered_with_its_outs_type_is_found(
     monkeypatch: pytest.MonkeyPatch, nothing_remembered: None
 ) -> None:
-    monkeypatch.setattr("genesis.backend.cuda.are_as_made", lambda *call: True)
+    monkeypatch.setattr("genesis.backend.cuda.has_default_layout", lambda *call: True)
     with pytest.raises(Disagreement, match=r"clone: dtype genesis\.float32, on the CPU genesis\.float16\nseed 71"):
         Program(71).run(STEPS)
 

@@ -31,7 +31,7 @@ def test_device_blocks_say_what_cuda_means() -> None:
         assert genesis.zeros(1, device="cuda").device == Device("cuda", 0)
     with pytest.raises(DeviceError, match="cuda:63"):
         cuda.device(63)
-    with pytest.raises(DeviceError, match="cpu is no CUDA device"):
+    with pytest.raises(DeviceError, match="cpu is not a CUDA device"):
         cuda.synchronize("cpu")
 
 
@@ -80,14 +80,14 @@ def test_work_on_a_side_stream_is_seen_after_waiting() -> None:
 def test_events_keep_milliseconds() -> None:
     begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
     assert begin.query()
-    with pytest.raises(UsageError, match="keep no time"):
+    with pytest.raises(UsageError, match="events with timing"):
         begin.elapsed_time(end)
     begin.record()
     genesis.ones(100, device="cuda").add_(1)
     end.record()
     end.synchronize()
     assert 0 <= begin.elapsed_time(end) < 60_000
-    with pytest.raises(UsageError, match="keep no time"):
+    with pytest.raises(UsageError, match="events with timing"):
         cuda.Event().elapsed_time(end)
 
 

@@ -130,7 +130,7 @@ def _driver() -> Any:
 
 def _do(comm: Comm, stream: int, run: Any) -> None:
     comm.check()
-    _driver().do(stream, _Work(comm, run))
+    _driver().run_or_capture(stream, _Work(comm, run))
 
 
 def _checked(pointer: int, nbytes: int) -> None:

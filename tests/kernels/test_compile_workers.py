@@ -51,8 +51,8 @@ def ask(function):
     return compilations.compiling(binary_kernel, signature, (9, 0))
 
 if how == "left":  # the process is killed while they have jobs
-    worker_take = compilations._Worker.take
-    compilations._Worker.take = lambda self, job: print(self.process.pid, flush=True) or worker_take(self, job)
+    worker_compile = compilations._Worker.compile
+    compilations._Worker.compile = lambda self, job: print(self.process.pid, flush=True) or worker_compile(self, job)
 made = [each.result() for each in [ask(function) for function in ((own,) if how == "own" else (_add, _mul))]]
 compilations._work.threads.shutdown()
 print(json.dumps(dict(here=len(here), started=len(started), running=[p.pid for p in started if p.poll() is None],

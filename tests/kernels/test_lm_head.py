@@ -45,7 +45,7 @@ def forget_calls() -> Iterator[None]:
     yield
     backend: Any = backend_for(CUDA)  # the one backend: it owns the captures and the memory
     backend._calls.clear()
-    backend._into.clear()
+    backend._calls_into.clear()
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_a_wrong_implementation_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     backend = backend_of(CUDA)
     monkeypatch.setitem(cuda_impls, "exp", wrong)
     monkeypatch.setattr(backend, "_calls", {})
-    monkeypatch.setattr(backend, "_into", {})
+    monkeypatch.setattr(backend, "_calls_into", {})
     cuda_impl_named.cache_clear()
     first = collected()["exp", "float32"][0]
     try:

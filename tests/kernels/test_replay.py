@@ -29,7 +29,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
     found = backend_for(CUDA)
     assert isinstance(found, CudaBackend)
     monkeypatch.setattr(found, "_calls", {})
-    monkeypatch.setattr(found, "_into", {})
+    monkeypatch.setattr(found, "_calls_into", {})
     return found
 
 
@@ -192,8 +192,8 @@ def test_sizes_that_depend_on_data_do_not_pile_up(backend: CudaBackend, monkeypa
         mask = genesis.tensor(np.arange(40) < count, device="cuda")
         assert x[mask].tolist() == values[:count].tolist()
         assert rows[mask[:20]].numpy().tolist() == values.reshape(20, 2)[:count].tolist()
-        assert len(backend._calls) <= 8 and len(backend._into) <= 8 and len(dispatch._layouts) <= 16
-    assert len(backend._into) == 8
+        assert len(backend._calls) <= 8 and len(backend._calls_into) <= 8 and len(dispatch._layouts) <= 16
+    assert len(backend._calls_into) == 8
 
 
 def test_each_layout_has_a_plan_of_its_own(backend: CudaBackend) -> None:

@@ -35,10 +35,10 @@ def forget_calls() -> Iterator[None]:
     """Launches that were recorded with other tile sizes must not be replayed."""
     backend: Any = backend_for(CUDA)
     backend._calls.clear()
-    backend._into.clear()
+    backend._calls_into.clear()
     yield
     backend._calls.clear()
-    backend._into.clear()
+    backend._calls_into.clear()
 
 
 @pytest.fixture

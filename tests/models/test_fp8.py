@@ -166,7 +166,7 @@ def made_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, s
         return spy
 
     with monkeypatch.context() as patched:
-        for name in ("_calls", "_into"):
+        for name in ("_calls", "_calls_into"):
             patched.setattr(backend_of(Device("cuda", 0)), name, {})
         for where, how in IN_8_BITS.items():
             patched.setattr(where, spied(pkgutil.resolve_name(where), *how))

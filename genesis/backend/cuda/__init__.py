@@ -1,4 +1,4 @@
-"""The CUDA backend: memory and streams through cuda-python, kernels in Triton. Nothing here imports torch."""
+"""The CUDA backend: memory and streams through cuda-python, kernels in Triton. It does not import torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from genesis.backend import ArrayLike, Backend, Device, OpLike, as_device
 from genesis.backend.cuda.dispatch import (
     Call,
-    are_as_made,
     call_key,
     cuda_impl_named,
     cuda_impl_of,
+    has_default_layout,
     is_value,
     record,
     remember,
@@ -32,9 +32,9 @@ from genesis.shapes import contiguous_strides
 
 __all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "find_backend"]
 
-COUNTERS = 1 << 14  # the most tiles of a launch whose last program is to be known
+COUNTERS = 1 << 14  # the most tiles in a launch that uses counters to find its last program
 AnyDevice = Device | str | int | None
-SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs by itself
+SIDE_STREAM_BYTES = 12 << 20  # bytes read; work on more than this fills the SMs alone
 _CURRENT = nullcontext()
 
 
@@ -46,44 +46,44 @@ class CudaBackend(Backend):
         self.driver = driver_for(device.index)
         self.pool = Pool(self.driver)
         self.pool.backend = self
-        self.pool.describe = self._described
-        self.stream = 0  # on which work is launched now
-        self.idle_streams: dict[int, list[int]] = {}  # that nobody uses, by priority
-        self._given = (0, -1)  # addresses from which the running op takes temporaries
+        self.pool.describe = self._describe_blocks
+        self.stream = 0  # launches go to this stream
+        self.idle_streams: dict[int, list[int]] = {}  # unused handles, by priority
+        self._temporary_range = (0, -1)  # the address range from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
-        self._into: dict[Any, Call] = {}  # into memory that is given, which comes before the inputs
+        self._calls_into: dict[Any, Call] = {}  # calls with given outputs, whose operands start with the outputs
 
     @functools.cached_property
     def side_stream(self) -> SideStream:
-        """Where a graph's work goes whose results nobody reads for a while; made outside captures."""
+        """The stream for work in a graph whose results are not read soon; created outside captures."""
         return SideStream(self)
 
     @functools.cached_property
     def comm_stream(self) -> CommStream:
-        """Where what ranks send each other goes while a step goes on; made outside captures."""
+        """The stream for communication between ranks that overlaps a step; created outside captures."""
         return CommStream(self)
 
     @functools.cached_property
     def counters(self) -> CudaStorage:
-        """`COUNTERS` int32 counters of programs that arrived, 0 between launches; made outside captures.
+        """`COUNTERS` int32 counters, 0 between launches; allocated outside captures.
 
-        The program that arrives last does what needs all others of a launch, and sets the counter to 0.
+        The programs of a launch count themselves; the last one does what depends on all others and resets the counter.
         """
         self.refuse_in_capture("counters were made")
         nbytes = 4 * COUNTERS
         block = self.pool.take(nbytes, self.stream, "counters")
         self.driver.fill(block.pointer, 0, nbytes, self.stream)
-        self.driver.synchronize_stream(self.stream)  # before other streams use them
+        self.driver.synchronize_stream(self.stream)  # other streams use them too
         return CudaStorage(self.pool, block, block.pointer, nbytes)
 
     @functools.cached_property
     def pinned(self) -> PinnedPool:
-        """Pinned host memory that this device copies from and to."""
+        """The pool of pinned host memory for copies from and to this device."""
         return PinnedPool(self)
 
     @property
     def is_capturing(self) -> bool:
-        """Whether launches enter a CUDA graph, which will compute their results whenever it is replayed."""
+        """Whether launches are captured into a CUDA graph, which computes their results at each replay."""
         return self.pool.capturing
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
@@ -100,11 +100,11 @@ class CudaBackend(Backend):
         self.comm_stream.join()
 
     def persistent_programs(self, per_sm: int = 1) -> int:
-        """How many programs a persistent kernel has, of which an SM runs `per_sm` at a time."""
+        """The number of programs that a persistent kernel launches when an SM runs `per_sm` of them at once."""
         return self.driver.properties.sm_count * per_sm
 
     def refuse_in_capture(self, what: str) -> None:
-        """Raise DeviceError while a graph is captured, for what a graph cannot hold."""
+        """Raise DeviceError while a graph is captured; `what` names the operation that a graph cannot hold."""
         if self.pool.capturing:
             raise DeviceError(
                 f"{what} inside the capture of a CUDA graph",
@@ -112,12 +112,14 @@ class CudaBackend(Backend):
             )
 
     def adopt(self, pointer: int, nbytes: int, owner: object) -> CudaStorage:
-        """Memory that another library owns; it is let go with the last view of it."""
+        """Wrap memory of another library; `owner` is released with the last view of the memory."""
         return CudaStorage(self.pool, None, pointer, nbytes, owner)
 
     def allocate(self, nbytes: int, owner: str | None = None) -> CudaStorage:
-        """Uninitialized device memory, reused in the order of the current stream. `owner` is who asks, for snapshots
-        and errors; None is the op that runs.
+        """Allocate uninitialized device memory, reused in the order of the current stream.
+
+        Args:
+            owner: the name that snapshots and errors show; None is the running op.
         """
         recorder = recording()
         if recorder is None:
@@ -128,17 +130,17 @@ class CudaBackend(Backend):
         return storage
 
     def temporary(self, nbytes: int, owner: str | None = None) -> CudaStorage:
-        """The same for the length of an op: from memory that it was given, where that is enough."""
-        start, end = self._given
+        """Allocate memory for the duration of an op, from the memory of `temporaries_from` if it has room."""
+        start, end = self._temporary_range
         if start + nbytes <= end:
-            self._given = start + (-(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT), end
+            self._temporary_range = start + (-(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT), end
             return CudaStorage(self.pool, None, start, nbytes)
         block = self.pool.take(nbytes, self.stream, owner)
         return CudaStorage(self.pool, block, block.pointer, nbytes)
 
     @contextmanager
     def owned_by(self, owner: str) -> Iterator[None]:
-        """Inside the block, memory is taken for `owner`; an op that runs in it takes its own."""
+        """Attribute memory that is allocated inside the block to `owner`; an op inside it takes its own name."""
         before, self.pool.owner = self.pool.owner, owner
         try:
             yield
@@ -146,43 +148,43 @@ class CudaBackend(Backend):
             self.pool.owner = before
 
     def label(self, storage: CudaStorage, owner: str) -> None:
-        """Say whose a storage is from now on: a parameter's, an optimizer state's."""
+        """Attribute a storage to `owner` from now on, such as a parameter or an optimizer state."""
         if storage.block is not None:
             storage.block.owner = owner
 
-    def _described(self) -> dict[int, str]:
-        """Dtype and shape of the largest tensor in each block, by address."""
-        found: dict[int, Any] = {}
-        for each in gc.get_objects():  # by name: Array is a layer above
+    def _describe_blocks(self) -> dict[int, str]:
+        """The dtype and shape of the largest tensor in each block, by address."""
+        largest: dict[int, Any] = {}
+        for each in gc.get_objects():  # by name: Array is defined in a layer above
             if type(each).__name__ == "Array" and getattr(each, "device", None) == self.device:
-                pointer, known = each.storage.pointer, found.get(each.storage.pointer)
-                found[pointer] = each if known is None or each.nbytes > known.nbytes else known
-        return {pointer: f"{a.dtype.name} {list(a.shape)}" for pointer, a in found.items()}
+                pointer, known = each.storage.pointer, largest.get(each.storage.pointer)
+                largest[pointer] = each if known is None or each.nbytes > known.nbytes else known
+        return {pointer: f"{a.dtype.name} {list(a.shape)}" for pointer, a in largest.items()}
 
     @contextmanager
     def temporaries_from(self, memory: ArrayLike) -> Iterator[None]:
-        """Inside the block, ops take temporaries from `memory`, whose contents nobody needs; one op at a time."""
+        """Take the temporaries of ops from `memory` inside the block, which overwrites it; one op at a time."""
         start = memory.data_ptr()
         aligned = -(-start // ALIGNMENT) * ALIGNMENT
-        before, self._given = self._given, (aligned, start + memory.nbytes)
+        before, self._temporary_range = self._temporary_range, (aligned, start + memory.nbytes)
         try:
             yield
         finally:
-            self._given = before
+            self._temporary_range = before
 
     def replay(
         self, op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any], out: ArrayLike | None = None
     ) -> tuple[Any, ...] | None:
-        """The outputs of a call like one before, in `out` where it is given; None where there was none.
+        """Replay a call that was recorded before and return its outputs, or None if it was not recorded.
 
-        Whether `out` fits was found when the call was recorded: that depends on what the key holds.
+        `out` was checked when the call was recorded: the check depends only on what the key contains.
         """
         if recorders and recording() is not None:
             return None
         operands = inputs if out is None else (out, *inputs)
         try:
-            call = (self._calls if out is None else self._into).get(call_key(op, operands, attrs))
-        except TypeError:  # an attribute that cannot be a key
+            call = (self._calls if out is None else self._calls_into).get(call_key(op, operands, attrs))
+        except TypeError:  # an attribute that is not hashable
             return None
         if call is None:
             return None
@@ -190,7 +192,7 @@ class CudaBackend(Backend):
             return call.run(operands)
         storage = out.storage
         for x in inputs:
-            if x is not out and getattr(x, "storage", None) is storage:  # the key does not say how they overlap
+            if x is not out and getattr(x, "storage", None) is storage:  # the key does not contain the overlap
                 return None
         call.run(operands)
         for changed in (storage, *(inputs[i].storage for i in op.mutates)):
@@ -198,17 +200,17 @@ class CudaBackend(Backend):
         return (out,)
 
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
-        """Run an op and remember what it launched, or replay that on operands of the same layout."""
+        """Run an op and record its launches, or replay the launches of a call with the same layouts."""
         out: Any = outputs[0] if len(outputs) == 1 else outputs
         cuda_impl = cuda_impl_of(op)
-        if recording() is not None:  # inside another op's CUDA implementation: its launches belong to that one
+        if recording() is not None:  # nested in another CUDA implementation, which records the launches
             cuda_impl(out, *inputs, **attrs)
             return
         operands = (*outputs, *inputs)
         key: tuple[Any, ...] | None = call_key(op, operands, attrs)
         try:
-            call = self._into.get(key)
-        except TypeError:  # an attribute that cannot be a key
+            call = self._calls_into.get(key)
+        except TypeError:  # an attribute that is not hashable
             key = call = None
         if call is not None:
             call.run(operands)
@@ -219,12 +221,12 @@ class CudaBackend(Backend):
         numbers = [x for x in inputs if not hasattr(x, "storage")]
         if plan is None or key is None or not all(map(is_value, (*numbers, *attrs.values()))):
             return
-        remember(self._into, key, Call(self, plan, (), operands))
-        if are_as_made(op, outputs, inputs, attrs):
+        remember(self._calls_into, key, Call(self, plan, (), operands))
+        if has_default_layout(op, outputs, inputs, attrs):
             remember(self._calls, call_key(op, inputs, attrs), Call(self, plan, outputs, inputs, op.mutates))
 
     def to_numpy(self, array: ArrayLike) -> np.ndarray:
-        """A host copy of the elements; waits for the stream."""
+        """Copy the elements to the host; waits for the stream."""
         forget_plan()
         self.refuse_in_capture("device values were read on the host")
         if not array.is_contiguous:
@@ -239,7 +241,7 @@ class CudaBackend(Backend):
         return values
 
     def from_numpy(self, values: np.ndarray, array: ArrayLike) -> None:
-        """Write host values into a device array, cast to its dtype."""
+        """Copy host values into a device array, cast to its dtype."""
         self.refuse_in_capture("host values were copied to the device")
         source = np.ascontiguousarray(np.broadcast_to(values, array.shape).astype(array.dtype.numpy, copy=False))
         if not source.nbytes:
@@ -250,14 +252,14 @@ class CudaBackend(Backend):
             cuda_impl_named("copy", "elementwise")(array, target)
 
     def _like(self, array: Any) -> Any:
-        """Contiguous memory of an array's shape and dtype."""
+        """Allocate contiguous memory with the shape and dtype of an array."""
         storage = self.allocate(array.nbytes)
         return type(array)(storage, array.shape, contiguous_strides(array.shape), array.dtype, array.device)
 
 
 @functools.cache
 def driver_for(index: int) -> Driver:
-    """The driver of device `index`. Raises DeviceError where there is no such device."""
+    """The driver of device `index`. Raises DeviceError if the device does not exist."""
     if index in drivers:
         return drivers[index]
     return HostDriver(index) if is_interpreted() else Driver(index)
@@ -265,10 +267,10 @@ def driver_for(index: int) -> Driver:
 
 def find_backend(which: AnyDevice = None) -> CudaBackend:
     """The backend of a `Device`, "cuda:1", an index, or None for the current device. Raises DeviceError without one."""
-    place = as_device("cuda" if which is None else f"cuda:{which}" if isinstance(which, int) else which)
-    if place.type != "cuda":
-        raise DeviceError(f"{place} is no CUDA device", next='use "cuda" or "cuda:<index>"')
-    return backend_of(place)
+    device = as_device("cuda" if which is None else f"cuda:{which}" if isinstance(which, int) else which)
+    if device.type != "cuda":
+        raise DeviceError(f"{device} is not a CUDA device", next='use "cuda" or "cuda:<index>"')
+    return backend_of(device)
 
 
 @functools.cache

@@ -1,12 +1,12 @@
-"""Compilations: kernels from the cache on disk, or made side by side, each once.
+"""Compilation of kernels: each is loaded from the disk cache or compiled once, in parallel with others.
 
-Each kernel has one entry in the cache (`genesis.files.cache`): what a launch needs, and the machine code. An entry that
-is damaged, or that somebody else could have written, is compiled again and replaced.
+Each kernel has one entry in the cache (`genesis.files.cache`): the facts for its launches, and the machine code. If an
+entry is damaged, or another user could have written it, the kernel is compiled again and the entry is replaced.
 
-Triton's passes and the assembler run outside Python's lock, what lies between them inside it: threads wait for each
-other there, and whatever else the process does waits among them. So where many kernels are asked for at once, and there
-are cores for them, workers compile them: processes that are given a kernel's name and signature, and answer with the
-machine code. What a worker cannot take, or fails at, is compiled where it was asked for.
+Triton's passes and the assembler release the GIL, but the code between them holds it. So threads that compile wait for
+each other and delay the rest of the process. If many kernels are requested at once and there are enough cores, worker
+processes compile them: a worker gets a kernel's name and signature and returns the machine code. The requesting process
+compiles whatever a worker cannot take or fails to compile.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from genesis.backend.host import usable_cores
 from genesis.files.cache import Cache, user_folder
 
 Progress = Callable[[int, int], None]
-OWN = "genesis."  # modules whose kernels a worker can import without running anything of a user's
-MANY = 8  # kernels that are asked for and not done, from which on a worker's start pays
+OWN = "genesis."  # a worker can import kernels of these modules without running code of the user
+MANY = 8  # unfinished requests from which on starting a worker pays off
 FEWEST_CORES = 4
 MOST = 12
-LAST_JOB_S = 5.0  # which a worker may take to end
-MAX_BYTES = 64 << 20  # of a kernel's entry in the cache
+LAST_JOB_S = 5.0  # grace period for the current job of a worker that is stopped
+MAX_BYTES = 64 << 20  # of a kernel's cache entry
 
 
 class _Worker:
-    """One process."""
+    """One worker process."""
 
     def __init__(self) -> None:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},  # not one for each core
+            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},  # not one BLAS thread per core
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is for the process that asks
+            process_group=0,  # Ctrl-C must reach only the parent
         )
 
-    def take(self, job: bytes) -> Binary | None:
-        """What it makes; None where it fails, or gives no answer. Raises: OSError where the process has ended."""
+    def compile(self, job: bytes) -> Binary | None:
+        """Compile a job; None if the worker fails. Raises OSError if the process has ended."""
         assert self.process.stdin and self.process.stdout
         _write(self.process.stdin, job)
         facts, image = _read(self.process.stdout), _read(self.process.stdout)
@@ -62,8 +62,8 @@ class _Worker:
             raise BrokenPipeError
         return unpacked(facts, image)
 
-    def ended(self) -> None:
-        """Wait until it has ended, soon after it was told to, where it has a job, too."""
+    def wait_or_kill(self) -> None:
+        """Wait for a process that was told to end; kill it if it takes longer than `LAST_JOB_S`."""
         try:
             self.process.wait(LAST_JOB_S)
         except subprocess.TimeoutExpired:
@@ -76,7 +76,7 @@ class _Worker:
 
 
 class Workers:
-    """The workers of a process, which start as they are needed; none any more once one has failed or ended itself."""
+    """The workers of this process, started on demand; after one has failed or died, none is used again."""
 
     def __init__(self) -> None:
         self._all: list[_Worker] = []
@@ -86,39 +86,39 @@ class Workers:
 
     @functools.cached_property
     def most(self) -> int:
-        """As the cores allow, which the ranks of a host share."""
+        """The most workers to run, given the cores that each rank of this host can use."""
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
         cores = usable_cores() // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
         return min(MOST, cores - 1) if cores >= FEWEST_CORES and sys.executable else 0
 
     @property
     def running(self) -> int:
-        """Processes that have not ended."""
+        """The number of processes that have not ended."""
         return len(self._all) + self._ending
 
-    def made(self, kernel: Any, signature: Signature, capability: tuple[int, int], *, waiting: int) -> Binary | None:
-        """What a worker makes of a kernel; None without a worker. `waiting` kernels are not done, this one included."""
+    def compile(self, kernel: Any, signature: Signature, capability: tuple[int, int], *, waiting: int) -> Binary | None:
+        """Compile a kernel in a worker, or return None; `waiting` counts unfinished kernels, including this one."""
         if not self.most:
             return None
         parts = (entry_name(kernel, signature, capability), kernel, signature, capability)
         try:
-            job = json.dumps([_plain(each) for each in parts]).encode()
+            job = json.dumps([_encode(each) for each in parts]).encode()
         except TypeError:
             return None
-        worker = self._taken(waiting)
+        worker = self._claim(waiting)
         if worker is None:
             return None
-        found = None
-        with suppress(OSError):  # it has ended
-            found = worker.take(job)
+        binary = None
+        with suppress(OSError):  # the worker has died
+            binary = worker.compile(job)
         with self._lock:
-            if found is None:
+            if binary is None:
                 self.most = 0
             self._idle.append(worker)
-        return found
+        return binary
 
-    def _taken(self, waiting: int) -> _Worker | None:
-        """A worker for the thread alone; None where there is none to have."""
+    def _claim(self, waiting: int) -> _Worker | None:
+        """A worker for the calling thread only; None if none is available or worth starting."""
         with self._lock:
             if self.most and self._idle:
                 return self._idle.pop()
@@ -126,27 +126,27 @@ class Workers:
                 return None
             try:
                 worker = _Worker()
-            except OSError:  # no more processes or descriptors
+            except OSError:  # no processes or descriptors left
                 self.most = 0
                 return None
             self._all.append(worker)
             return worker
 
     def end(self) -> None:
-        """Stop all. Jobs that run fail, and are done where they were asked for."""
+        """Stop all workers. Their running jobs fail and are then compiled in this process."""
         with self._lock:
             ended, self._all, self._idle = self._all, [], []
             self._ending += len(ended)
         for worker in ended:
             worker.process.terminate()
         for worker in ended:
-            worker.ended()
+            worker.wait_or_kill()
             with self._lock:
                 self._ending -= 1
 
 
 class _Work:
-    """The compilations of this process, side by side in threads, which wait for workers where many are asked for."""
+    """The compilations of this process: they run in threads, which use workers when many kernels are requested."""
 
     def __init__(self) -> None:
         self.asked = self.done = 0
@@ -161,26 +161,26 @@ class _Work:
     def start(self, make: Callable[[], Binary]) -> Future[Binary]:
         with self.lock:
             self.asked += 1
-        self._tell()
+        self._notify()
         future = self.threads.submit(make)
         future.add_done_callback(self._ended)
         return future
 
     def _ended(self, future: Future[Binary]) -> None:
-        """It is done, has failed, or was given up."""
+        """Count a compilation that has succeeded, failed or was cancelled."""
         with self.lock:
             self.done += 1
             is_last = self.done == self.asked
-        self._tell()
+        self._notify()
         if is_last:
             self.workers.end()
 
     def cancel(self) -> None:
-        """Give up what has not begun."""
+        """Cancel compilations that have not started."""
         if (threads := self.__dict__.pop("threads", None)) is not None:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self.listeners):
             listener(self.done, self.asked)
 
@@ -190,7 +190,7 @@ _work = _Work()
 
 @contextmanager
 def progress(listener: Progress) -> Iterator[None]:
-    """Call `listener(done, asked)` at every kernel that is asked for or done inside the block, from any thread."""
+    """Call `listener(done, asked)` for every kernel requested or finished inside the block, from any thread."""
     _work.listeners.append(listener)
     try:
         yield
@@ -199,13 +199,13 @@ def progress(listener: Progress) -> Iterator[None]:
 
 
 def is_compiling() -> bool:
-    """Whether compilations that were asked for have not ended."""
+    """Whether requested compilations are unfinished."""
     return _work.done < _work.asked
 
 
 @contextmanager
-def given_up_on_error() -> Iterator[None]:
-    """Where the block ends by an error, give up compilations that have not begun: the process's end waits for all."""
+def cancelled_on_error() -> Iterator[None]:
+    """Cancel pending compilations if the block raises: the process would otherwise wait for them when it exits."""
     try:
         yield
     except BaseException:
@@ -214,32 +214,32 @@ def given_up_on_error() -> Iterator[None]:
 
 
 def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:
-    """The machine code of `kernel` for a signature: from the cache, or from a compilation that starts now."""
+    """Return the machine code of `kernel` for a signature, from the cache or from a compilation that starts now."""
     cache, name = _cache(cache_folder()), entry_name(kernel, signature, capability)
-    found = _found(cache, name)
-    if found is None:
-        return _work.start(functools.partial(_made_once, cache, name, kernel, signature, capability))
+    binary = _cached_binary(cache, name)
+    if binary is None:
+        return _work.start(functools.partial(_compile_once, cache, name, kernel, signature, capability))
     ready: Future[Binary] = Future()
-    ready.set_result(found)
+    ready.set_result(binary)
     return ready
 
 
-def _made_once(cache: Cache, name: str, kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
-    """Compile where no other process does: ranks of one host ask for the same kernels at the same time."""
+def _compile_once(cache: Cache, name: str, kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
+    """Compile under the entry's lock, because the ranks of a host request the same kernels at the same time."""
     with cache.alone(name):
-        found = _found(cache, name)
-        if found is None:
-            found = _work.workers.made(kernel, signature, capability, waiting=_work.asked - _work.done)
-            found = compile_kernel(kernel, signature, capability) if found is None else found
-            _keep(cache, name, found)
-    return found
+        binary = _cached_binary(cache, name)
+        if binary is None:
+            binary = _work.workers.compile(kernel, signature, capability, waiting=_work.asked - _work.done)
+            binary = compile_kernel(kernel, signature, capability) if binary is None else binary
+            _store(cache, name, binary)
+    return binary
 
 
 # --- The cache -------------------------------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: XDG_CACHE_HOME/genesis/kernels, by default below ~/.cache."""
+    """The folder of compiled kernels: XDG_CACHE_HOME/genesis/kernels, by default below ~/.cache."""
     return user_folder("kernels")
 
 
@@ -248,7 +248,7 @@ def _cache(folder: Path) -> Cache:
     return Cache.of_user(folder)
 
 
-def _found(cache: Cache, name: str) -> Binary | None:
+def _cached_binary(cache: Cache, name: str) -> Binary | None:
     entry = cache.find(name, limit=MAX_BYTES)
     try:
         return None if entry is None else unpacked(bytes(entry.part("facts")), bytes(entry.part("image")))
@@ -256,35 +256,35 @@ def _found(cache: Cache, name: str) -> Binary | None:
         return None
 
 
-def _keep(cache: Cache, name: str, made: Binary) -> None:
-    facts, image = packed(made)
+def _store(cache: Cache, name: str, binary: Binary) -> None:
+    facts, image = packed(binary)
     cache.put(name, {"facts": facts, "image": image})
 
 
-# --- What a worker is told, and answers -------------------------------------------------------------------------------
+# --- Messages to and from a worker ------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON. Raises TypeError where another process could not find it: functions go by their names."""
+def _encode(value: Any) -> Any:
+    """A value as JSON; functions are encoded by name. Raises TypeError if another process could not import it."""
     import triton.language as tl
 
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, tuple):
-        return {"tuple": [_plain(each) for each in value]}
+        return {"tuple": [_encode(each) for each in value]}
     if type(value) is tl.dtype:
         return {"type": value.name}
     if type(value) is tl.constexpr:
-        return {"constant": _plain(value.value)}
+        return {"constant": _encode(value.value)}
     function = getattr(value, "fn", None)
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if not module.startswith(OWN) or getattr(sys.modules.get(module), name, None) is not value:
-        raise TypeError(f"{value!r} is not found by its name")
+        raise TypeError(f"{value!r} cannot be imported by its name")
     return {"function": [module, name]}
 
 
-def _value(plain: dict[str, Any]) -> Any:
-    """What `_plain` made an object of."""
+def _decode(plain: dict[str, Any]) -> Any:
+    """The value that `_encode` turned into an object."""
     import triton.language as tl
 
     ((kind, content),) = plain.items()
@@ -295,18 +295,18 @@ def _value(plain: dict[str, Any]) -> Any:
     return tl.dtype(content) if kind == "type" else tl.constexpr(content)
 
 
-# Jobs and answers are parts of bytes, each behind its length: a job is one part of JSON, an answer the facts as
-# JSON and then the image, or two empty parts where the worker failed.
+# Jobs and answers consist of parts, each preceded by its length. A job is one part of JSON. An answer is the facts as
+# JSON and then the image, or two empty parts if the worker failed.
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Do jobs until there are no more: a worker ends with its input, so that none outlives the process that asks."""
+    """Compile jobs until the input ends, so that no worker outlives its parent process."""
     while (job := _read(jobs)) is not None:
         facts, image = b"", b""
-        with suppress(Exception):  # it is compiled again where it was asked for, and fails there
-            name, kernel, signature, capability = json.loads(job, object_hook=_value)
+        with suppress(Exception):  # the parent compiles it again and gets the error
+            name, kernel, signature, capability = json.loads(job, object_hook=_decode)
             signature = Signature(*signature)
-            if entry_name(kernel, signature, capability) == name:  # of the same source
+            if entry_name(kernel, signature, capability) == name:  # both processes have the same source
                 facts, image = packed(compile_kernel(kernel, signature, capability))
         for part in (facts, image):
             _write(answers, part)
@@ -318,23 +318,23 @@ def _write(stream: IO[bytes], part: bytes) -> None:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """The next part; None at the stream's end."""
+    """The next part, or None at the end of the stream."""
     size = stream.read(8)
     part = stream.read(int.from_bytes(size, "little"))
     return None if len(size) < 8 or len(part) < int.from_bytes(size, "little") else part
 
 
-def _end(*_: Any) -> None:
-    """Leave, and remove temporary files undisturbed."""
+def _exit_on_sigterm(*_: Any) -> None:
+    """Exit, and remove temporary files undisturbed by another signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit()
 
 
 def main() -> None:
-    """A worker's process, which leaves no temporary file behind."""
-    os.nice(5)  # what the process that asked does meanwhile goes first
-    signal.signal(signal.SIGTERM, _end)
+    """The main function of a worker process, which leaves no temporary file behind."""
+    os.nice(5)  # the parent's own work has priority
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed is no answer
+    os.dup2(2, 1)  # anything printed must not reach the answers
     serve(sys.stdin.buffer, answers)

@@ -1,6 +1,6 @@
-"""From a kernel's source and signature to machine code, through Triton's compiler.
+"""Compilation of a kernel through Triton: from its source and signature to machine code.
 
-Nothing here touches a GPU: any machine can compile for any architecture. What is compiled when: compilations.py.
+Nothing here uses a GPU: any machine can compile for any architecture. compilations.py decides when to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from genesis.backend.cuda.tma import Facts, is_descriptor
 from genesis.errors import DeviceError
 from genesis.files.trust import private_folder
 
-# --- What a kernel is compiled for ------------------------------------------------------------------------------------
+# --- The signature of a kernel ----------------------------------------------------------------------------------------
 
 _NAMES = {
     "float64": "fp64",
@@ -37,29 +37,29 @@ _NAMES = {
 
 
 class Double(float):
-    """A Python float that reaches the kernel as float64; a plain one reaches it as float32."""
+    """A Python float that is passed to a kernel as float64. A plain float is passed as float32."""
 
 
 class Signature(NamedTuple):
-    """The key of a compiled kernel: for every argument its type, or ("constexpr", value), nested as arguments are."""
+    """The key of a compiled kernel: the type of every argument, or ("constexpr", value), nested like the arguments."""
 
-    # one entry an argument: a string such as "*fp32" or "i32", with a trailing ":16" where 16 divides the value, or
-    # "tensordesc<bf16[128, 64]>"; a pair for a constant; a tuple of entries for a tuple
+    # One entry per argument: a string such as "*fp32" or "i32", with the suffix ":16" if 16 divides the value, or
+    # "tensordesc<bf16[128, 64]>"; a pair for a constant; a tuple of entries for a tuple.
     types: tuple[Any, ...]
     constants: tuple[tuple[str, Any], ...]  # the keyword constants, sorted by name
-    options: tuple[tuple[str, Any], ...]  # num_warps and num_stages and the like, sorted by name
+    options: tuple[tuple[str, Any], ...]  # such as num_warps and num_stages, sorted by name
 
 
 def is_array(value: object) -> bool:
-    """Whether a kernel's argument is an array (of a layer above)."""
+    """Whether a kernel's argument is an array. (The class is defined in a layer above.)"""
     return hasattr(value, "storage")
 
 
 def describe(value: Any, nested: bool = False, specialize: bool = True) -> Any:
-    """The entry of one argument.
+    """Return the signature entry of one argument.
 
-    As in Triton, an integer that is 1 becomes a constant, and integers and addresses that 16 divides are marked as
-    such; here 0 becomes a constant, too, inside tuples, where it is the stride of a broadcast dimension.
+    As in Triton, the integer 1 becomes a constant, and integers and addresses that 16 divides are marked. Unlike in
+    Triton, 0 inside a tuple also becomes a constant: it is the stride of a broadcast dimension.
     """
     if is_array(value):
         return "*" + _NAMES[value.dtype.name] + (":16" if value.data_ptr() % 16 == 0 else "")
@@ -80,34 +80,34 @@ def describe(value: Any, nested: bool = False, specialize: bool = True) -> Any:
     raise TypeError(f"a kernel takes arrays, numbers and tuples of them, not {type(value).__name__}")
 
 
-# --- What it is compiled to -------------------------------------------------------------------------------------------
+# --- Machine code -----------------------------------------------------------------------------------------------------
 
 
 class Binary(NamedTuple):
-    """Machine code and what its launch needs."""
+    """Machine code and the facts that its launch needs."""
 
     image: bytes  # the cubin
-    name: str  # the kernel's name in it
+    name: str  # the kernel's name in the cubin
     shared: int  # bytes of dynamic shared memory
-    warps: int  # warps a block
-    parameters: int  # how many the machine code takes, Triton's own scratch addresses at the end included
-    descriptors: tuple[Facts, ...] = ()  # for each descriptor among the arguments, how its tensor map is to be made
+    warps: int  # per block
+    parameters: int  # of the machine code, including Triton's scratch addresses at the end
+    descriptors: tuple[Facts, ...] = ()  # how to encode the tensor map of each descriptor argument
 
 
-MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # beyond every GPU and every kernel
+MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # above every GPU and kernel
 _FACTS = ("name", "shared", "warps", "parameters", "descriptors")
 
 
-def packed(made: Binary) -> tuple[bytes, bytes]:
+def packed(binary: Binary) -> tuple[bytes, bytes]:
     """The facts as JSON, and the image."""
-    return json.dumps({key: getattr(made, key) for key in _FACTS}).encode(), made.image
+    return json.dumps({key: getattr(binary, key) for key in _FACTS}).encode(), binary.image
 
 
 def unpacked(facts: bytes, image: bytes) -> Binary | None:
-    """What was packed, or None where a figure is none that a kernel can have."""
+    """Restore a binary from the result of `packed`; None if a value is outside the range of real kernels."""
     try:
-        found = json.loads(facts)
-        name, shared, warps, parameters, descriptors = (found[key] for key in _FACTS)
+        values = json.loads(facts)
+        name, shared, warps, parameters, descriptors = (values[key] for key in _FACTS)
         maps = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in descriptors)
         numbers = [n for s, k, i, box in maps for n in (s, k, i, *box)]
         bounds = [(shared, MAX_SHARED), (warps, MAX_WARPS), (parameters, MAX_PARAMETERS)]
@@ -120,31 +120,31 @@ def unpacked(facts: bytes, image: bytes) -> Binary | None:
 
 
 def entry_name(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
-    """A name for everything that the machine code depends on."""
+    """A file name that hashes everything the machine code depends on."""
     import triton
 
     with _parsing:
         constants = [(name, getattr(value, "cache_key", repr(value))) for name, value in signature.constants]
         source = kernel.cache_key
-    made_by = (_HAND, triton.__version__, capability, kernel.fn.__qualname__, source)
-    parts = (*made_by, signature.types, constants, signature.options)
+    compiler = (_HAND, triton.__version__, capability, kernel.fn.__qualname__, source)
+    parts = (*compiler, signature.types, constants, signature.options)
     return f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.kernel"
 
 
 @functools.cache
 def _scratch() -> str:
-    """Triton keeps every stage of a compilation in a folder; this process's is its own and gone at the end."""
+    """Triton's folder for the stages of a compilation: private to this process and removed when it exits."""
     return tempfile.mkdtemp(prefix="triton-", dir=private_folder())
 
 
 _settings_lock = threading.Lock()
-_settings_users: list[int] = []  # threads that compile for us
-_settings_scopes = ExitStack()  # they put back the environment too, where Triton writes what is set
+_settings_users: list[int] = []  # threads that are compiling
+_settings_scopes = ExitStack()  # on close they also restore the environment, which Triton writes to
 
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """Triton's cache folder, and our hand in its stages, while any thread compiles for us; they are the process's."""
+    """Set Triton's cache folder and our hook while any thread compiles. The settings are global to the process."""
     from triton import knobs
 
     with _settings_lock:
@@ -162,13 +162,13 @@ def _own_settings() -> Iterator[None]:
                 _settings_scopes.close()
 
 
-# Held where Triton parses Python. Before 3.13 Python counts the depth of syntax trees for all threads together: where a
-# garbage collection in the midst lets another thread parse, one of them ends with "recursion depth mismatch".
+# Held while Triton parses Python. Before 3.13, Python counts the depth of syntax trees across all threads: if a garbage
+# collection lets another thread parse meanwhile, one of them fails with "recursion depth mismatch".
 _parsing = threading.Lock()
 
 
 def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
-    """Triton's hook: change PTX on its way to the assembler. Without arguments it is asked for a name of the change."""
+    """Triton's hook, which changes PTX before assembly. Called without arguments, it returns the change's name."""
     if not stage:
         return _HAND, _HAND
     _, stages, _, _, capability = stage
@@ -179,12 +179,12 @@ def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
 
 
 def dependent(ptx: str) -> str:
-    """A kernel that waits for the one before it in its stream, before it does anything; or where it says so itself
+    """Make a kernel wait for its predecessor in the stream, either first or where the kernel itself waits
     (`genesis.kernels.dependents`).
 
-    So it may be brought to the SMs as soon as that one's last programs leave them: 0.2 to 0.4 us less between
-    two kernels of a graph. Nothing lets it in earlier (`griddepcontrol.launch_dependents`): programs that come while
-    others run fill what places are free, unevenly, and there they stay (docs/log.md).
+    The GPU may then start the kernel as soon as the last programs of its predecessor leave their SMs. This saves 0.2 to
+    0.4 us between two kernels of a graph. `griddepcontrol.launch_dependents` allows an even earlier start, but is not
+    used: programs that arrive early are spread unevenly over the SMs and remain there (docs/log.md).
     """
     if _WAIT in ptx:
         return ptx
@@ -194,43 +194,43 @@ def dependent(ptx: str) -> str:
 
 
 _WAIT = "griddepcontrol.wait"
-_HAND = "genesis: waits at its beginning"  # what our hand in the stages does, for keys of caches
+_HAND = "genesis: waits at its beginning"  # names the change of the hook, for cache keys
 _BEGIN = re.compile(r"\.entry\s+[^{]*\{\n(?:\s*\.(?:reg|local|shared)\b[^\n]*\n)*")
 
 
 def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
-    """Compile now, whatever the cache holds."""
-    made = compiled(kernel, signature, capability)
-    _check_layouts(made.asm["ttgir"], kernel.__name__)
-    facts = made.metadata
+    """Compile a kernel without looking into the cache."""
+    result = compiled(kernel, signature, capability)
+    _check_layouts(result.asm["ttgir"], kernel.__name__)
+    facts = result.metadata
     maps = tuple(
         Facts(m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"])) for m in facts.tensordesc_meta or ()
     )
-    entry = re.search(r"\.entry\s+\S+\s*\((.*?)\n\)", made.asm["ptx"], re.DOTALL)
+    entry = re.search(r"\.entry\s+\S+\s*\((.*?)\n\)", result.asm["ptx"], re.DOTALL)
     assert entry is not None, "PTX without an entry"
     parameters = entry.group(1).count(".param")
     shared, warps = int(facts.shared), int(facts.num_warps)
-    return Binary(made.asm["cubin"], facts.name, shared, warps, parameters, maps)
+    return Binary(result.asm["cubin"], facts.name, shared, warps, parameters, maps)
 
 
 _FOR = re.compile(r'elementwise_inline_asm "\{ // for ([^\\]*)\\0A.*?tensor<\w+, (#\w+)>')
 
 
 def _check_layouts(ttgir: str, name: str) -> None:
-    """Raise DeviceError where assembly does not get the layout of numbers in registers that its first line names."""
+    """Raise DeviceError if inline assembly gets operands in a register layout that its first line does not declare."""
     import triton
 
     for expected, alias in _FOR.findall(ttgir):
         if f"{alias} = {expected}\n" not in ttgir:
             raise DeviceError(
-                f"{name}: Triton {triton.__version__} holds accumulators in another layout than"
-                f" the kernel's assembly was written for, {expected}",
-                next="install a Triton that Genesis was tested with: 3.6.0",
+                f"{name}: Triton {triton.__version__} does not keep accumulators in the layout that"
+                f" the kernel's assembly needs, {expected}",
+                next="pip install triton==3.6.0",
             )
 
 
 def compiled(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Any:
-    """What Triton's compiler makes of a kernel: `asm` has each stage of it, from ttir to cubin."""
+    """Run Triton's compiler and return its result, whose `asm` has the text of each stage, from ttir to cubin."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -248,15 +248,15 @@ def compiled(kernel: Any, signature: Signature, capability: tuple[int, int]) -> 
 
     source.make_ir = make_ir_alone
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
-    options = {"enable_fp_fusion": True, **dict(signature.options)}  # 3.9 warns where it is left open
+    options = {"enable_fp_fusion": True, **dict(signature.options)}  # Triton 3.9 warns if this is not set
     with _parsing:
-        source.hash()  # it has the kernel's cache_key, which stays
+        source.hash()  # caches the kernel's cache_key while the lock is held
     with _own_settings():
         return triton.compile(source, target=target, options=options)
 
 
 def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
-    """Types, constants and attributes as Triton's compiler takes them: by name, by path, by path."""
+    """Types by name, constants by path and attributes by path, as Triton's compiler takes them."""
     names = [name for name in kernel.arg_names if name not in dict(signature.constants)]
     assert len(names) == len(signature.types), f"{kernel.__name__} takes {names}, got {len(signature.types)} arguments"
     types: dict[str, Any] = {}
@@ -274,10 +274,10 @@ def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict
             return "constexpr"
         return tuple(enter(item, (*path, i)) for i, item in enumerate(entry))
 
-    given = dict(zip(names, signature.types, strict=True))
+    entries = dict(zip(names, signature.types, strict=True))
     for at, name in enumerate(kernel.arg_names):
-        if name in given:
-            types[name] = enter(given[name], (at,))
+        if name in entries:
+            types[name] = enter(entries[name], (at,))
         else:
             types[name] = "constexpr"
             constants[(at,)] = dict(signature.constants)[name]

@@ -1,10 +1,10 @@
-"""Dispatch of ops: from a call to its launches, which are recorded once as a launch plan and then repeated.
+"""Dispatch of ops: the launches of a call are recorded once as a launch plan and then replayed.
 
-A CUDA implementation of an op (in `genesis.kernels`) is plain Python that calls `launch`. What it does may depend on
-shapes, strides, dtypes, attributes and numbers, and on whether ops are recorded for backward, never on values in
-memory. So its launches are recorded the first time and kept as a `Plan` under exactly those; the next call with the
-same key makes its outputs, puts addresses into the recorded parameters and goes straight to the driver. An
-implementation that reads memory back (a count, say) has no plan.
+A CUDA implementation of an op (in `genesis.kernels`) is plain Python that calls `launch`. Its launches may depend on
+shapes, strides, dtypes, attributes and numbers, and on whether ops are recorded for backward, but never on values in
+memory. The first call records them as a `Plan` under a key of exactly those properties. The next call with the same key
+allocates its outputs, writes addresses into the recorded parameters and calls the driver directly. An implementation
+that reads memory back (a count, say) has no plan.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ cuda_impls: dict[str, CudaImpl] = {}
 
 
 def cuda_impl(*names: str) -> Callable[[CudaImpl], CudaImpl]:
-    """Decorator: the function below runs the ops of these names on CUDA arrays.
+    """Register the decorated function as the CUDA implementation of the named ops.
 
-    It has the reference's signature, `f(out, *inputs, **attrs)`, with arrays in the place of numpy arrays, and writes
-    every element of `out` (a tuple where the op has several outputs).
+    The function has the reference's signature, `f(out, *inputs, **attrs)`, but takes arrays instead of numpy arrays. It
+    writes every element of `out`, which is a tuple if the op has several outputs.
     """
 
     def register(function: CudaImpl) -> CudaImpl:
@@ -49,7 +49,7 @@ def cuda_impl(*names: str) -> Callable[[CudaImpl], CudaImpl]:
 
 
 def cuda_impl_of(op: OpLike) -> CudaImpl:
-    """The CUDA implementation of an op: its own, or the one of its name. Raises DeviceError without one."""
+    """The CUDA implementation of an op: its own, or the one registered for its name. Raises DeviceError without one."""
     return op.cuda_impl or cuda_impl_named(op.name, op.family)
 
 
@@ -67,7 +67,7 @@ def cuda_impl_named(name: str, family: str) -> CudaImpl:
 
 
 class Switch:
-    """A process-wide flag. Plans are kept under it, so a change takes effect at the next call."""
+    """A process-wide flag. Call keys contain it, so a change takes effect at the next call."""
 
     __slots__ = ("on",)
 
@@ -78,47 +78,48 @@ class Switch:
         return self.on
 
     def get(self) -> bool:
-        """Whether it is on."""
+        """Whether the flag is set."""
         return self.on
 
     def set(self, on: bool) -> bool:
-        """Turn it on or off; what it was before."""
+        """Set the flag and return its previous value."""
         before, self.on = self.on, bool(on)
         return before
 
 
-# With tf32 the tensor cores read 10 bits of each operand's mantissa (sums stay float32): 8 times faster, with relative
-# errors near 3e-4 instead of 1e-6.
+# With TF32 the tensor cores read 10 bits of each operand's mantissa and accumulate in float32. This is 8 times faster;
+# relative errors are near 3e-4 (1e-6 without TF32).
 allow_tf32 = Switch(False)
 
 # --- The key of a call ------------------------------------------------------------------------------------------------
 
-_ALONE = frozenset((str, type(None), DType, Device))  # equal to their own kind alone, and equal means the same
+# A value of these types equals only values of its own type, and equal values compute the same.
+_UNAMBIGUOUS = frozenset((str, type(None), DType, Device))
 _VALUES = frozenset((int, bool, float, str, type(None), DType, Device))
 
 
 def exact(value: Any) -> Any:
-    """A value with its type and sign, so that what computes differently is unequal; all NaNs are one.
+    """Return a key for a value that includes its type and sign, so values that compute differently have unequal keys.
 
-    Python's own equality does not do: 1, 1.0 and True are equal, 0.0 and -0.0 are, and NaN equals nothing.
+    Python's equality is not enough: 1 == 1.0 == True, 0.0 == -0.0, and NaN equals nothing. All NaNs get one key.
     """
     kind = value.__class__
-    if kind is float:  # no other kind's key is a float
+    if kind is float:  # only floats have a float as their key
         return value if value and value == value else (float, value.hex())
-    if kind in _ALONE:
+    if kind in _UNAMBIGUOUS:
         return value
     if kind is tuple:
         for each in value:
             if each.__class__ is not int:
                 break
-        else:  # nearly all: dimensions
+        else:  # the common case: dimensions
             return value
-    # Of what `is_value` takes, the text says type, sign and all digits, at any depth.
+    # The repr of values that `is_value` accepts contains type, sign and all digits, also inside nested tuples.
     return (kind, repr(value) if isinstance(value, tuple) else value)
 
 
 def is_value(value: Any) -> bool:
-    """Whether a value cannot change: other objects may, and numpy's scalars are equal where their bits are not."""
+    """Whether a value is immutable and safe in a key. numpy scalars are not: they can be equal with different bits."""
     if isinstance(value, tuple):
         return all(map(is_value, value))
     return value.__class__ in _VALUES or isinstance(value, enum.Enum)
@@ -126,37 +127,38 @@ def is_value(value: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Layout:
-    """Shape, strides, dtype, device, address modulo 16; one object for each combination, compared by its identity."""
+    """Shape, strides, dtype, device, and address modulo 16. Each combination is one object, compared by identity."""
 
     parts: tuple[Any, ...]
 
 
-ABSENT = object()  # the layout of what is no array
-LAYOUTS = 1 << 16  # distinct ones; sizes which depend on data would otherwise pile up
+ABSENT = object()  # the layout of a value that is not an array
+LAYOUTS = 1 << 16  # distinct layouts; data-dependent sizes would accumulate without a limit
 _layouts: dict[tuple[Any, ...], Layout] = {}
 
 
 def layout_of(array: ArrayLike) -> Layout:
-    """The layout of an array, remembered on it."""
-    found: Layout | None = array.layout
-    if found is None:
+    """The layout of an array, cached on the array."""
+    layout: Layout | None = array.layout
+    if layout is None:
         parts = (array.shape, array.strides, array.dtype, array.device, array.data_ptr() & 15)
-        found = _layouts.get(parts)
-        if found is None:
-            if len(_layouts) >= LAYOUTS:  # calls with forgotten layouts are recorded again
+        layout = _layouts.get(parts)
+        if layout is None:
+            if len(_layouts) >= LAYOUTS:  # calls with a dropped layout are recorded again
                 _layouts.clear()
-            found = _layouts.setdefault(parts, Layout(parts))
-        array.layout = found
-    return found
+            layout = _layouts.setdefault(parts, Layout(parts))
+        array.layout = layout
+    return layout
 
 
 def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
-    """All that an op's launches may depend on, besides where its outputs are.
+    """The key of everything that the launches of an op may depend on, except the memory of its outputs.
 
-    The same array given twice differs from two of equal layouts: in the plan it is one operand. Where an
-    op changes its inputs, so is memory that two of them share: its CUDA implementation may have to copy one first.
+    The same array given twice differs from two arrays of equal layout: the plan has one operand for it. If an op
+    mutates inputs, the key also says which inputs share memory: its CUDA implementation may have to copy one first.
     """
-    if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:  # what follows gives the same
+    # A shortcut for binary ops; the loop below gives the same key.
+    if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
         if x is not None and y is not None:
             return (op, allow_tf32.on, mode.grad, mode.fixed_weights, x, y)
@@ -179,9 +181,12 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
     return tuple(parts)
 
 
-def are_as_made(op: OpLike, outputs: tuple[ArrayLike, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
-    """Whether outputs are laid out as those of a call without `out` are: then the call may be remembered under its
-    inputs alone. Memory that was given may be of another dtype, or start elsewhere.
+def has_default_layout(
+    op: OpLike, outputs: tuple[ArrayLike, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]
+) -> bool:
+    """Whether outputs have the layout that a call without `out` allocates, so its key needs no output layouts.
+
+    Memory that a caller gives may have another dtype or another alignment.
     """
     inferred = op.infer(*inputs, **attrs)
     specs: Any = (inferred,) if hasattr(inferred, "dtype") else inferred
@@ -194,21 +199,21 @@ def are_as_made(op: OpLike, outputs: tuple[ArrayLike, ...], inputs: tuple[Any, .
 
 # --- Plans ------------------------------------------------------------------------------------------------------------
 
-PLANS = 8192  # kept a device; numbers that change with every call would otherwise pile up
+PLANS = 8192  # kept per device; numbers that change with every call would accumulate without a limit
 
 
-def remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a value; the oldest goes when there are too many."""
-    if len(kept) >= PLANS:
-        kept.pop(next(iter(kept)))
-    kept[key] = value
+def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Cache a value, evicting the oldest entry when the cache is full."""
+    if len(cache) >= PLANS:
+        cache.pop(next(iter(cache)))
+    cache[key] = value
 
 
 Allocate = Callable[[int, str], Any]
 
 
 class Plan:
-    """The launches of one call of an op, to be repeated on other operands of the same layout."""
+    """The launches of one call of an op, which can be replayed on other operands of the same layouts."""
 
     __slots__ = ("allocate", "driver", "kept", "launches", "lock", "owner", "sizes")
 
@@ -220,13 +225,13 @@ class Plan:
         self.lock = threading.Lock()  # the parameter buffers are shared
 
     def run(self, operands: tuple[ArrayLike, ...], stream: int) -> None:
-        """Launch everything on these operands."""
+        """Launch all kernels on these operands."""
         self.launch([x.data_ptr() for x in operands], stream)
 
     def launch(self, pointers: list[int], stream: int) -> None:
-        """Launch everything on operands at these addresses."""
+        """Launch all kernels on operands at these addresses."""
         if self.sizes:
-            temporaries = [self.allocate(n, self.owner) for n in self.sizes]  # freed at the end, reused in stream order
+            temporaries = [self.allocate(n, self.owner) for n in self.sizes]  # freed on return, reused in stream order
             pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
             self.driver.pending.append(lambda: self._launch(pointers, stream))
@@ -236,7 +241,7 @@ class Plan:
     def _launch(self, pointers: list[int], stream: int) -> None:
         with self.lock:
             for each in self.launches:
-                if each.prepare is not None:  # was prepared, unless compiling failed when it was first asked for
+                if each.prepare is not None:  # only if an earlier compilation failed
                     each.make_ready()
                 words = each.words
                 for slot, operand, delta in each.addresses:
@@ -247,9 +252,11 @@ class Plan:
 def record(
     operands: tuple[ArrayLike, ...], implementation: Callable[[], None], driver: Driver, allocate: Allocate, owner: str
 ) -> Plan | None:
-    """Run a CUDA implementation and record it; None where its launches cannot be repeated.
+    """Run a CUDA implementation and return its plan, or None if its launches cannot be replayed.
 
-    `allocate(nbytes, owner)` gives temporaries of later runs, for the op `owner`.
+    Args:
+        allocate: `allocate(nbytes, owner)` returns the temporaries of later runs.
+        owner: the name of the op.
     """
     recorder = Recorder(operands)
     with recorder.active():
@@ -258,8 +265,8 @@ def record(
 
 
 class Call:
-    """A repeatable call: its plan is launched on outputs made afresh, like those given, and on the arrays among its
-    inputs, of which it changes those that it `mutates`.
+    """A replayable call. It launches its plan on newly allocated outputs and on the arrays among its inputs, and counts
+    a change of the inputs in `mutates`.
     """
 
     __slots__ = ("backend", "mutates", "operands", "outputs", "plan")
@@ -272,16 +279,16 @@ class Call:
         self.operands = tuple([i for i, x in enumerate(inputs) if hasattr(x, "storage")])
         self.outputs = []
         for a in outputs:
-            _ = layout_of(a), a.spec  # known, and so known of what is made like it
-            self.outputs.append((a.like(CudaStorage(backend.pool, None, 0, 0)), a.nbytes))  # holds no memory
+            _ = layout_of(a), a.spec  # cached here, and thereby on arrays made like it
+            self.outputs.append((a.like(CudaStorage(backend.pool, None, 0, 0)), a.nbytes))  # a template without memory
 
     def run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Launch everything on `inputs`; the outputs."""
+        """Launch the plan on `inputs` and return the outputs."""
         pool, stream, plan = self.backend.pool, self.backend.stream, self.plan
-        made, pointers = [], []
+        results, pointers = [], []
         for array, nbytes in self.outputs:
             block = pool.take(nbytes, stream, plan.owner)
-            made.append(array.like(CudaStorage(pool, block, block.pointer, nbytes)))
+            results.append(array.like(CudaStorage(pool, block, block.pointer, nbytes)))
             pointers.append(block.pointer)
         for i in self.operands:
             x = inputs[i]
@@ -289,4 +296,4 @@ class Call:
         plan.launch(pointers, stream)
         for i in self.mutates:
             inputs[i].storage.version += 1
-        return tuple(made)
+        return tuple(results)

@@ -1,7 +1,7 @@
-"""The CUDA driver as Genesis uses it: a small typed face over cuda-python, one call a method, errors as exceptions.
+"""The CUDA driver: a small typed wrapper around cuda-python with one method per call and errors as exceptions.
 
-`Driver` is one GPU, and the contract: `simulated.py` overrides every call, for machines without one. Pointers, streams,
-events and functions are plain integers here; owners with a lifetime are layers above.
+`Driver` is one GPU, and also the contract: `simulated.py` overrides every call for machines without a GPU. Pointers,
+streams, events and functions are plain integers here; layers above wrap them in objects that own them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Grid = tuple[int, int, int]
 
 
 class OutOfDeviceMemory(Exception):
-    """The driver has no memory left; the pool turns it into the user's error."""
+    """The driver has no memory left. The pool turns this into an `OutOfMemoryError`."""
 
 
 class Properties(NamedTuple):
-    """What a device is.
+    """The properties of a device.
 
     Attributes:
         capability: (major, minor), such as (9, 0).
-        memory: bytes in all.
+        memory: total bytes.
         sm_count: streaming multiprocessors (SMs).
-        shared_memory: bytes that one block may take.
-        l2: bytes of L2.
+        shared_memory: most bytes of shared memory that one block may use.
+        l2: bytes of L2 cache.
     """
 
     name: str
@@ -40,15 +40,15 @@ class Properties(NamedTuple):
     shared_memory: int
     l2: int
 
-    # torch's names
+    # These properties have torch's names.
     @property
     def total_memory(self) -> int:
-        """Bytes in all."""
+        """Total bytes of memory."""
         return self.memory
 
     @property
     def multi_processor_count(self) -> int:
-        """Streaming SMs."""
+        """The number of SMs."""
         return self.sm_count
 
     @property
@@ -65,32 +65,32 @@ class Properties(NamedTuple):
 class Function(NamedTuple):
     """A loaded kernel."""
 
-    handle: Any  # what `launcher` takes
+    handle: Any  # the handle that `launcher` takes
     parameters: tuple[tuple[int, int], ...]  # (offset, size) in bytes of each parameter in the launch buffer
 
 
 class KernelFacts(NamedTuple):
-    """What a loaded kernel takes of an SM."""
+    """The SM resources that a loaded kernel uses."""
 
-    registers: int  # of one thread
-    shared: int  # bytes of static shared memory of a block
-    local: int  # bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time
-    resident: int  # blocks that one SM holds at once
+    registers: int  # per thread
+    shared: int  # bytes of static shared memory per block
+    local: int  # bytes of local memory per thread: spilled registers, and arrays indexed at run time
+    resident: int  # blocks that fit on one SM at once
 
 
 class SMFacts(NamedTuple):
-    """What one SM has: threads, registers and blocks at once, of all kernels."""
+    """The resources of one SM, shared by all resident kernels."""
 
-    threads: int
+    threads: int  # most resident threads
     registers: int
-    blocks: int
+    blocks: int  # most resident blocks
     shared: int  # bytes of shared memory
-    reserved: int  # bytes of it that the system takes for each block
+    reserved: int  # bytes of shared memory that the system reserves for each block
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's interpreter stands in for the GPU (its own setting, TRITON_INTERPRET=1, decides)."""
-    # Read here, not asked of Triton: importing it takes time, and a signal that arrives meanwhile ends the process.
+    """Whether Triton's interpreter replaces the GPU, which Triton's own setting TRITON_INTERPRET=1 decides."""
+    # Importing Triton to ask takes long enough that a signal could arrive during the import and end the process.
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
 
 
@@ -100,7 +100,7 @@ def _bindings() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise DeviceError(
-            "device cuda was asked for and cuda-python is not installed",
+            "device cuda needs cuda-python, which is not installed",
             next='pip install "cuda-python>=12.9" triton, or use the device cpu',
         ) from error
     return driver
@@ -108,48 +108,48 @@ def _bindings() -> Any:
 
 @functools.cache
 def start(index: int = 0) -> int:
-    """Initialize the driver once; the number of devices. Raises DeviceError where no NVIDIA driver answers."""
+    """Initialize the driver once and return the number of devices. Raises DeviceError if no NVIDIA driver works."""
     cuda = _bindings()
     try:
         code = cuda.cuInit(0)[0]
-    except RuntimeError as error:  # libcuda itself is missing
+    except RuntimeError as error:  # libcuda is missing
         raise DeviceError(
-            f"device cuda:{index} was asked for and no NVIDIA driver was found ({error})",
+            f"device cuda:{index} needs an NVIDIA driver, and none was found ({error})",
             next="install the driver, or use the device cpu",
         ) from error
     if code != cuda.CUresult.CUDA_SUCCESS:
-        what = f"device cuda:{index} was asked for and the NVIDIA driver did not start: {code.name}"
+        what = f"device cuda:{index} cannot be used: the NVIDIA driver did not start ({code.name})"
         raise DeviceError(what, next="use the device cpu")
     return int(cuda.cuDeviceGetCount()[1])
 
 
-class _Current(threading.local):
-    """Whose context is current in this thread: one for all drivers of the process, which take turns."""
+class _CurrentDriver(threading.local):
+    """The driver whose context is current in this thread."""
 
     driver: Driver | None = None
 
 
-_current = _Current()
+_current = _CurrentDriver()
 
 
 class Driver:
-    """One GPU through cuda-python, in its primary context (shared with other libraries of the process).
+    """One GPU through cuda-python, in its primary context, which other libraries of the process share.
 
-    Addresses and handles are integers, sizes bytes; copies follow stream order.
+    Addresses and handles are integers, sizes are bytes, and copies follow stream order.
     """
 
     index: int
     properties: Properties
-    pending: deque[Callable[[], None]]  # launches that wait for a kernel's compilation, in order
-    capturing = False  # a graph is being captured: nothing waits
-    dependent = True  # launches in a graph may be brought to the SMs before the one before has ended
-    # makes a launch of a Triton kernel where no machine code runs: (backend, kernel, grid, args, keywords)
+    pending: deque[Callable[[], None]]  # launches that wait for a kernel to compile, in order
+    capturing = False  # whether a graph is being captured, when launches must not wait
+    dependent = True  # whether launches in a graph may start before the preceding kernel has ended
+    # prepares a launch of a Triton kernel without machine code: (backend, kernel, grid, args, keywords)
     prepare: Callable[..., Any] | None = None
 
     def __init__(self, index: int) -> None:
         count = start(index)
         if not 0 <= index < count:
-            raise DeviceError(f"device cuda:{index} was asked for; this machine has {count}", next="use cuda:0")
+            raise DeviceError(f"cuda:{index} does not exist; this machine has {count} GPUs", next="use cuda:0")
         self.index = index
         self._cuda = cuda = _bindings()
         self._success = cuda.CUresult.CUDA_SUCCESS
@@ -157,53 +157,53 @@ class Driver:
         self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
         self.pending, self._is_first = deque(), True
         self._flushing = threading.RLock()
-        self._inside = False
+        self._is_flushing = False
         self.enter()
         self.properties = self._properties()
 
     def enter(self) -> None:
-        """Make the device this thread's current one, also for a library that asks CUDA which it is."""
+        """Make the device current in this thread, also for other libraries that query the current device."""
         if _current.driver is not self:
             self._call(self._cuda.cuCtxSetCurrent, self._context)
             _current.driver = self
 
-    def _now(self, function: Any, *args: Any) -> Any:
-        """Call the driver for what follows no stream's order."""
+    def _call_unordered(self, function: Any, *args: Any) -> Any:
+        """Call the driver for an operation that does not follow stream order."""
         self.enter()
         return self._call(function, *args)
 
-    def _in_order(self, function: Any, *args: Any) -> Any:
-        """Call the driver for what follows stream order: first launch what waited for its kernel."""
-        self._ordered()
+    def _call_ordered(self, function: Any, *args: Any) -> Any:
+        """Call the driver for an operation in stream order, after all pending launches."""
+        self._enter_and_flush()
         return self._call(function, *args)
 
-    def _ordered(self) -> None:
+    def _enter_and_flush(self) -> None:
         self.enter()
         if self.pending:
             self.flush()
 
     def flush(self) -> None:
-        """Launch what waited for its kernel, waiting with it."""
+        """Launch what is pending, waiting for each kernel to compile."""
         with self._flushing:
-            if self._inside:  # a waiting piece of work that sets memory, say
+            if self._is_flushing:  # called again by pending work, such as a fill
                 return
-            self._inside = True
+            self._is_flushing = True
             try:
                 while self.pending:
-                    self.pending[0]()  # stays in the queue meanwhile: others must not overtake it
+                    self.pending[0]()  # stays queued until done: later work must not overtake it
                     self.pending.popleft()
             except BaseException:
                 self.pending.clear()
                 raise
             finally:
-                self._inside = False
+                self._is_flushing = False
 
     def _call(self, function: Any, *args: Any) -> Any:
-        """Call the driver; its result without the code. Raises OutOfDeviceMemory or DeviceError, as the code says."""
-        code, *rest = function(*args)
+        """Call the driver and return its result without the code. Raises OutOfDeviceMemory or DeviceError."""
+        code, *results = function(*args)
         if code != self._success:
             self._raise(code, function.__name__)
-        return rest[0] if len(rest) == 1 else tuple(rest)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _raise(self, code: Any, name: str) -> None:
         if code == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -212,11 +212,11 @@ class Driver:
         meaning = text.decode() if isinstance(text, bytes) else code.name
         raise DeviceError(
             f"{name} on cuda:{self.index} failed: {code.name} ({meaning})",
-            next="an earlier kernel may be the cause: set CUDA_LAUNCH_BLOCKING=1 to stop at it",
+            next="set CUDA_LAUNCH_BLOCKING=1 and run again; an earlier kernel may be the cause",
         )
 
     def _attribute(self, name: str) -> int:
-        """A number of the device."""
+        """The value of a device attribute."""
         which = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self._call(self._cuda.cuDeviceGetAttribute, which, self._device))
 
@@ -235,11 +235,11 @@ class Driver:
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory."""
+        """Allocate device memory."""
         self.enter()
         if not self.capturing:
             return int(self._call(self._cuda.cuMemAlloc, nbytes))
-        # The call would end the capture, unless the thread says that it knows what it does.
+        # Allocating would invalidate the capture unless the thread's capture mode is relaxed.
         exchange, modes = self._cuda.cuThreadExchangeStreamCaptureMode, self._cuda.CUstreamCaptureMode
         before = self._call(exchange, modes.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
@@ -248,70 +248,75 @@ class Driver:
             self._call(exchange, before)
 
     def free(self, pointer: int) -> None:
-        """Give device memory back; waits for the device."""
-        self._in_order(self._cuda.cuMemFree, pointer)
+        """Free device memory; waits for the device."""
+        self._call_ordered(self._cuda.cuMemFree, pointer)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Pinned host memory, from and to which copies are asynchronous."""
-        return int(self._now(self._cuda.cuMemHostAlloc, nbytes, 0))
+        """Allocate pinned host memory, for asynchronous copies."""
+        return int(self._call_unordered(self._cuda.cuMemHostAlloc, nbytes, 0))
 
     def register_host(self, pointer: int, nbytes: int) -> None:
-        """Pin host memory that others allocated."""
-        self._now(self._cuda.cuMemHostRegister, pointer, nbytes, 0)
+        """Pin host memory that other code allocated."""
+        self._call_unordered(self._cuda.cuMemHostRegister, pointer, nbytes, 0)
 
     def unregister_host(self, pointer: int) -> None:
-        """Let pinned memory of `register_host` go."""
-        self._now(self._cuda.cuMemHostUnregister, pointer)
+        """Unpin memory that `register_host` pinned."""
+        self._call_unordered(self._cuda.cuMemHostUnregister, pointer)
 
     def cuda_version(self) -> int:
-        """The newest CUDA that the NVIDIA driver serves: 13010 for 13.1."""
-        return int(self._now(self._cuda.cuDriverGetVersion))
+        """The newest CUDA version that the NVIDIA driver supports: 13010 is 13.1."""
+        return int(self._call_unordered(self._cuda.cuDriverGetVersion))
 
     def is_linked(self, devices: Iterable[int]) -> bool:
-        """Whether these devices are here, and each of them but this one reaches its memory over NVLink."""
-        cuda, count = self._cuda, int(self._now(self._cuda.cuDeviceGetCount))
-        native = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED  # not over PCIe
+        """Whether all of these devices are visible and reach this device's memory over NVLink."""
+        cuda, count = self._cuda, int(self._call_unordered(self._cuda.cuDeviceGetCount))
+        native = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED  # not supported over PCIe
         others = [index for index in devices if index != self.index]
         try:
             return all(index < count for index in others) and all(
                 self._call(cuda.cuDeviceGetP2PAttribute, native, self._call(cuda.cuDeviceGet, index), self._device)
                 for index in others
             )
-        except DeviceError:  # a device of another kind, or one that is not for this process
+        except DeviceError:  # a device of another kind, or one that this process may not use
             return False
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device."""
-        free, total = self._now(self._cuda.cuMemGetInfo)
+        """The (free, total) bytes of the device."""
+        free, total = self._call_unordered(self._cuda.cuMemGetInfo)
         return int(free), int(total)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy between any two addresses, host or device, in stream order."""
-        self._in_order(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
+        self._call_ordered(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
-        """Set every byte, in stream order."""
-        self._in_order(self._cuda.cuMemsetD8Async, target, byte, nbytes, stream)
+        """Set every byte of a range, in stream order."""
+        self._call_ordered(self._cuda.cuMemsetD8Async, target, byte, nbytes, stream)
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
-        """Load a cubin and find the kernel `name` of so many parameters, allowed `shared` bytes of dynamic shared
-        memory besides what the code declares. Raises DeviceError where the device has less for a block.
+        """Load a cubin and return its kernel `name`, which has `parameters` parameters.
+
+        Args:
+            shared: bytes of dynamic shared memory, in addition to the static memory that the code declares.
+
+        Raises:
+            DeviceError: a block would need more shared memory than the device has.
         """
         self.enter()
         cuda, of = self._cuda, self._cuda.CUfunction_attribute
-        module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives
+        module = self._call(cuda.cuModuleLoadData, image)  # remains loaded until the process ends
         function = self._call(cuda.cuModuleGetFunction, module, name.encode())
         static = int(self._call(cuda.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
-        there = self.properties.shared_memory
-        if static + shared > there:  # the driver would only say that a value is invalid
+        available = self.properties.shared_memory
+        if static + shared > available:  # the driver's own error would only say "invalid value"
             raise DeviceError(
-                f"the kernel {name} takes {static + shared} bytes of shared memory; cuda:{self.index} has {there} for a"
-                " block",
-                next="report it: its tiles are too large for this GPU",
+                f"the kernel {name} needs {static + shared} bytes of shared memory per block; cuda:{self.index} has"
+                f" {available}",
+                next="report this: the kernel's tiles are too large for this GPU",
             )
-        if static + shared > 48 << 10:  # more than a launch has without asking
+        if static + shared > 48 << 10:  # above the default limit, a kernel must opt in
             self._call(cuda.cuFuncSetAttribute, function, of.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
@@ -319,40 +324,40 @@ class Driver:
     def launcher(
         self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int, cluster: int = 1
     ) -> Callable[[int], None]:
-        """What launches a kernel in a stream, in blocks of `block` threads, as often as it is called.
+        """Return `run(stream)`, which launches a kernel in blocks of `block` threads and can be called repeatedly.
 
         Args:
-            parameters: the address of an array of pointers to the kernel's own, read at each launch.
-            cluster: blocks, neighbours in the first dimension, of a cluster.
+            parameters: address of an array of pointers to the kernel's parameters, which every launch reads.
+            cluster: neighbouring blocks in the first dimension that form a cluster.
         """
         launch, success, current = self._cuda.cuLaunchKernelEx, self._success, _current
-        plain: dict[int, Any] = {}  # configurations by stream: made once, one argument instead of eight
+        plain: dict[int, Any] = {}  # cached by stream: one argument instead of eight
         early: dict[int, Any] = {}
 
         def run(stream: int) -> None:
             if current.driver is not self:
                 self.enter()
-            is_early = self.capturing and self._follows()
-            made = early if is_early else plain
-            config = made.get(stream)
+            is_early = self.capturing and self._may_start_early()
+            configurations = early if is_early else plain
+            config = configurations.get(stream)
             if config is None:
-                config = made[stream] = self._configuration(grid, block, shared, stream, cluster, is_early)
+                config = configurations[stream] = self._configuration(grid, block, shared, stream, cluster, is_early)
             code = launch(config, function, parameters, 0)[0]
             if code != success:
                 self._raise(code, "a kernel launch")
 
         return run
 
-    def _follows(self) -> bool:
-        """Whether a launch in a graph may be brought to the SMs early: not the first of the graph."""
+    def _may_start_early(self) -> bool:
+        """Whether a launch in a graph may start early; the first launch of a graph may not."""
         if not (self.dependent and self.properties.capability >= (9, 0)):
             return False
         was_first, self._is_first = self._is_first, False
         return not was_first
 
     def _configuration(self, grid: Grid, block: Grid, shared: int, stream: int, cluster: int, is_early: bool) -> Any:
-        """How a kernel is launched; `is_early`: it may be brought to the SMs while the one before runs, see
-        `compile.dependent`. That costs the host more than a plain launch, so only graphs have it.
+        """A launch configuration. With `is_early` the kernel may start while the preceding one runs (programmatic
+        dependent launch, see `compile.dependent`). That costs the host more, so only graphs use it.
         """
         cuda = self._cuda
         config = cuda.CUlaunchConfig()
@@ -375,7 +380,7 @@ class Driver:
         return config
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
-        """What a kernel takes in blocks of `threads` with `shared` bytes of dynamic shared memory."""
+        """The resources of a kernel in blocks of `threads` with `shared` bytes of dynamic shared memory."""
         self.enter()
         cuda, of = self._cuda, self._cuda.CUfunction_attribute
         names = ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES")
@@ -385,7 +390,7 @@ class Driver:
         return KernelFacts(registers, static, local, resident)
 
     def sm_facts(self) -> SMFacts:
-        """What one SM has."""
+        """The resources of one SM."""
         self.enter()
         get = self._attribute
         return SMFacts(
@@ -396,27 +401,27 @@ class Driver:
             reserved=get("RESERVED_SHARED_MEMORY_PER_BLOCK"),
         )
 
-    def begin_again(self) -> None:
-        """The next launch has more than the one before to wait for, and waits as usual."""
+    def serialize_next_launch(self) -> None:
+        """Launch the next kernel without an early start, because it depends on more than the preceding kernel."""
         self._is_first = True
 
     # --- Streams and events -------------------------------------------------------------------------------------------
 
     def create_stream(self, priority: int = 0) -> int:
-        """A stream that does not wait for the default one; a lower number is served first."""
+        """Create a stream that does not wait for the default stream; lower priority numbers run first."""
         flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return int(self._now(self._cuda.cuStreamCreateWithPriority, flags, priority))
+        return int(self._call_unordered(self._cuda.cuStreamCreateWithPriority, flags, priority))
 
     def synchronize_stream(self, stream: int) -> None:
         """Wait for all work of a stream."""
-        self._in_order(self._cuda.cuStreamSynchronize, stream)
+        self._call_ordered(self._cuda.cuStreamSynchronize, stream)
 
     def is_stream_done(self, stream: int) -> bool:
-        """Whether a stream has nothing left to do."""
-        self._ordered()
-        return self._answer(self._cuda.cuStreamQuery, stream)
+        """Whether a stream has finished all its work."""
+        self._enter_and_flush()
+        return self._is_finished(self._cuda.cuStreamQuery, stream)
 
-    def _answer(self, query: Any, handle: int) -> bool:
+    def _is_finished(self, query: Any, handle: int) -> bool:
         (code,) = query(handle)
         if code == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -425,95 +430,95 @@ class Driver:
         return True
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Let the stream's later work wait for the event."""
-        self._in_order(self._cuda.cuStreamWaitEvent, stream, event, 0)
+        """Make the stream's later work wait for the event."""
+        self._call_ordered(self._cuda.cuStreamWaitEvent, stream, event, 0)
 
     def create_event(self, timing: bool) -> int:
-        """An event; `timing` lets `elapsed` read it."""
+        """Create an event; `timing` allows `elapsed` to read it."""
         of = self._cuda.CUevent_flags
         flags = of.CU_EVENT_DEFAULT if timing else of.CU_EVENT_DISABLE_TIMING
-        return int(self._now(self._cuda.cuEventCreate, flags))
+        return int(self._call_unordered(self._cuda.cuEventCreate, flags))
 
     def destroy_event(self, event: int) -> None:
         """Forget an event."""
-        self._now(self._cuda.cuEventDestroy, event)
+        self._call_unordered(self._cuda.cuEventDestroy, event)
 
     def record_event(self, event: int, stream: int) -> None:
-        """Mark the stream's present end."""
-        self._in_order(self._cuda.cuEventRecord, event, stream)
+        """Record the event behind the stream's present work."""
+        self._call_ordered(self._cuda.cuEventRecord, event, stream)
 
     def record_time(self, event: int, stream: int) -> None:
-        """The same in a graph that is captured, too: after each replay `elapsed` reads when the event happened."""
+        """Record an event like `record_event`. In a captured graph, each replay records the time again."""
         flags = self._cuda.CUevent_record_flags
         how = flags.CU_EVENT_RECORD_EXTERNAL if self.capturing else flags.CU_EVENT_RECORD_DEFAULT
-        self._in_order(self._cuda.cuEventRecordWithFlags, event, stream, how)
+        self._call_ordered(self._cuda.cuEventRecordWithFlags, event, stream, how)
 
     def synchronize_event(self, event: int) -> None:
         """Wait until the event has happened."""
-        self._in_order(self._cuda.cuEventSynchronize, event)
+        self._call_ordered(self._cuda.cuEventSynchronize, event)
 
     def is_event_done(self, event: int) -> bool:
         """Whether the event has happened."""
-        self._ordered()
-        return self._answer(self._cuda.cuEventQuery, event)
+        self._enter_and_flush()
+        return self._is_finished(self._cuda.cuEventQuery, event)
 
     def has_happened(self, event: int) -> bool:
-        """The same asked by another thread than the one that launches work: it launches nothing that waits."""
+        """Whether the event has happened. Unlike `is_event_done` any thread may call it: it flushes no launches."""
         self.enter()
-        return self._answer(self._cuda.cuEventQuery, event)
+        return self._is_finished(self._cuda.cuEventQuery, event)
 
     def elapsed(self, start: int, end: int) -> float:
         """Seconds between two events that have happened."""
-        return float(self._in_order(self._cuda.cuEventElapsedTime, start, end)) / 1e3
+        return float(self._call_ordered(self._cuda.cuEventElapsedTime, start, end)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for everything on the device."""
-        self._in_order(self._cuda.cuCtxSynchronize)
+        self._call_ordered(self._cuda.cuCtxSynchronize)
 
     def mark(self, stream: int) -> int:
-        """An event at the stream's present end."""
+        """Create an event behind the stream's present work."""
         event = self.create_event(False)
         self.record_event(event, stream)
         return event
 
     def wait_once(self, stream: int, event: int) -> None:
-        """Let the stream's later work wait for an event that nobody else needs."""
+        """Make the stream's later work wait for an event, and destroy the event."""
         self.wait_event(stream, event)
-        self.destroy_event(event)  # CUDA keeps what waits
+        self.destroy_event(event)  # safe: CUDA keeps the event until the wait is done
 
     def follow(self, later: int, earlier: int) -> None:
-        """Let later work of one stream wait for what is in another now; the host does not wait."""
+        """Make later work of one stream wait for the present work of another; the host does not wait."""
         if later != earlier:
             self.wait_once(later, self.mark(earlier))
 
     # --- Graphs -------------------------------------------------------------------------------------------------------
 
     def begin_capture(self, stream: int) -> None:
-        """Capture the stream's work instead of running it, until `end_capture`."""
+        """Capture the stream's work into a graph instead of running it, until `end_capture`."""
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._in_order(self._cuda.cuStreamBeginCapture, stream, mode)
+        self._call_ordered(self._cuda.cuStreamBeginCapture, stream, mode)
         self.capturing = True
 
     def end_capture(self, stream: int) -> int:
-        """The graph captured since `begin_capture`."""
+        """End the capture and return the graph."""
         self.capturing = False
-        return int(self._now(self._cuda.cuStreamEndCapture, stream))
+        return int(self._call_unordered(self._cuda.cuStreamEndCapture, stream))
 
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream's work is being captured."""
-        return bool(int(self._now(self._cuda.cuStreamIsCapturing, stream)))
+        return bool(int(self._call_unordered(self._cuda.cuStreamIsCapturing, stream)))
 
     def instantiate(self, graph: int) -> int:
-        """An executable of a graph, whose kernels keep the priorities of the streams that they were launched on."""
+        """Instantiate a graph. Its kernels keep the priorities of the streams that they were launched on."""
         flags = self._cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-        return int(self._now(self._cuda.cuGraphInstantiate, graph, int(flags)))
+        return int(self._call_unordered(self._cuda.cuGraphInstantiate, graph, int(flags)))
 
     def launch_graph(self, executable: int, stream: int) -> None:
-        """Run a graph in stream order."""
-        self._in_order(self._cuda.cuGraphLaunch, executable, stream)
+        """Launch an instantiated graph in stream order."""
+        self._call_ordered(self._cuda.cuGraphLaunch, executable, stream)
 
     def destroy_graph(self, graph: int, executable: int | None) -> None:
-        """Forget a graph and its executable, where there is one."""
+        """Destroy a graph and its executable, if any."""
         if executable is not None:
-            self._now(self._cuda.cuGraphExecDestroy, executable)
-        self._now(self._cuda.cuGraphDestroy, graph)
+            self._call_unordered(self._cuda.cuGraphExecDestroy, executable)
+        self._call_unordered(self._cuda.cuGraphDestroy, graph)

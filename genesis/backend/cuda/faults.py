@@ -1,7 +1,7 @@
-"""Errors that only the data shows: found by kernels, raised at the next wait for the device, without one of their own.
+"""Data-dependent errors, such as a bad index: kernels record them, and the host raises them after it has synchronized.
 
-A kernel that meets a bad index touches no memory with it and leaves one 64-bit word in pinned host memory: the number
-of a site (an op and a dimension's size) and the index. The host looks at the word after each synchronisation.
+A kernel that meets a bad index does not access memory with it. It writes one 64-bit word to pinned host memory: the
+number of a site (an op and the size of a dimension) and the index. The host reads the word after each synchronization.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, int64
 from genesis.errors import IndexRangeError, ShapeError
 
-INDEX_BITS = 32  # of the word; the site's number is above them
+INDEX_BITS = 32  # of the word; the bits above contain the site's number
 
 
 class Site(NamedTuple):
-    """Where an index can be wrong."""
+    """An op and a dimension for which kernels check indices."""
 
-    op: str  # what found it
-    dim: int | None  # the dimension that was indexed; None where the index counts something else
-    size: int  # the index must be smaller than that
-    lowest: int  # and not smaller than that
+    op: str  # the name of the op
+    dim: int | None  # the indexed dimension; None if the index is a count of elements
+    size: int  # exclusive upper bound of the index
+    lowest: int  # inclusive lower bound of the index
 
 
-_sites: list[Site | None] = [None]  # 0 says that nothing is wrong
+_sites: list[Site | None] = [None]  # number 0 means no error
 _numbers: dict[Site, int] = {}
 
 
 def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
-    """The number by which kernels name a place where an index can be wrong."""
-    found = Site(op, dim, size, lowest)
-    if found not in _numbers:
-        _numbers[found] = len(_sites)
-        _sites.append(found)
-    return _numbers[found]
+    """The number under which kernels report a bad index for this op and dimension."""
+    key = Site(op, dim, size, lowest)
+    if key not in _numbers:
+        _numbers[key] = len(_sites)
+        _sites.append(key)
+    return _numbers[key]
 
 
 @dataclass(eq=False)
 class Word:
-    """The word as kernels take it: what a launch asks of an array (of a layer above)."""
+    """The error word of a device, with the attributes that a launch needs from an array."""
 
     storage: Any
     device: Device
     dtype: DType = int64
 
     def data_ptr(self) -> int:
-        """Its address, which host and device share."""
+        """The address of the word, which host and device share."""
         return int(self.storage.pointer)
 
 
 @functools.cache
 def flag(device: Device) -> Word:
-    """The word of a device, one int64 in host memory that its kernels can write."""
+    """The error word of a device: one int64 in host memory that its kernels can write."""
     backend: Any = backend_for(device)
     pointer = backend.driver.allocate_pinned(int64.itemsize)
     ctypes.c_int64.from_address(pointer).value = 0
     _words[device] = ctypes.c_int64.from_address(pointer)
-    # memory of no pool, so that a plan which is recorded now keeps its address
+    # The memory belongs to no pool, so a plan that is being recorded keeps the address.
     return Word(backend.adopt(pointer, int64.itemsize, None), device)
 
 
@@ -68,22 +68,25 @@ _words: dict[Device, ctypes.c_int64] = {}
 
 
 def check(device: Device) -> None:
-    """Raise what kernels have left since the last call; the device's stream has been waited for.
+    """Raise the error that kernels have recorded since the last call. The stream must be synchronized.
 
-    That is IndexRangeError, or ShapeError where a result's size that was given ahead is not that of the data.
+    Raises:
+        IndexRangeError: an index is out of range.
+        ShapeError: a result has another size than the caller specified.
     """
     word = _words.get(device)
     if word is None or word.value == 0:
         return
-    found, word.value = word.value, 0
-    place, index = _sites[found >> INDEX_BITS], ctypes.c_int32(found & 0xFFFFFFFF).value
-    assert place is not None, "a fault without a site"
-    if place.dim is None:
+    code, word.value = word.value, 0
+    bad, index = _sites[code >> INDEX_BITS], ctypes.c_int32(code & 0xFFFFFFFF).value
+    assert bad is not None, "a fault without a site"
+    if bad.dim is None:
         raise ShapeError(
-            f"{place.op}: the data gives {index} elements, size is {place.size}", next="take it from the counting op"
+            f"{bad.op}: the data gives {index} elements, but size is {bad.size}",
+            next="take size from the counting op",
         )
     raise IndexRangeError(
-        f"{place.op}: index {index} is out of range for dimension {place.dim} of size {place.size}",
-        where=f"a kernel that ran on {device} before this wait; it read zeros there and wrote nothing",
-        next=f"use {place.lowest} to {place.size - 1}" if place.size else "an empty dimension has no elements to index",
+        f"{bad.op}: index {index} is out of range for dimension {bad.dim} of size {bad.size}",
+        where=f"an earlier kernel on {device}; it read zeros instead and wrote nothing",
+        next=f"use {bad.lowest} to {bad.size - 1}" if bad.size else "an empty dimension has no elements to index",
     )

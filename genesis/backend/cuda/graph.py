@@ -1,7 +1,7 @@
-"""CUDA graphs: the launches of a function captured once and replayed with one call. This part knows no tensors.
+"""CUDA graphs: the launches of a function, captured once and replayed with one call, without tensors.
 
-All graphs of a device share one arena, apart from that of normal work. Memory that a graph uses inside itself is used
-by the next one, too, so graphs run one after the other, and what one leaves is valid until the next replay.
+All graphs of a device share one arena, separate from the memory of normal work. Graphs reuse each other's internal
+memory, so they run one after the other, and the results of one are valid until the next replay.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from genesis.backend.cuda.memory import Arena, Block, Pool, room_for
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
-WARM_UPS = 2  # the first makes what is made once, in normal memory; the second takes what the capture will need
+WARM_UPS = 2  # the first allocates persistent memory outside the arena; the second reserves what the capture needs
 T = TypeVar("T")
 
 
 class Captured(NamedTuple):
-    """The driver's graph and its executable, and memory that it reads and that was given back meanwhile."""
+    """A driver graph, its executable, and blocks that it reads although their owners returned them meanwhile."""
 
     graph: int
     executable: int
@@ -34,25 +34,25 @@ class Captured(NamedTuple):
 class RawGraph:
     """A captured graph of one device, replayed on the current stream."""
 
-    _graph: Captured | None = None  # of the class, because an object that could not be made is deleted, too
+    _graph: Captured | None = None  # on the class, because __del__ also runs if __init__ failed
 
     def __init__(self, backend: Runtime) -> None:
         self.backend = backend
-        self._room = 0  # bytes of large blocks in a run that do not outlast it
+        self._room = 0  # bytes of large blocks that are only used during a run
 
     @property
     def is_captured(self) -> bool:
-        """Whether there is something to replay."""
+        """Whether the graph was captured and can be replayed."""
         return self._graph is not None
 
     def capture(self, function: Callable[[], T], warm_ups: int = WARM_UPS) -> T:
-        """Run `function` `warm_ups` times and capture it; its result, whose values appear with the first replay.
+        """Run `function` `warm_ups` times, capture it, and return its result, which the first replay computes.
 
-        What it allocates stays at its place. It must launch the same work in every run, and must not read values on
-        the host, wait, or copy from the host: all that raises DeviceError, and the graph stays empty.
+        The addresses of its allocations are fixed. It must launch the same work in every run.
 
         Raises:
-            DeviceError: see above. UsageError: inside another capture, without warm-up, or a second time.
+            DeviceError: the function reads values on the host, waits, or copies from the host. The graph stays empty.
+            UsageError: the call is nested in another capture, has too few warm-ups, or repeats a capture.
         """
         if warm_ups < WARM_UPS:
             raise UsageError(f"{warm_ups} warm-up runs; a capture needs {WARM_UPS}")
@@ -64,10 +64,10 @@ class RawGraph:
             return self.record(function)
 
     def first(self, function: Callable[[], T]) -> T:
-        """Run `function` in normal memory, which holds what is made once, and note how much the run takes besides.
+        """Run `function` in normal memory, where persistent allocations belong, and measure its temporary memory.
 
-        A program whose first runs count (the steps of a training run) calls this, then `warm_up`, then `record`, where
-        `capture` would run the function without need.
+        `capture` runs the function only to warm it up. A program that needs the results of these runs, such as the
+        steps of a training run, calls `first`, then `warm_up`, then `record`.
         """
         with self.backend.pool.traced(self.backend.stream) as events:
             result = function()
@@ -75,19 +75,21 @@ class RawGraph:
         return result
 
     def warm_up(self, function: Callable[[], T]) -> T:
-        """Run `function` with the memory that its capture will use: one segment where it is the first graph, so that
-        none is lost between segments. It must have run before in normal memory.
+        """Run `function` with the memory that its capture will use. It must have run in normal memory before.
+
+        The first graph of a device reserves one segment, so no memory is lost between segments.
         """
         self._refuse()
         with self._arena():
             return function()
 
     def record(self, function: Callable[[], T]) -> T:
-        """Capture `function`, which was warmed up; nothing of it runs before the first replay. See `capture`."""
+        """Capture `function`, which must be warmed up. None of it runs before the first replay. See `capture`."""
         self._refuse()
         with self._on_own_stream(priority=-1):  # before work on the side stream
             pool = self.backend.pool
-            if pool.graph_count == 0:  # packed anew, blocks are where they were in the warm-up
+            # With the arena empty, blocks get the same addresses as in the warm-up.
+            if pool.graph_count == 0:
                 self.backend.driver.synchronize()
                 pool.empty_graphs()
             with self._arena():
@@ -95,7 +97,7 @@ class RawGraph:
 
     @contextmanager
     def _on_own_stream(self, priority: int = 0) -> Iterator[None]:
-        """Launch on a stream of its own, which follows the current one and is followed by it."""
+        """Launch on a separate stream that waits for the current stream, and which the current stream waits for."""
         backend, origin = self.backend, self.backend.stream
         handle = take_stream(backend, priority)
         backend.driver.follow(handle, origin)
@@ -107,16 +109,19 @@ class RawGraph:
             give_stream(backend, handle, priority)
 
     def _refuse(self) -> None:
-        """Raise for what cannot be captured now."""
+        """Raise if a capture is not possible now."""
         if self._graph is not None or self.backend.pool.private is not None:
-            what = "this graph was captured already" if self._graph is not None else "a capture inside a capture"
-            raise UsageError(what, next="make another Graph")
+            what = "this graph is already captured" if self._graph is not None else "captures cannot be nested"
+            raise UsageError(what, next="create another Graph")
         if launches_block():
-            raise DeviceError("CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot hold", next="unset it")
+            raise DeviceError(
+                "CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot do",
+                next="unset it",
+            )
 
     @contextmanager
     def _arena(self) -> Iterator[None]:
-        """Memory comes from the graphs' arena."""
+        """Allocate from the graphs' arena inside the block."""
         pool = self.backend.pool
         if pool.graphs is None:
             pool.graphs = Arena(pool, compact=True)
@@ -129,12 +134,13 @@ class RawGraph:
     def _record(self, function: Callable[[], T], stream: int) -> T:
         driver, pool, side_stream = self.backend.driver, self.backend.pool, self.backend.side_stream
         comm_stream = self.backend.comm_stream
+        # Nothing may be pending when the capture begins.
         gc.collect()
         pool.end_retired()
         driver.synchronize()
-        pool.take_back()  # or what is free already would be held
+        pool.take_back()  # otherwise blocks that are already free would be held
         collecting = gc.isenabled()
-        gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
+        gc.disable()  # finalizers of other libraries may make driver calls that invalidate a capture
         driver.begin_capture(stream)
         pool.capturing = True
         try:
@@ -144,7 +150,7 @@ class RawGraph:
         except BaseException:
             side_stream.forget()
             comm_stream.forget()
-            with contextlib.suppress(DeviceError):  # what the driver has ended already
+            with contextlib.suppress(DeviceError):  # the driver has already ended the capture
                 driver.destroy_graph(driver.end_capture(stream), None)
             _give_back(pool, pool.end_capture())
             raise
@@ -166,13 +172,13 @@ class RawGraph:
         return result
 
     def replay(self) -> None:
-        """Run what was recorded, in stream order. Raises UsageError before a capture and after `close`."""
+        """Run the captured work in stream order. Raises UsageError before a capture and after `close`."""
         if self._graph is None:
-            raise UsageError("replay() of a graph that was not captured", next="call capture() first")
+            raise UsageError("replay() needs a captured graph", next="call capture() first")
         self.backend.driver.launch_graph(self._graph.executable, self.backend.stream)
 
     def close(self) -> None:
-        """Forget the graph after its last replay is done; the memory of all graphs is free when none is left."""
+        """Destroy the graph after its last replay. The memory of graphs becomes free when the last graph is closed."""
         self._retire()
         if not self.backend.pool.capturing:
             self.backend.pool.end_retired()
@@ -182,7 +188,7 @@ class RawGraph:
         if captured is not None:
             self.backend.pool.retired.append(functools.partial(_destroy, self.backend, captured))
 
-    def __del__(self) -> None:  # in any thread, which must not wait, and in the middle of another graph's capture
+    def __del__(self) -> None:  # may run in any thread, which must not wait, and during another capture
         self._retire()
 
 
@@ -190,7 +196,7 @@ _open: weakref.WeakSet[RawGraph] = weakref.WeakSet()
 
 
 def close_graphs(backend: Runtime) -> None:
-    """Close all graphs of a device, whoever holds them, and destroy those that nobody holds any more."""
+    """Close all graphs of a device, and destroy those that have no owner."""
     for graph in list(_open):
         if graph.backend is backend:
             graph.close()
@@ -198,7 +204,7 @@ def close_graphs(backend: Runtime) -> None:
 
 
 def _destroy(backend: Runtime, captured: Captured) -> None:
-    backend.driver.synchronize()  # it may still run
+    backend.driver.synchronize()  # the graph may still be running
     backend.driver.destroy_graph(captured.graph, captured.executable)
     backend.pool.graph_count -= 1
     _give_back(backend.pool, captured.held)
@@ -210,5 +216,5 @@ def _give_back(pool: Pool, blocks: list[Block]) -> None:
 
 
 def launches_block() -> bool:
-    """Whether every launch waits until it is done: CUDA's own setting, for debugging."""
+    """Whether every launch blocks until it is done, which CUDA's own setting requests for debugging."""
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")

@@ -1,7 +1,8 @@
 """Launches: a kernel, a grid and arguments become a launch of machine code that can be repeated with other addresses.
 
-A `KernelLaunch` is prepared once: signature, compilation in the background, parameters packed as the kernel takes them.
-While an op's CUDA implementation runs, its launches are noted by a `Recorder`, for the op's plan (dispatch.py).
+A `KernelLaunch` is prepared once: its signature is derived, its kernel compiles in the background, and its parameters
+are packed into the launch buffer. While an op's CUDA implementation runs, a `Recorder` collects its launches for the
+op's plan (dispatch.py).
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0")  # CUDA'
 
 
 def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 1, **keywords: Any) -> None:
-    """Launch a Triton kernel on the device of its first array, on the current stream.
+    """Launch a Triton kernel on the device of its first array, in the current stream.
 
     Args:
-        kernel: a function under `triton.jit`. Its constexpr parameters come last and are given by keyword.
-        grid: programs, in up to three dimensions; nothing is launched where one is 0.
+        kernel: a `triton.jit` function. Its constexpr parameters come last and are given by keyword.
+        grid: programs in up to three dimensions; if one is 0, nothing is launched.
         args: arrays (passed as pointers), tensor descriptors, integers, floats (float32, or float64 as `Double`),
             numpy's scalars, None, and tuples of integers, in the kernel's order. At least one array.
-        cluster: how many neighbouring programs of the first dimension, which it divides, run at once and reach each
-            other's shared memory; more than 1 from Hopper on.
-        keywords: the constants, and Triton's options num_warps, num_stages, maxnreg.
+        cluster: size of a cluster: neighbouring programs of the first dimension that run at once and can access each
+            other's shared memory. It divides that dimension; values above 1 need Hopper or newer.
+        keywords: the constexpr parameters, and Triton's options num_warps, num_stages, maxnreg.
     """
     x, y, z = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
     if x == 0 or y == 0 or z == 0:
@@ -51,11 +52,11 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 
     backend = arrays[0].storage.backend
     driver = backend.driver
     if driver.prepare is not None:
-        made = driver.prepare(backend, kernel, (x, y, z), args, keywords)
+        kernel_launch = driver.prepare(backend, kernel, (x, y, z), args, keywords)
     else:
-        made = native_launch(backend, kernel, (x, y, z), args, keywords, cluster)
-    made.constants = keywords
-    submit(made, arrays, driver, backend.stream)
+        kernel_launch = native_launch(backend, kernel, (x, y, z), args, keywords, cluster)
+    kernel_launch.constants = keywords
+    submit(kernel_launch, arrays, driver, backend.stream)
     if _BLOCKING:
         driver.synchronize_stream(backend.stream)
 
@@ -68,15 +69,15 @@ def clear(array: ArrayLike) -> None:
         return
 
     words = (ctypes.c_uint64 * 1)()
-    made = plain_launch(lambda stream: driver.fill(words[0], 0, nbytes, stream), words, 1)
-    submit(made, [array], driver, backend.stream)
+    kernel_launch = plain_launch(lambda stream: driver.fill(words[0], 0, nbytes, stream), words, 1)
+    submit(kernel_launch, [array], driver, backend.stream)
 
 
-# --- A launch, and who notes it ---------------------------------------------------------------------------------------
+# --- A launch and its recorder ----------------------------------------------------------------------------------------
 
 
 class Source(NamedTuple):
-    """Where a recorded address comes from: operand or temporary number `operand`, `delta` bytes further."""
+    """The origin of a recorded address: operand or temporary number `operand`, plus `delta` bytes."""
 
     operand: int
     delta: int
@@ -84,39 +85,39 @@ class Source(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class KernelLaunch:
-    """One launch with its parameters in place but for addresses."""
+    """One launch, complete except for the addresses of its arrays."""
 
-    # sets `run`, `words` and `slots`, waiting for the kernel's compilation; None once that is done
+    # waits for the kernel to compile and sets `run`, `words` and `slots`; None once that is done
     prepare: Callable[[KernelLaunch], None] | None
-    is_compiled: Callable[[], bool]  # whether `prepare` would not wait
-    name: str = "fill"  # the kernel's; "fill" for memory that is set
-    grid: tuple[int, ...] = ()  # programs in three dimensions; none for memory that is set
-    loaded: Loaded | None = None  # once prepared, the kernel on the device; None for what is no machine code
-    constants: Mapping[str, Any] = field(default_factory=dict)  # what a Triton kernel is compiled for, such as tiles
-    run: Callable[[int], None] = field(init=False)  # `run(stream)` launches with the addresses that were set
+    is_compiled: Callable[[], bool]  # whether `prepare` would return without waiting
+    name: str = "fill"  # of the kernel; "fill" for a memset
+    grid: tuple[int, ...] = ()  # programs in three dimensions; empty for a memset
+    loaded: Loaded | None = None  # the kernel on the device, once prepared; None without machine code
+    constants: Mapping[str, Any] = field(default_factory=dict)  # constexpr parameters of a Triton kernel
+    run: Callable[[int], None] = field(init=False)  # `run(stream)` launches with the addresses in `words`
     words: Any = None  # the parameter buffer as 8-byte words
-    slots: tuple[int, ...] = ()  # where `words` takes the address of each array, in the order of the kernel's arguments
-    # of a recorded launch, where each of these addresses comes from; None for constant memory
+    slots: tuple[int, ...] = ()  # the word of each array's address, in the order of the kernel's arguments
+    # the origin of each of these addresses in a recorded launch; None for constant memory
     sources: list[Source | None] = field(default_factory=list)
-    # the same of those that change from call to call, once prepared: (slot, operand, delta)
+    # (slot, operand, delta) of the addresses that change between calls, once prepared
     addresses: tuple[tuple[int, int, int], ...] = ()
 
     def launch(self, pointers: Sequence[int], stream: int) -> None:
-        """Launch on arrays at these addresses, the first time after preparing it."""
+        """Launch on arrays at these addresses, preparing the launch first if necessary."""
         self.make_ready()
         for slot, pointer in zip(self.slots, pointers, strict=True):
             self.words[slot] = pointer
         self.go(stream)
 
     def go(self, stream: int) -> None:
-        """Launch with the addresses that were set, or let the watch do it."""
+        """Launch with the addresses in `words`, through the innermost watch if there is one."""
         if watches:
             watches[-1](self, stream)
         else:
             self.run(stream)
 
     def make_ready(self) -> None:
-        """Prepare the launch, where that was not done; may wait for the kernel."""
+        """Prepare the launch if that was not done yet; may wait for the kernel to compile."""
         if self.prepare is not None:
             self.prepare(self)
             self.prepare = None
@@ -127,10 +128,10 @@ class KernelLaunch:
 def plain_launch(
     run: Callable[[int], None], words: Any, count: int, name: str = "fill", grid: tuple[int, ...] = ()
 ) -> KernelLaunch:
-    """A launch of what is no machine code: `run(stream)` finds addresses in the first `count` of `words`."""
+    """A launch without machine code: `run(stream)` reads addresses from the first `count` of `words`."""
 
-    def prepare(made: KernelLaunch) -> None:
-        made.words, made.slots, made.run = words, tuple(range(count)), run
+    def prepare(kernel_launch: KernelLaunch) -> None:
+        kernel_launch.words, kernel_launch.slots, kernel_launch.run = words, tuple(range(count)), run
 
     return KernelLaunch(prepare, lambda: True, name, grid)
 
@@ -141,7 +142,7 @@ watches: list[LaunchWatch] = []
 
 @contextmanager
 def watching_launches(watch: LaunchWatch) -> Iterator[None]:
-    """Call `watch(launch, stream)` in the place of every launch inside the block; that runs `launch.run(stream)`."""
+    """Call `watch(launch, stream)` instead of every launch inside the block; the watch calls `launch.run(stream)`."""
     watches.append(watch)
     try:
         yield
@@ -151,17 +152,17 @@ def watching_launches(watch: LaunchWatch) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Recorder:
-    """Collects the launches of one op, tracing each address back to an operand or a temporary."""
+    """Collects the launches of one op and traces each address back to an operand or a temporary."""
 
     operands: tuple[ArrayLike, ...]
-    temporaries: list[Any] = field(default_factory=list)  # storages allocated meanwhile
+    temporaries: list[Any] = field(default_factory=list)  # storages allocated while recording
     launches: list[KernelLaunch] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)  # constant memory that launches read
     cacheable: bool = True
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside the block, this thread's launches are noted here."""
+        """Record the launches of this thread inside the block."""
         _current.recorder = self
         recorders.append(self)
         try:
@@ -171,17 +172,17 @@ class Recorder:
             _current.recorder = None
 
     def source(self, array: ArrayLike) -> Source | None:
-        """Where the address of `array` comes from; None for constant memory, which is kept alive."""
+        """The origin of the address of `array`; None for constant memory, which the recorder keeps alive."""
         for i, operand in enumerate(self.operands):
             if operand is array:
                 return Source(i, 0)
         storage = array.storage
         shared = [i for i, operand in enumerate(self.operands) if operand.storage is storage]
-        if len(shared) > 1:  # weights of a model may all lie in one
+        if len(shared) > 1:  # all weights of a model may share one storage
             first, last = _extent(array)
             spans = {i: _extent(self.operands[i]) for i in shared}
             shared = [i for i, (begin, end) in spans.items() if begin <= first and last <= end] or shared
-            if len(shared) > 1:  # which of them it is a window of may differ in the next call
+            if len(shared) > 1:  # another call may view another of them
                 self.cacheable = False
         if shared:
             return Source(shared[0], array.data_ptr() - self.operands[shared[0]].data_ptr())
@@ -193,7 +194,7 @@ class Recorder:
 
 
 def _extent(array: ArrayLike) -> tuple[int, int]:
-    """The addresses where an array's first element in memory begins, and where its last one ends."""
+    """The lowest address of an array and the address behind its last byte."""
     address, size = array.data_ptr(), array.dtype.itemsize
     if 0 in array.shape:
         return address, address
@@ -202,58 +203,58 @@ def _extent(array: ArrayLike) -> tuple[int, int]:
 
 
 class _Recording(threading.local):
-    """Of each thread, the recorder of the op that is running, if any."""
+    """The recorder of the running op in each thread, if any."""
 
     recorder: Recorder | None = None
 
 
 _current = _Recording()
-recorders: list[Recorder] = []  # of all threads; what runs for every op asks this first, which takes less time
+recorders: list[Recorder] = []  # of all threads; a faster check for every op than the thread-local
 
 
 def recording() -> Recorder | None:
-    """The recorder of the op that is running in this thread, if any."""
+    """The recorder of the running op in this thread, if any."""
     return _current.recorder
 
 
 def forget_plan() -> None:
-    """Keep no plan of the op that is running: what it launches depends on more than its key says."""
+    """Keep no plan of the running op, because its launches depend on more than its key contains."""
     if _current.recorder is not None:
         _current.recorder.cacheable = False
 
 
-def submit(made: KernelLaunch, arrays: Sequence[ArrayLike], driver: Driver, stream: int) -> None:
-    """Launch on these arrays, and record it where an op is being recorded.
+def submit(kernel_launch: KernelLaunch, arrays: Sequence[ArrayLike], driver: Driver, stream: int) -> None:
+    """Launch on these arrays, and record the launch if an op is being recorded.
 
-    While kernels are being compiled, launches wait in the driver's queue, and all that come after them: so a program
-    asks for all its kernels at once, and they are compiled side by side.
+    While a kernel compiles, its launch and all later ones wait in the driver's queue. So a program requests all its
+    kernels without waiting, and they compile in parallel.
     """
     recorder = recording()
     if recorder is not None:
-        made.sources = [recorder.source(array) for array in arrays]
-        recorder.launches.append(made)
+        kernel_launch.sources = [recorder.source(array) for array in arrays]
+        recorder.launches.append(kernel_launch)
     pointers = [array.data_ptr() for array in arrays]
-    if (driver.pending or not made.is_compiled()) and not driver.capturing:
-        driver.pending.append(lambda: made.launch(pointers, stream))
+    if (driver.pending or not kernel_launch.is_compiled()) and not driver.capturing:
+        driver.pending.append(lambda: kernel_launch.launch(pointers, stream))
     else:
-        made.launch(pointers, stream)
+        kernel_launch.launch(pointers, stream)
 
 
 # --- Machine code -----------------------------------------------------------------------------------------------------
 
 
 class Loaded(NamedTuple):
-    """A kernel on the device: the function and its launch's fixed facts."""
+    """A kernel on the device: the function and the fixed facts of its launch."""
 
     function: Function
     block: Grid  # threads, in up to three dimensions
     shared: int  # bytes of dynamic shared memory
-    descriptors: tuple[Facts, ...] = ()  # for each descriptor among the arguments, how its tensor map is to be made
-    waits: bool = True  # whether the code waits by itself for the kernel before it in a graph, see `compile.dependent`
+    descriptors: tuple[Facts, ...] = ()  # how to encode the tensor map of each descriptor argument
+    waits: bool = True  # whether the code waits for the preceding kernel in a graph, see `compile.dependent`
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return math.prod(self.block)
 
 
@@ -265,20 +266,20 @@ class Region(NamedTuple):
     tf32: bool
 
 
-ADDRESS = object()  # in the place of an array
+ADDRESS = object()  # stands for the address of an array
 _compiling: dict[Any, Future[Binary]] = {}
 _loaded: dict[Any, Loaded] = {}
 
 
 @functools.lru_cache(4096)
-def _fixed(kernel: Any) -> frozenset[int]:
-    """Positions of arguments that the kernel asks not to specialize."""
+def _unspecialized(kernel: Any) -> frozenset[int]:
+    """The positions of arguments that the kernel declares `do_not_specialize`."""
     return frozenset(p.num for p in kernel.params if p.do_not_specialize)
 
 
 def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Signature:
-    """What a kernel is compiled for when it is launched with these arguments."""
-    fixed = _fixed(kernel)
+    """The signature that a kernel is compiled for when it is launched with these arguments."""
+    fixed = _unspecialized(kernel)
     types = tuple(describe(a, specialize=i not in fixed) for i, a in enumerate(args))
     options = tuple((name, keywords[name]) for name in OPTIONS if name in keywords)
     constants = tuple(sorted((k, v) for k, v in keywords.items() if k not in OPTIONS))
@@ -288,25 +289,25 @@ def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -
 def native_launch(
     backend: Runtime, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any], cluster: int = 1
 ) -> KernelLaunch:
-    """A launch of a Triton kernel's machine code, whose compilation starts now where it is needed."""
+    """A launch of a Triton kernel's machine code; starts the compilation if it is needed."""
     driver, signature = backend.driver, signature_of(kernel, args, keywords)
     key, values = _key(driver, kernel, signature), list(_flatten(args, signature.types))
     if key in _loaded:
         return loaded_launch(driver, kernel.__name__, _loaded[key], grid, values, cluster)
     future = compile_ahead(driver, kernel, signature)
 
-    def prepare(made: KernelLaunch) -> None:
+    def prepare(kernel_launch: KernelLaunch) -> None:
         if key not in _loaded:
             code = future.result()
             function = load(backend, code.image, code.name, code.shared, code.parameters)
             _loaded[key] = Loaded(function, (32 * code.warps, 1, 1), code.shared, code.descriptors)
-        _pack(made, driver, _loaded[key], grid, values, cluster)
+        _pack(kernel_launch, driver, _loaded[key], grid, values, cluster)
 
     return KernelLaunch(prepare, future.done, kernel.__name__, grid)
 
 
 def compile_ahead(driver: Driver, kernel: Any, signature: Signature) -> Future[Binary]:
-    """Start a compilation for a device, or take the one that was started."""
+    """Start a compilation for a device, or return the one that was started."""
     key = _key(driver, kernel, signature)
     future = _compiling.get(key)
     if future is None or future.cancelled():
@@ -315,36 +316,45 @@ def compile_ahead(driver: Driver, kernel: Any, signature: Signature) -> Future[B
 
 
 def _key(driver: Driver, kernel: Any, signature: Signature) -> Any:
-    # The text tells constants of 2 and 2.0 apart; they are equal otherwise.
+    # The repr distinguishes constants such as 2 and 2.0, which are equal.
     return driver.index, kernel, signature, repr(signature)
 
 
 def load(backend: Runtime, image: bytes, name: str, shared: int, parameters: int) -> Function:
-    """A kernel's machine code on the device, which takes memory of the driver's own."""
+    """Load a kernel's machine code onto the device; the driver allocates memory for it."""
     return backend.pool.with_room(f"the code of {name}", lambda: backend.driver.load(image, name, shared, parameters))
 
 
 def loaded_launch(
     driver: Driver, name: str, kernel: Loaded, grid: Grid, values: list[Any], cluster: int = 1
 ) -> KernelLaunch:
-    """A launch of code on the device; `values` are numbers, `ADDRESS` for arrays, regions for descriptors, in order."""
-    return KernelLaunch(lambda made: _pack(made, driver, kernel, grid, values, cluster), lambda: True, name, grid)
+    """A launch of loaded code.
+
+    Args:
+        values: numbers, `ADDRESS` for arrays, and regions for descriptors, in the kernel's order.
+    """
+    return KernelLaunch(
+        lambda kernel_launch: _pack(kernel_launch, driver, kernel, grid, values, cluster), lambda: True, name, grid
+    )
 
 
-def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any], cluster: int) -> None:
-    """Give a launch its parameters, in a buffer of its own; addresses follow."""
+def _pack(
+    kernel_launch: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any], cluster: int
+) -> None:
+    """Pack the parameters of a launch into its own buffer; the addresses are set later."""
     function, facts = kernel.function, kernel.descriptors
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
-    pointers = extent + len(facts)  # behind the parameters are the address of each descriptor, then of each parameter
+    # The buffer contains the parameters, the address of each descriptor, and the address of each parameter.
+    pointers = extent + len(facts)
     count = pointers + len(function.parameters)
-    room = (ctypes.c_uint64 * (count + 7))()  # to start at a multiple of 64 bytes, as tensor maps in it must
+    room = (ctypes.c_uint64 * (count + 7))()  # padding, because tensor maps start at a multiple of 64 bytes
     skip = -ctypes.addressof(room) % 64
     words, base = (ctypes.c_uint64 * count).from_buffer(room, skip), ctypes.addressof(room) + skip
     for i, (at, _) in enumerate(function.parameters):
         words[pointers + i] = base + at
     slots: list[int] = []
     maps: list[tuple[int, int, Any]] = []
-    for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
+    for (at, size), value in zip(function.parameters, values, strict=False):  # scratch pointers follow and are 0
         if isinstance(value, Region):
             slots.append(extent + len(maps))
             maps.append((slots[-1], base + at, encoder(facts[len(maps)], value.shape, value.strides, value.tf32).map))
@@ -362,11 +372,11 @@ def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values
 
     def run_in_order(stream: int) -> None:
         if driver.capturing:
-            driver.begin_again()
+            driver.serialize_next_launch()
         run(stream)
 
-    made.words, made.slots, made.loaded = words, tuple(slots), kernel
-    made.run = run_with_maps if maps else run if kernel.waits else run_in_order
+    kernel_launch.words, kernel_launch.slots, kernel_launch.loaded = words, tuple(slots), kernel
+    kernel_launch.run = run_with_maps if maps else run if kernel.waits else run_in_order
 
 
 _INTEGERS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
@@ -374,14 +384,15 @@ _FLOATS = {4: ctypes.c_float, 8: ctypes.c_double}
 
 
 def _flatten(args: Any, types: Any) -> Iterator[Any]:
-    """The arguments that reach the device, in order: no constants, tuples opened, and nothing that keeps memory alive,
-    because a launch may wait for its kernel's compilation.
+    """The arguments that reach the device, in order, without constants and with tuples flattened.
+
+    They keep no memory alive, because a launch may wait for its kernel to compile.
     """
     for value, entry in zip(args, types, strict=True):
         if isinstance(value, tuple):
             yield from _flatten(value, entry)
         elif isinstance(entry, str):
-            if is_descriptor(value):  # its sizes and strides are parameters, too
+            if is_descriptor(value):  # its sizes and strides are parameters too
                 yield Region(value.shape, value.strides, value.tf32)
                 yield from value.values
             else:

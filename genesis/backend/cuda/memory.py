@@ -1,13 +1,13 @@
-"""The caching pool of device memory: blocks cut from large segments, reused in stream order, merged when it helps.
+"""The caching pool of device memory: blocks split from large segments, reused in stream order, merged when necessary.
 
-A block returns to its arena (one a stream, or one a family of graphs) when its last user is gone on the host. Work that
-was already launched still runs before whatever reuses the memory, because both are in the same stream. Blocks of a
-size that was just given back are handed out again without a search; they are merged with their neighbours only when no
-free block is large enough. A block that another stream used as well waits until that stream is past it.
+A block returns to its arena (one per stream, and one for all graphs) when its last user on the host is gone. Work that
+was launched before still runs before whatever reuses the memory, because both are in the same stream. A block of the
+same size as one just returned is reused without a search. Blocks are merged with their neighbours only when no free
+block is large enough. A block that another stream also used is not reused until that stream has passed its use.
 
-Blocks are given back by finalizers, which run in any thread at any moment: also in one that compiles a kernel for which
-another thread waits. So giving back only notes the block, and never waits for a lock or for the driver; whoever next
-takes memory, or asks how much is in use, deals with what was noted.
+Finalizers return blocks, and they run in any thread at any moment, for example in a thread that compiles a kernel that
+another thread waits for. So returning a block only queues it, and never waits for a lock or for the driver. The next
+call that allocates, or that reads how much is in use, processes the queue.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
 
 ALIGNMENT = 512  # bytes
-SMALL = 1 << 20  # bytes; up to here blocks share small segments
+SMALL = 1 << 20  # bytes; blocks up to this size share small segments
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
-HOLDERS = 5  # that an error names
-KEEP_WHOLE = 1 << 20  # a remainder of a large block is split off from this size on
+HOLDERS = 5  # listed in an out-of-memory error
+KEEP_WHOLE = 1 << 20  # bytes; a remainder of a large block is split off from this size on
 ENDLESS = 1 << 60  # bytes
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A run of device memory inside a segment, with its neighbours there."""
+    """A range of device memory inside a segment, linked to its neighbours."""
 
     arena: Arena
     pointer: int
     size: int  # bytes
-    small: bool  # whether its segment is one for small blocks
+    small: bool  # whether its segment is for small blocks
     before: Block | None = None
     after: Block | None = None
     free: bool = False  # whether it is in its arena's sorted list
-    owner: str = ""  # the op that asked for it, while it is in use
-    streams: set[int] | None = None  # others that used it since it was taken
+    owner: str = ""  # the op that allocated it, while it is in use
+    streams: set[int] | None = None  # other streams that used it since it was taken
 
 
 class Arena:
     """Segments whose blocks are reused in the order of one stream.
 
-    Blocks of a `compact` arena are as large as what was asked for and merged before the next one is taken, which costs
-    the host more time and reserves less memory. Its first segment for large blocks has `room` bytes or more; they are
-    taken from its lowest free address, as `room_for` counts.
+    A `compact` arena allocates exactly the requested sizes and merges free blocks before each allocation. That reserves
+    less memory but costs host time. Its first segment for large blocks has at least `room` bytes, and they are taken
+    from the lowest free address, as `room_for` assumes.
     """
 
     def __init__(self, pool: Pool, compact: bool = False) -> None:
         self.pool, self.compact, self.room = pool, compact, 0
-        self.quick: dict[int, list[Block]] = {}  # by size, given back and not yet merged
+        self.quick: dict[int, list[Block]] = {}  # by size, returned and not merged
         self.sorted: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # small and large (size, pointer)
         self.blocks: dict[int, Block] = {}  # by pointer
 
     def take(self, size: int) -> Block:
-        """A block of `size` bytes: one just given back, the best fit, or one from a new segment."""
+        """Return a block of `size` bytes: one just returned, the best fit, or one from a new segment."""
         if self.compact:
             self.merge()
-        found = self._fit(size)
-        if found is None and self.merge():
-            found = self._fit(size)
-        if found is None:
-            found = self._segment(size)
-        return self._split(found, size)
+        block = self._fit(size)
+        if block is None and self.merge():
+            block = self._fit(size)
+        if block is None:
+            block = self._segment(size)
+        return self._split(block, size)
 
     def _fit(self, size: int) -> Block | None:
         candidates = self.sorted[size > SMALL]
@@ -100,9 +100,9 @@ class Arena:
         return block
 
     def _split(self, block: Block, size: int) -> Block:
-        rest = block.size - size
-        if rest >= (ALIGNMENT if block.small or self.compact else KEEP_WHOLE):
-            tail = Block(self, block.pointer + size, rest, block.small)
+        remainder = block.size - size
+        if remainder >= (ALIGNMENT if block.small or self.compact else KEEP_WHOLE):
+            tail = Block(self, block.pointer + size, remainder, block.small)
             tail.before, tail.after = block, block.after
             if block.after is not None:
                 block.after.before = tail
@@ -124,8 +124,9 @@ class Arena:
         return block
 
     def merge(self) -> bool:
-        """Join blocks that were given back with their free neighbours; whether there were any."""
-        quick, self.quick = self.quick, {}  # first: while memory is watched, finalizers deal with what they give back
+        """Merge returned blocks with their free neighbours; return whether there were any."""
+        # Swapped first, because finalizers may return further blocks meanwhile if memory is watched.
+        quick, self.quick = self.quick, {}
         waiting = [block for blocks in quick.values() for block in blocks]
         for block in waiting:
             for neighbour in (block.before, block.after):
@@ -144,7 +145,7 @@ class Arena:
         return first
 
     def release(self) -> None:
-        """Give segments that are wholly free back to the driver."""
+        """Return segments without a block in use to the driver."""
         self.merge()
         for block in list(self.blocks.values()):
             if block.free and block.before is None and block.after is None:
@@ -154,14 +155,14 @@ class Arena:
 
 
 class ForeignArena(Arena):
-    """Blocks that another library makes, as other processes may map them. None goes back to the driver."""
+    """Blocks that another library allocates, which other processes may map. They are never returned to the driver."""
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
         pool.foreign.append(self)
 
     def make(self, nbytes: int, owner: str, allocate: Callable[[int], int]) -> Block:
-        """A new block, at the address that `allocate` gives. Raises OutOfMemoryError as `Pool.take` does."""
+        """Return a new block at the address from `allocate`. Raises OutOfMemoryError like `Pool.take`."""
         pool = self.pool
         pointer = pool.with_room(f"{_format(nbytes)} for {owner}", lambda: allocate(nbytes))
         with pool._lock:
@@ -170,50 +171,50 @@ class ForeignArena(Arena):
             pool._used(block, owner)
             return block
 
-    def again(self, nbytes: int, owner: str) -> Block:
-        """A block of this size that was given back, where `has` one."""
+    def reuse(self, nbytes: int, owner: str) -> Block:
+        """Return a block of exactly this size that was returned before; `has` must be true."""
         with self.pool._lock:
             block = self.quick[nbytes].pop()
             self.pool._used(block, owner)
             return block
 
     def has(self, nbytes: int) -> bool:
-        """Whether a block of this size was given back."""
+        """Whether a returned block of exactly this size is available."""
         self.pool.take_back()
         return bool(self.quick.get(nbytes))
 
     def holds(self, pointer: int, nbytes: int) -> bool:
-        """Whether all of some memory lies in one block."""
+        """Whether a memory range is inside one block."""
         return any(start <= pointer and pointer + nbytes <= start + b.size for start, b in self.blocks.items())
 
 
 class Pool:
-    """All arenas of a device, with counters in bytes; what is `reserved` was taken from the driver."""
+    """All arenas of a device, with counters in bytes. `reserved` counts everything allocated from the driver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.backend: Any = None  # what runs ops on this memory
+        self.backend: Any = None  # the backend that runs ops on this memory
         self.arenas: defaultdict[int, Arena] = defaultdict(lambda: Arena(self))  # by stream
-        self.private: Arena | None = None  # where a capture and its warm-up take their memory, while they run
+        self.private: Arena | None = None  # the arena that a capture and its warm-up allocate from, while they run
         self.graphs: Arena | None = None  # the memory of all graphs
         self.graph_count = 0
-        self.capturing = False  # whether blocks that are given back are held, until `end_capture`
-        self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
-        self.kept: deque[list[Block]] = deque()  # given back since each piece of work in a branch of a capture began
-        self.given: deque[Block] = deque()  # given back, not dealt with yet
-        self.give: Callable[[Block], None] = self.given.append  # for reuse in its stream's order; never waits
-        self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
-        # Ends of graphs that nobody holds any more, which wait for the device: for one who may wait.
+        self.capturing = False  # whether returned blocks are held until `end_capture`
+        self.held: list[Block] = []  # returned during a capture, which may have recorded work on them
+        self.kept: deque[list[Block]] = deque()  # returned since the start of each piece of side-stream work
+        self.returned: deque[Block] = deque()  # not processed yet
+        self.give: Callable[[Block], None] = self.returned.append  # returns a block to its stream; never waits
+        self.waiting: list[tuple[Block, list[int]]] = []  # returned, with events of their use in other streams
+        # Destructors of graphs without an owner; they wait for the device, so they run where waiting is allowed.
         self.retired: deque[Callable[[], None]] = deque()
         self.segments: dict[int, int] = {}
-        self.foreign: list[ForeignArena] = []  # of blocks that other libraries made
+        self.foreign: list[ForeignArena] = []  # arenas of blocks that other libraries allocated
         self._allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
-        self.poison = False  # fill fresh memory with NaN patterns, so that reading what was never written shows
-        self.owner = "empty"  # whose memory is taken now: the op that runs; what knows better says so
-        self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of what is in blocks, by address
+        self.poison = False  # fill new memory with NaN patterns, so that reads of uninitialized memory are visible
+        self.owner = "empty"  # the owner of new blocks: the running op, or the name set by `owned_by`
+        self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of the tensor in each block, by address
         self._watch: Callable[[int, int], None] | None = None
-        self._lock = threading.RLock()  # a failing `take` reads the snapshot, and watched finalizers interrupt it
+        self._lock = threading.RLock()  # reentrant: errors read the snapshot, and finalizers interrupt
 
     @property
     def allocated(self) -> int:
@@ -223,8 +224,9 @@ class Pool:
 
     @property
     def watch(self) -> Callable[[int, int], None] | None:
-        """Told the address and the bytes of every block that is taken, and of every one that is free again the bytes
-        below 0, at that moment where no other thread is at work here; None while nobody looks.
+        """A function that gets the address and size of every block taken, and a negative size when one is returned.
+
+        It is called at once unless another thread is using the pool. None if nothing watches.
         """
         return self._watch
 
@@ -232,33 +234,33 @@ class Pool:
     def watch(self, watch: Callable[[int, int], None] | None) -> None:
         self.take_back()
         self._watch = watch
-        self.give = self.given.append if watch is None else self._give_at_once
+        self.give = self.returned.append if watch is None else self._give_at_once
 
     def _give_at_once(self, block: Block) -> None:
-        self.given.append(block)
+        self.returned.append(block)
         if self._lock.acquire(blocking=False):
             try:
-                self._deal()
+                self._process_returned()
             finally:
                 self._lock.release()
 
     def take(self, nbytes: int, stream: int, owner: str | None = None) -> Block:
-        """A block of at least `nbytes`, contents undefined: a multiple of 512 bytes, at least one.
+        """Return a block of at least `nbytes`, rounded up to a positive multiple of 512 bytes, contents undefined.
 
         Args:
-            owner: whose memory it is; None as `Pool.owner` says.
+            owner: the owner of the memory; None for `Pool.owner`.
 
         Raises:
-            OutOfMemoryError: naming the request, what is free and the biggest holders.
+            OutOfMemoryError: the message has the request, the free memory and the largest owners.
         """
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         owner = owner or self.owner
-        self._lock.acquire()  # `with` takes twice as long, and this runs for every op
+        self._lock.acquire()  # `with` takes twice as long, and every op runs this
         try:
-            if self.given:
-                self._deal()
+            if self.returned:
+                self._process_returned()
             if self.waiting and not self.capturing:
-                self._collect()
+                self._collect_waiting()
             arena = self.private or self.arenas[stream]
             blocks = arena.quick.get(size)
             if blocks and not arena.compact:
@@ -282,11 +284,11 @@ class Pool:
             self._watch(block.pointer, block.size)
 
     def with_room(self, what: str, call: Callable[[], T]) -> T:
-        """The result of a call that takes the driver's memory. Raises OutOfMemoryError; `empty_cache` was tried."""
+        """Run a call that allocates driver memory, and retry after `empty_cache`. Raises OutOfMemoryError."""
         try:
             return call()
         except OutOfDeviceMemory:
-            if not self.capturing:  # or the wait would end the capture
+            if not self.capturing:  # waiting would invalidate the capture
                 self.empty_cache()
         try:
             return call()
@@ -295,8 +297,9 @@ class Pool:
 
     @contextmanager
     def traced(self, stream: int) -> Iterator[list[tuple[int, int]]]:
-        """Inside the block, the stream's blocks are compact, and what `watch` is told is collected; what watches
-        already goes on. Blocks are still only noted when they are given back, and dealt with before the next is taken.
+        """Make the stream's arena compact inside the block, and collect the events that `watch` gets.
+
+        An existing watch continues. Finalizers still only queue blocks, and the next allocation processes them.
         """
         arena, watch = self.arenas[stream], self._watch
         events: list[tuple[int, int]] = []
@@ -315,49 +318,50 @@ class Pool:
             self._watch, arena.compact = watch, before
 
     def take_back(self) -> None:
-        """Deal with the blocks that were given back so far."""
+        """Process the blocks that were returned so far."""
         with self._lock:
-            self._deal()
+            self._process_returned()
 
-    def _deal(self) -> None:
-        while self.given:
+    def _process_returned(self) -> None:
+        while self.returned:
             try:
-                block = self.given.popleft()
-            except IndexError:  # a finalizer has dealt with it, while memory is watched
+                block = self.returned.popleft()
+            except IndexError:  # a finalizer has processed it, while memory is watched
                 return
             if self.capturing and (block.streams is not None or block.arena is not self.private):
                 self.held.append(block)
             elif self.kept:
                 self.kept[-1].append(block)
-            elif block.streams is not None:  # let it wait until these streams have passed where they are now
+            elif block.streams is not None:
+                # Reusable once these streams have passed their present work.
                 events = [self.driver.mark(stream) for stream in block.streams]
                 block.streams = None
                 self.waiting.append((block, events))
             else:
-                self._settle(block)
+                self._make_reusable(block)
 
-    def _settle(self, block: Block) -> None:
+    def _make_reusable(self, block: Block) -> None:
         self._allocated -= block.size
         if self._watch is not None:
             self._watch(block.pointer, -block.size)
         block.arena.quick.setdefault(block.size, []).append(block)
 
     def keep(self) -> None:
-        """From here on, keep blocks that are given back: work of two streams may use them, until `give_kept`."""
+        """Keep blocks that are returned from now on until `give_kept`, because two streams may use them."""
         with self._lock:
-            self._deal()
+            self._process_returned()
             self.kept.append([])
 
     def give_kept(self, count: int) -> None:
-        """Let the blocks be used again that were kept since the first `count` of `keep`."""
+        """Make the blocks reusable that were kept since the first `count` calls of `keep`."""
         with self._lock:
-            self._deal()
+            self._process_returned()
             passed = [block for _ in range(count) for block in self.kept.popleft()]
             for block in passed:
-                self._settle(block)
+                self._make_reusable(block)
 
     def end_capture(self) -> list[Block]:
-        """Go back to normal; the blocks that were held."""
+        """End the capture and return the blocks that were held during it."""
         with self._lock:
             self.give_kept(len(self.kept))
             self.capturing = False
@@ -365,13 +369,13 @@ class Pool:
             return held
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Note that work of another stream uses a block: it is not reused before that work is done."""
+        """Note that another stream uses a block, so that it is not reused before that work is done."""
         with self._lock:
             block.streams = {stream, *(block.streams or ())}
 
-    def _collect(self, wait: bool = False) -> None:
-        """Take back the waiting blocks whose events have happened; with `wait` all of them."""
-        self._deal()
+    def _collect_waiting(self, wait: bool = False) -> None:
+        """Make waiting blocks reusable whose events have happened, or all of them with `wait`."""
+        self._process_returned()
         waiting, self.waiting = self.waiting, []
         for block, events in waiting:
             if wait or all(self.driver.is_event_done(event) for event in events):
@@ -379,34 +383,34 @@ class Pool:
                     if wait:
                         self.driver.synchronize_event(event)
                     self.driver.destroy_event(event)
-                self._settle(block)
+                self._make_reusable(block)
             else:
                 self.waiting.append((block, events))
 
     def end_retired(self) -> None:
-        """Destroy the graphs that nobody holds any more; waits for the device."""
+        """Destroy the graphs without an owner; waits for the device."""
         while self.retired:
             self.retired.popleft()()
 
     def settle(self) -> None:
-        """Take back the blocks that waited for other streams; the device is idle."""
+        """Make all waiting blocks reusable. The device must be idle."""
         with self._lock:
-            self._collect(wait=True)
+            self._collect_waiting(wait=True)
 
     def _all(self) -> list[Arena]:
         return [*self.arenas.values(), *([self.graphs] if self.graphs is not None else [])]
 
     def _release(self) -> None:
-        """Wait for the device and give every segment back that nothing uses: no tensor, no graph."""
+        """Wait for the device and release every segment that no tensor and no graph uses."""
         self.end_retired()
         self.driver.synchronize()
-        self._collect(wait=True)
+        self._collect_waiting(wait=True)
         for arena in self._all():
             if arena is not self.graphs or (self.graph_count == 0 and self.private is None):
                 arena.release()
 
     def reserve(self, nbytes: int) -> int:
-        """A segment from the driver; raises OutOfDeviceMemory."""
+        """Allocate a segment from the driver. Raises OutOfDeviceMemory."""
         pointer = self.driver.allocate(nbytes)
         self.driver_allocations += 1
         self._reserved(pointer, nbytes)
@@ -418,38 +422,38 @@ class Pool:
         self.max_reserved = max(self.max_reserved, self.reserved)
 
     def unreserve(self, pointer: int, nbytes: int) -> None:
-        """Give a segment back to the driver."""
+        """Return a segment to the driver."""
         del self.segments[pointer]
         self.reserved -= nbytes
         self.driver.free(pointer)
 
     def empty_cache(self) -> None:
-        """Give every segment without a block in use back to the driver."""
+        """Return every segment without a block in use to the driver."""
         with self._lock:
             self._release()
 
     def empty_graphs(self) -> None:
-        """Give the segments of graphs without a block in use back to the driver; the device is idle."""
+        """Return the graph segments without a block in use to the driver. The device must be idle."""
         with self._lock:
-            self._deal()
+            self._process_returned()
             if self.graphs is not None:
                 self.graphs.release()
 
     def reset_peak(self) -> None:
-        """Let the peaks start from what is in use now."""
+        """Reset the peaks to the present use."""
         self.max_allocated, self.max_reserved = self.allocated, self.reserved
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Every block by address: segment, size, whether it is in use, and the op that asked for it."""
+        """A row for every block, by address: segment, size, whether it is in use, and the op that allocated it."""
         with self._lock:
-            found = []
-            self._deal()
+            rows = []
+            self._process_returned()
             late = {b.pointer for b, _ in self.waiting}
             for arena in [*self._all(), *self.foreign]:
                 idle = late.union(*([b.pointer for b in blocks] for blocks in list(arena.quick.values())))
                 for block in list(arena.blocks.values()):
                     used = not block.free and block.pointer not in idle
-                    found.append(
+                    rows.append(
                         {
                             "address": block.pointer,
                             "size": block.size,
@@ -457,7 +461,7 @@ class Pool:
                             "op": block.owner if used else "",
                         }
                     )
-            return sorted(found, key=lambda row: row["address"])
+            return sorted(rows, key=lambda row: row["address"])
 
     def _explain(self, request: str) -> str:
         free, total = self.driver.memory_info()
@@ -466,25 +470,26 @@ class Pool:
             if row["state"] == "allocated":
                 holders.setdefault(row["op"], []).append(row)
         shapes, sums = self.describe(), {name: sum(row["size"] for row in rows) for name, rows in holders.items()}
-        told = []
+        lines = []
         for name in sorted(sums, key=lambda name: -sums[name])[:HOLDERS]:
             count, largest = len(holders[name]), max(holders[name], key=lambda row: int(row["size"]))
             shape = shapes.get(largest["address"])
-            told.append(
+            lines.append(
                 f"{name} {_format(sums[name])} in {count} block{'s' * (count > 1)}"
                 + (f", the largest {shape}" if shape else "")
             )
-        made = "; ".join(told)
+        owners = "; ".join(lines)
         return (
             f"cuda:{self.driver.index} has no room for {request}: {_format(free)} of {_format(total)}"
             f" are free, Genesis holds {_format(self.allocated)} in tensors and {_format(self.reserved)} in all"
-            + (f"; made by {made}" if made else "")
+            + (f"; largest owners: {owners}" if owners else "")
         )
 
 
 def room_for(events: Sequence[tuple[int, int]]) -> int:
-    """Bytes of a segment in which large blocks that are taken and given back like these find room one by one. A block
-    that is in use at the end of `events`, which `Pool.traced` gave, lasts, and has no part in it.
+    """Bytes of a segment that fits the large blocks of `events`, which `Pool.traced` returned, one after the other.
+
+    Blocks still in use at the end of `events` are excluded, because they outlive the segment.
     """
     ended: set[int] = set()
     passing = [False] * len(events)
@@ -494,7 +499,7 @@ def room_for(events: Sequence[tuple[int, int]]) -> int:
         elif address in ended:
             ended.remove(address)
             passing[i] = nbytes > SMALL
-    driver: Any = SimpleNamespace(allocate=lambda nbytes: 0)  # one segment, of any size, at address 0
+    driver: Any = SimpleNamespace(allocate=lambda nbytes: 0)  # one segment of any size at address 0
     pool = Pool(driver)
     pool.private = arena = Arena(pool, compact=True)
     arena.room = ENDLESS
@@ -510,7 +515,7 @@ def room_for(events: Sequence[tuple[int, int]]) -> int:
 
 
 class CudaStorage:
-    """Device bytes: a block of the pool, or memory that belongs to `owner` (another library's tensor)."""
+    """Device memory: a block of the pool, or memory that belongs to `owner` (another library's tensor)."""
 
     __slots__ = ("__weakref__", "backend", "block", "nbytes", "owner", "pointer", "pool", "version")
 

@@ -1,8 +1,8 @@
-"""Devices that are no GPU, behind the driver's contract: host memory with Triton's interpreter, and fakes.
+"""Simulated devices with the contract of `Driver`: host memory with Triton's interpreter, and fakes that run nothing.
 
-Tests run every kernel in the interpreter over host memory. Nothing runs on a fake device: its launches are collected
-with their signatures, and its memory leads nowhere. `genesis profile --show` compiles for it, for any architecture, and
-memory plans are counted on it, also of models that no machine at hand could hold.
+Tests run every kernel in the interpreter on host memory. A fake device collects its launches with their signatures, and
+its addresses have no memory behind them. `genesis profile --show` compiles for a fake device of any architecture, and
+memory plans are counted on one, also for models that exceed every available machine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from genesis.backend.cuda.launch import OPTIONS, KernelLaunch, plain_launch, sig
 from genesis.backend.cuda.tma import is_descriptor
 from genesis.errors import DeviceError
 
-drivers: dict[int, Driver] = {}  # of fake devices, by indices that no machine has
+drivers: dict[int, Driver] = {}  # fake devices, under indices that no machine has
 
 # --- Launches in Triton's interpreter ---------------------------------------------------------------------------------
 
 
 class _Pointer:
-    """An address with a dtype, as Triton's interpreter takes it; memory is the host's, so nothing is copied."""
+    """An address with a dtype, in the form that Triton's interpreter takes; all memory is on the host, so no copies."""
 
     def __init__(self, words: Any, at: int, dtype: Any) -> None:
         self.words, self.at, self.dtype = words, at, dtype
@@ -58,14 +58,14 @@ class _Pointer:
     stride = size
 
 
-Do = Callable[[int, Callable[[], Any]], None]  # `do(stream, work)`: now, or at each replay of the graph
+RunOrCapture = Callable[[int, Callable[[], Any]], None]  # (stream, work): runs work now, or at each replay of a graph
 
 
 def interpreted_launch(
-    do: Do, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    run_or_capture: RunOrCapture, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> KernelLaunch:
-    """A launch in Triton's interpreter."""
-    describe(args)  # what machine code does not take is refused here, too
+    """A launch of a Triton kernel in the interpreter."""
+    describe(args)  # refuses the arguments that machine code would refuse
     count = sum(is_array(a) or is_descriptor(a) for a in args)
     words = (ctypes.c_uint64 * max(count, 1))()
     numbers = iter(range(count))
@@ -78,39 +78,43 @@ def interpreted_launch(
     values = [value(a) for a in args]
     constants = {k: v for k, v in keywords.items() if k not in OPTIONS}
 
-    return _hosted(do, kernel.__name__, lambda: kernel[grid](*values, **constants), grid, words, count)
+    return _host_launch(run_or_capture, kernel.__name__, lambda: kernel[grid](*values, **constants), grid, words, count)
 
 
-def hosted_launch(do: Do, name: str, function: Callable[..., None], arrays: Sequence[ArrayLike]) -> KernelLaunch:
-    """A launch of plain Python on numpy arrays over the memory of `arrays`, in the place of machine code."""
+def hosted_launch(
+    run_or_capture: RunOrCapture, name: str, function: Callable[..., None], arrays: Sequence[ArrayLike]
+) -> KernelLaunch:
+    """A launch that calls `function` on numpy views of `arrays`, instead of machine code."""
     words = (ctypes.c_uint64 * max(len(arrays), 1))()
     values = [_Pointer(words, i, a.dtype) for i, a in enumerate(arrays)]
     forms = [(a.shape, tuple(s * a.dtype.itemsize for s in a.strides), a.dtype.numpy) for a in arrays]
 
     def call() -> None:
-        function(*[_over(value.data_ptr(), *form) for value, form in zip(values, forms, strict=True)])
+        function(*[_view_at(value.data_ptr(), *form) for value, form in zip(values, forms, strict=True)])
 
-    return _hosted(do, name, call, (1, 1, 1), words, len(arrays))
+    return _host_launch(run_or_capture, name, call, (1, 1, 1), words, len(arrays))
 
 
-def _hosted(do: Do, name: str, call: Callable[[], None], grid: Grid, words: Any, count: int) -> KernelLaunch:
-    """A launch whose `call` reads addresses from the first `count` of `words`."""
+def _host_launch(
+    run_or_capture: RunOrCapture, name: str, call: Callable[[], None], grid: Grid, words: Any, count: int
+) -> KernelLaunch:
+    """A launch that runs `call`, which reads addresses from the first `count` of `words`."""
 
     def run(stream: int) -> None:
-        present = bytes(words)  # a captured launch runs later, with the addresses that it has now
+        present = bytes(words)  # a captured launch runs later, with the addresses that are set now
 
         def work() -> None:
             ctypes.memmove(words, present, len(present))
-            with np.errstate(all="ignore"):  # a GPU does not warn of NaN and overflow either
+            with np.errstate(all="ignore"):  # a GPU does not warn about NaN and overflow
                 call()
 
-        do(stream, work)
+        run_or_capture(stream, work)
 
     return plain_launch(run, words, count, name, grid)
 
 
-def _over(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """numpy's view of memory that somebody else keeps alive."""
+def _view_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A numpy view of memory that the caller keeps alive."""
     if 0 in shape:
         return np.empty(shape, dtype)
     extent = dtype.itemsize + sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True))
@@ -121,17 +125,17 @@ def _over(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype:
 # --- Host memory ------------------------------------------------------------------------------------------------------
 
 
-MEMORY = 8 << 30  # bytes that the pretended device has
+MEMORY = 8 << 30  # bytes of the simulated device
 
 
 class HostDriver(Driver):
-    """Host memory behind the face of a device of compute capability 9.0."""
+    """Host memory with the interface of a device of compute capability 9.0."""
 
     memory = MEMORY
 
     def __init__(self, index: int) -> None:
         if index:
-            raise DeviceError(f"device cuda:{index} was asked for; the interpreter has one device", next="use cuda:0")
+            raise DeviceError(f"device cuda:{index} does not exist; the interpreter has one device", next="use cuda:0")
         self.index: int = index
         self.pending = deque()
         self.properties = Properties("Triton's interpreter", (9, 0), MEMORY, 4, 227 << 10, 50 << 20)
@@ -139,14 +143,14 @@ class HostDriver(Driver):
         self._handles = itertools.count(16)  # 1 and 2 name the default streams
         self._events: dict[int, float] = {}
         self._used = 0
-        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream; a side stream has its origin's
-        self._recorded: dict[int, int] = {}  # the streams of events in captures
+        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream; a side stream shares its origin's list
+        self._recorded: dict[int, int] = {}  # the stream of each event recorded in a capture
         self._sides: set[int] = set()
-        self._open: set[int] = set()  # side streams with work that their origin has not waited for
+        self._open: set[int] = set()  # side streams with work that their origin has not joined
         self.graphs: dict[int, list[Callable[[], None]]] = {}
 
-    def do(self, stream: int, work: Callable[[], Any]) -> None:
-        """Work of a stream: done, or captured."""
+    def run_or_capture(self, stream: int, work: Callable[[], Any]) -> None:
+        """Run the work of a stream, or append it to the stream's capture."""
         capture = self._captures.get(stream)
         if capture is None:
             work()
@@ -158,7 +162,7 @@ class HostDriver(Driver):
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """Host memory at a multiple of 512 bytes."""
+        """Allocate host memory at a multiple of 512 bytes."""
         if self._used + nbytes > self.memory:
             raise OutOfDeviceMemory
         block = np.empty(nbytes + 512, np.uint8)
@@ -185,18 +189,18 @@ class HostDriver(Driver):
         return self.memory - self._used, self.memory
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self.do(stream, lambda: ctypes.memmove(target, source, nbytes))
+        self.run_or_capture(stream, lambda: ctypes.memmove(target, source, nbytes))
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
-        self.do(stream, lambda: ctypes.memset(target, byte, nbytes))
+        self.run_or_capture(stream, lambda: ctypes.memset(target, byte, nbytes))
 
-    # --- Kernels: none but those of the interpreter -------------------------------------------------------------------
+    # --- Kernels: only in the interpreter -----------------------------------------------------------------------------
 
     def prepare(
         self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> KernelLaunch:
         """A launch in Triton's interpreter."""
-        return interpreted_launch(self.do, kernel, grid, args, keywords)
+        return interpreted_launch(self.run_or_capture, kernel, grid, args, keywords)
 
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
         raise DeviceError("the interpreter runs kernels from their source", next="unset TRITON_INTERPRET")
@@ -204,30 +208,30 @@ class HostDriver(Driver):
     def launcher(
         self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int, cluster: int = 1
     ) -> Callable[[int], None]:
-        raise DeviceError("the interpreter runs no machine code", next="unset TRITON_INTERPRET")
+        raise DeviceError("the interpreter does not run machine code", next="unset TRITON_INTERPRET")
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
-        raise DeviceError("kernels take no resources in the interpreter", next="unset TRITON_INTERPRET")
+        raise DeviceError("the interpreter does not report resources of kernels", next="unset TRITON_INTERPRET")
 
     def sm_facts(self) -> SMFacts:
-        raise DeviceError("the interpreter has no SMs", next="unset TRITON_INTERPRET")
+        raise DeviceError("the interpreter does not simulate SMs", next="unset TRITON_INTERPRET")
 
     def enter(self) -> None: ...  # there is one device
-    def flush(self) -> None: ...  # nothing waits for its kernel
-    def begin_again(self) -> None: ...  # all launches wait
+    def flush(self) -> None: ...  # launches are never pending
+    def serialize_next_launch(self) -> None: ...  # launches always run in order
 
-    # --- Streams and events: done at once -----------------------------------------------------------------------------
+    # --- Streams and events: complete immediately ---------------------------------------------------------------------
 
     def create_stream(self, priority: int = 0) -> int:
         return next(self._handles)
 
     def synchronize_stream(self, stream: int) -> None:
-        """Nothing to wait for; refused while the stream is captured."""
+        """Return at once, because work runs synchronously; raise DeviceError while the stream is captured."""
         if stream in self._captures:
             raise DeviceError("cuStreamSynchronize during a capture", next="end the capture first")
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Nothing to wait for; a stream that waits for a captured one is captured with it."""
+        """Join the stream to the capture that recorded the event, if any; otherwise there is nothing to wait for."""
         other = self._recorded.get(event)
         if other is None:
             return
@@ -253,7 +257,7 @@ class HostDriver(Driver):
         def note() -> None:
             self._events[event] = time.perf_counter()
 
-        self.do(stream, note)
+        self.run_or_capture(stream, note)
 
     def synchronize_event(self, event: int) -> None: ...
 
@@ -269,7 +273,7 @@ class HostDriver(Driver):
         return self._events[end] - self._events[start]
 
     def synchronize(self) -> None:
-        """Nothing to wait for; refused during a capture, as the driver does."""
+        """Return at once, because work runs synchronously; raise DeviceError during a capture, as CUDA does."""
         if self._captures:
             raise DeviceError("cuCtxSynchronize during a capture", next="end the capture first")
 
@@ -277,7 +281,7 @@ class HostDriver(Driver):
 
     def begin_capture(self, stream: int) -> None:
         if stream == 0 or stream in self._captures:
-            raise DeviceError(f"stream {stream} cannot be captured", next="capture a stream of your own, once")
+            raise DeviceError(f"stream {stream} cannot be captured", next="capture a new stream, and capture it once")
         self._captures[stream] = []
 
     def end_capture(self, stream: int) -> int:
@@ -306,15 +310,15 @@ class HostDriver(Driver):
 # --- Fakes ------------------------------------------------------------------------------------------------------------
 
 
-Tell = Callable[[Any, Signature], object]
+OnKernel = Callable[[Any, Signature], object]
 
-NOWHERE = 1 << 50  # addresses from here on are no process's
-_indices = itertools.count(1 << 16)  # of devices of this kind; there are never so many others
+NOWHERE = 1 << 50  # addresses from here on belong to no process
+_indices = itertools.count(1 << 16)  # fake devices; machines have fewer devices than this
 
-# Bytes of shared memory that a block may take, by architecture: CUDA's programming guide, "Technical specifications".
+# Bytes of shared memory that a block may use, by architecture: CUDA's programming guide, "Technical specifications".
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
-# A GPU of each architecture: name, GiB of memory, SMs, MiB of L2, as their vendors state them.
+# A GPU of each architecture: name, GiB of memory, SMs, MiB of L2, as published by the vendor.
 _GPUS = {
     80: ("A100", 80, 108, 40),
     86: ("A40", 48, 84, 6),
@@ -331,7 +335,7 @@ ARCHITECTURES = {
 
 
 class EmptyDriver(HostDriver):
-    """Addresses in order with nothing behind them; what is read from there is 0."""
+    """Addresses in ascending order without memory behind them; copies to the host read 0."""
 
     memory = 1 << 40
 
@@ -341,7 +345,7 @@ class EmptyDriver(HostDriver):
         self._end = NOWHERE
 
     def allocate(self, nbytes: int) -> int:
-        """The next addresses."""
+        """Return the next addresses."""
         pointer = self._end
         self._end += -(-nbytes // 512) * 512
         self._sizes[pointer] = nbytes
@@ -355,24 +359,24 @@ class EmptyDriver(HostDriver):
         return super().allocate(nbytes)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Zeros to the host, nothing to the device."""
+        """Write zeros to the host; ignore copies to the device."""
         if target < NOWHERE:
-            self.do(stream, lambda: ctypes.memset(target, 0, nbytes))
+            self.run_or_capture(stream, lambda: ctypes.memset(target, 0, nbytes))
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
-        """Nothing."""
+        """Ignore the fill."""
 
 
 class Launched(NamedTuple):
-    """A launch that did not take place."""
+    """A launch that was collected instead of run."""
 
-    kernel: Any  # Triton's function, or a `genesis.custom.cuda_source.SourceKernel`
-    signature: Signature  # what it would have been compiled for
+    kernel: Any  # a Triton function or a `genesis.custom.cuda_source.SourceKernel`
+    signature: Signature  # the signature that it would be compiled for
     grid: Grid  # programs in three dimensions
 
 
 class FakeDriver(EmptyDriver):
-    """A device of given properties that collects what is launched on it."""
+    """A device with given properties that collects its launches."""
 
     def __init__(self, properties: Properties) -> None:
         super().__init__(0)
@@ -383,44 +387,44 @@ class FakeDriver(EmptyDriver):
     def prepare(
         self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> KernelLaunch:
-        """A launch that is noted, each time it is repeated, and does nothing."""
+        """A launch that does nothing but append itself to `launched`, at each replay."""
         return self.noted(kernel, signature_of(kernel, args, keywords), grid, args)
 
     def noted(self, kernel: Any, signature: Signature, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
-        """The same of any kernel, Triton's or one in CUDA C++."""
+        """The same for any kernel, in Triton or CUDA C++."""
         launched = Launched(kernel, signature, grid)
         return noted_launch(kernel.__name__, grid, args, lambda: self.launched.append(launched))
 
 
 def noted_launch(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: Callable[[], None]) -> KernelLaunch:
-    """A launch that takes the addresses of its arrays, and does nothing but `note`."""
+    """A launch that accepts the addresses of its arrays and only calls `note`."""
     count = sum(is_array(a) or is_descriptor(a) for a in args)
     return plain_launch(lambda stream: note(), [0] * count, count, name, grid)
 
 
 @functools.cache
 def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
-    """A device with these properties on which nothing runs, and its driver."""
+    """A device with these properties that runs nothing, and its driver."""
     driver = FakeDriver(properties)
     return Device("cuda", driver.index), driver
 
 
 class _CountingDriver(FakeDriver):
-    """A fake GPU with all memory that is asked for, which notes no launches; `tell` is told each kernel's first one."""
+    """A fake GPU with unlimited memory that collects no launches; calls `on_kernel` at the first launch of a kernel."""
 
     memory = 1 << 60
-    tell: Tell | None = None
+    on_kernel: OnKernel | None = None
 
     def prepare(
         self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> KernelLaunch:
         """A launch that does nothing."""
-        if self.tell is not None:
-            self.tell(kernel, signature_of(kernel, args, keywords))
+        if self.on_kernel is not None:
+            self.on_kernel(kernel, signature_of(kernel, args, keywords))
         return noted_launch(kernel.__name__, grid, args, lambda: None)
 
     def noted(self, kernel: Any, signature: Any, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
-        """The same of a kernel in CUDA C++."""
+        """The same for a kernel in CUDA C++."""
         return noted_launch(kernel.__name__, grid, args, lambda: None)
 
 
@@ -428,19 +432,19 @@ _counting_driver = functools.cache(_CountingDriver)
 
 
 def counting_device(properties: Properties) -> Device:
-    """A device with these properties on which only memory is counted, and there is enough of it."""
+    """A device with these properties and unlimited memory, on which only memory is counted."""
     return Device("cuda", _counting_driver(properties).index)
 
 
 @contextmanager
-def told(properties: Properties, tell: Tell) -> Iterator[None]:
-    """Inside the block `tell(kernel, signature)` is called for what is launched on the counting device.
+def watching_kernels(properties: Properties, on_kernel: OnKernel) -> Iterator[None]:
+    """Call `on_kernel(kernel, signature)` inside the block for kernels launched on the counting device.
 
-    Launches that are remembered are told when they are first made.
+    A call that is replayed reports its kernels only the first time.
     """
     driver = _counting_driver(properties)
-    before, driver.tell = driver.tell, tell
+    before, driver.on_kernel = driver.on_kernel, on_kernel
     try:
         yield
     finally:
-        driver.tell = before
+        driver.on_kernel = before

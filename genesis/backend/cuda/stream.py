@@ -1,8 +1,8 @@
-"""Streams of a device (current, unused, side stream of a graph, comm stream), and pinned host memory for copies that
-overlap with the host.
+"""Streams of a device, by their handles: the current stream, idle streams, the side stream, the communication stream.
+Also the pinned host memory for asynchronous copies.
 
-`genesis.cuda` has streams and events as objects. Handles are reused and streams never destroyed: memory is reused in
-the order of a stream, so a stream must not end while its memory is known.
+`genesis.cuda` wraps streams and events in objects. Handles are reused and streams are never destroyed: the pool reuses
+memory in the order of a stream, so a stream must exist as long as its memory.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.backend.cuda.memory import Pool
 from genesis.errors import OutOfMemoryError
 
-HIGHEST = -1000  # of priorities; CUDA takes the nearest that it has
-LAG = 3  # pieces of work on the side stream before the first of them is waited for
+HIGHEST = -1000  # a priority; CUDA clamps it to the highest that it supports
+LAG = 3  # pieces of work on the side stream before the main stream waits for the first
 
 
 class Runtime(Protocol):
-    """A device's `CudaBackend` as its parts see it.
+    """A device's `CudaBackend`, as its parts use it.
 
     Attributes:
-        stream: the stream on which work is launched now; one for the process, not for each thread as in torch.
+        stream: the stream that launches go to now. The process has one, while torch has one per thread.
         idle_streams: handles without an owner, by priority.
     """
 
@@ -47,19 +47,19 @@ class Runtime(Protocol):
 
 
 def take_stream(backend: Runtime, priority: int = 0) -> int:
-    """A stream that nobody uses; below 0 it is served first. It goes back by `give_stream`."""
+    """Return an unused stream; a priority below 0 is served first. Return it with `give_stream`."""
     idle = backend.idle_streams.setdefault(priority, [])
     return idle.pop() if idle else backend.driver.create_stream(priority)
 
 
 def give_stream(backend: Runtime, handle: int, priority: int = 0) -> None:
-    """Keep a stream for the next who asks; in any thread, also in a finalizer."""
+    """Make a stream available for reuse. Safe in any thread and in finalizers."""
     backend.idle_streams[priority].append(handle)
 
 
 @contextmanager
 def use(backend: Runtime, handle: int) -> Iterator[None]:
-    """Launch on a stream inside the block; nothing waits when it begins or ends."""
+    """Launch on a stream inside the block, without any wait at its beginning or end."""
     before, backend.stream = backend.stream, handle
     try:
         yield
@@ -68,21 +68,21 @@ def use(backend: Runtime, handle: int) -> Iterator[None]:
 
 
 class SideStream:
-    """A second stream of a graph, for kernels whose results nobody reads for a while.
+    """A second stream in a graph, for kernels whose results are not read soon.
 
-    The gradient of a weight is such a result. Where batches are small, neither it nor what follows it fills the SMs,
-    so they run at the same time. Blocks that are given back while work is on the side stream, by whomever, wait until
-    that has joined: the order of one stream no longer says who uses memory first.
+    The gradient of a weight is such a result. With small batches neither it nor the work after it fills the SMs, so the
+    two overlap. While work is on the side stream, the pool keeps every block that is returned until the main stream has
+    joined it: the order of a single stream no longer protects the memory.
     """
 
     def __init__(self, backend: Runtime) -> None:
         self.backend = backend
         self.stream = backend.driver.create_stream()
-        self._ends: deque[int] = deque()  # an event behind each piece of work that was not waited for
+        self._ends: deque[int] = deque()  # an event behind each piece of work that was not joined
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Launch on the side stream, behind all work so far."""
+        """Launch on the side stream inside the block, behind all previous work."""
         self.join(LAG - 1)
         backend, driver, main = self.backend, self.backend.driver, self.backend.stream
         driver.follow(self.stream, main)
@@ -95,34 +95,34 @@ class SideStream:
             self._ends.append(driver.mark(self.stream))
 
     def join(self, most: int = 0) -> None:
-        """Let later work follow the side stream's, but for the `most` latest pieces."""
+        """Make later work wait for the side stream, except for its `most` latest pieces."""
         passed, driver = 0, self.backend.driver
         while len(self._ends) > most:
             passed, end = passed + 1, self._ends.popleft()
             if len(self._ends) == most:
                 driver.wait_once(self.backend.stream, end)
-                driver.begin_again()
+                driver.serialize_next_launch()
             else:
                 driver.destroy_event(end)
         if passed:
             self.backend.pool.give_kept(passed)
 
     def precede(self, stream: int) -> None:
-        """Let later work of another stream follow what is on the side stream now; the current one need not."""
+        """Make later work of another stream wait for the side stream; the current stream does not wait."""
         if self._ends:
             self.backend.driver.follow(stream, self.stream)
 
     def forget(self) -> None:
-        """The capture failed."""
+        """Reset after a failed capture."""
         self._ends.clear()
 
 
 class CommStream:
-    """A stream of the highest priority for collectives that overlap with a step, in graphs and outside them.
+    """A stream of the highest priority for communication between ranks that overlaps a step, in graphs and outside.
 
-    Work on it follows all work launched so far, including work on the side stream that the current stream has not
-    waited for. Later work follows it only after `join`. Its pieces run in launch order. They allocate nothing from the
-    pool and touch only memory that outlives a step, so no block has to wait for this stream.
+    Each piece of work follows all previous work, including work on the side stream that the current stream has not
+    joined. Later work does not wait for this stream until `join`. Pieces run in launch order. They do not allocate from
+    the pool, and access only memory that outlives a step, so the pool need not keep any block for this stream.
     """
 
     def __init__(self, backend: Runtime) -> None:
@@ -131,7 +131,7 @@ class CommStream:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Launch on this stream, behind all work so far."""
+        """Launch on this stream inside the block, behind all previous work."""
         backend, driver, main = self.backend, self.backend.driver, self.backend.stream
         driver.follow(self.stream, main)
         backend.side_stream.precede(self.stream)
@@ -141,17 +141,17 @@ class CommStream:
             yield
         finally:
             backend.stream, driver.dependent = main, dependent
-        assert not backend.pool.capturing or backend.pool.allocations == taken, "the comm stream of a graph took memory"
+        assert not backend.pool.capturing or backend.pool.allocations == taken, "communication in a graph allocated"
 
     def join(self) -> None:
-        """Let later work follow the work of this stream."""
+        """Make later work wait for this stream."""
         if self._is_open:
             self._is_open = False
             self.backend.driver.follow(self.backend.stream, self.stream)
-            self.backend.driver.begin_again()
+            self.backend.driver.serialize_next_launch()
 
     def forget(self) -> None:
-        """The capture failed."""
+        """Reset after a failed capture."""
         self._is_open = False
 
 
@@ -162,38 +162,43 @@ SMALLEST = 512  # bytes; sizes are powers of two
 
 
 class PinnedBlock:
-    """A run of pinned memory; goes back to its pool with the last view of it."""
+    """A block of pinned memory, which returns to its pool when the last view of it is deleted."""
 
     def __init__(self, pool: PinnedPool, pointer: int, size: int) -> None:
         self.pool, self.pointer, self.size = pool, pointer, size
-        self.streams: set[int] = set()  # those with copies that may still run
+        self.streams: set[int] = set()  # streams whose copies may still be running
 
     def bytes(self, nbytes: int) -> np.ndarray:
-        """The memory as numpy, `[nbytes]` uint8; views of it keep the block."""
+        """The memory as a numpy array, `[nbytes]` uint8; its views keep the block alive."""
         memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(self.pointer)
         memory._block = self  # type: ignore[attr-defined]
-        whole: np.ndarray = np.ndarray((nbytes,), np.uint8, memoryview(memory))
-        return whole
+        view: np.ndarray = np.ndarray((nbytes,), np.uint8, memoryview(memory))
+        return view
 
-    def __del__(self) -> None:  # in any thread: events are recorded by one who may wait
-        self.pool.given.append((self.pointer, self.size, self.streams))
+    def __del__(self) -> None:  # runs in any thread, so `take` records the events
+        self.pool.returned.append((self.pointer, self.size, self.streams))
 
 
 class PinnedPool:
-    """The pinned memory of a device; `reserved` bytes are held, in use or kept for reuse."""
+    """The pinned memory of a device; `reserved` counts all its bytes, in use or cached."""
 
     def __init__(self, backend: Runtime) -> None:
         self.backend = backend
         self.free: dict[int, list[tuple[int, list[int]]]] = {}  # by size: pointer, events of its last uses
-        self.given: deque[tuple[int, int, set[int]]] = deque()  # back from finalizers, with streams that used it
+        self.returned: deque[tuple[int, int, set[int]]] = deque()  # by finalizers, with the streams that used the block
         self.reserved = 0
 
     def take(self, nbytes: int) -> PinnedBlock:
-        """Pinned memory of `nbytes` or more, contents undefined. Raises OutOfMemoryError; in a capture DeviceError."""
+        """Return pinned memory of at least `nbytes`, contents undefined.
+
+        Raises:
+            OutOfMemoryError: the host has not enough memory.
+            DeviceError: a new block is needed during a capture.
+        """
         size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
         driver, capturing = self.backend.driver, self.backend.pool.capturing
-        for _ in range(len(self.given)):
-            self._settle(*self.given.popleft(), capturing)
+        for _ in range(len(self.returned)):
+            self._settle(*self.returned.popleft(), capturing)
         kept = self.free.setdefault(size, [])
         for i, (pointer, events) in enumerate(kept):
             if not events or (not capturing and all(driver.is_event_done(event) for event in events)):
@@ -213,15 +218,15 @@ class PinnedPool:
         return PinnedBlock(self, pointer, size)
 
     def _settle(self, pointer: int, size: int, streams: set[int], capturing: bool) -> None:
-        """Keep a block for reuse with an event of each stream that used it; after a capture, which would hold them."""
+        """Make a block reusable after the streams that used it; postponed in a capture, which would record events."""
         if streams and capturing:
-            self.given.append((pointer, size, streams))
+            self.returned.append((pointer, size, streams))
             return
         self.free[size].append((pointer, [self.backend.driver.mark(stream) for stream in streams]))
 
 
 def block_of(memory: Any) -> PinnedBlock | None:
-    """The block below numpy memory, if it is pinned memory of ours."""
+    """The pinned block that backs a numpy array, or None."""
     while isinstance(memory, np.ndarray):
         memory = memory.base
     return getattr(memory, "_block", None)
