@@ -1,6 +1,6 @@
-"""CUDA devices under torch's names: devices, streams, events, memory, graphs. Loaded at its first use.
+"""CUDA devices under torch's names: devices, streams, events, memory, graphs. The module is loaded on first use.
 
-Nothing here needs a GPU to be imported. Sizes are bytes, times of events milliseconds.
+Importing it does not need a GPU. Sizes are in bytes, times of events in milliseconds.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ __all__ = [
     "synchronize",
 ]
 
-MIN_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16
+MIN_CAPABILITY = (8, 0)  # Ampere, the first with bfloat16
 
 # --- Devices ----------------------------------------------------------------------------------------------------------
 
 
 def device_count() -> int:
-    """Devices that the driver shows to this process; 0 where driver or packages are missing."""
+    """The number of devices that this process can use; 0 without a driver or without the Python packages."""
     try:
         return 1 if is_interpreted() else start()
     except (DeviceError, ImportError):
@@ -74,7 +74,7 @@ def device_count() -> int:
 
 
 def is_available() -> bool:
-    """Whether there is a device: a GPU, or Triton's interpreter in its place."""
+    """Whether a device is available: a GPU, or Triton's interpreter instead of one."""
     return device_count() > 0
 
 
@@ -84,12 +84,12 @@ def current_device() -> int:
 
 
 def set_device(which: AnyDevice) -> None:
-    """Let "cuda" mean another device in this thread; `device` does it for a block."""
+    """Make "cuda" refer to another device in this thread; `device` does this for a block."""
     current_cuda.index = find_backend(which).device.index
 
 
 class device:  # noqa: N801  torch's name
-    """`with genesis.cuda.device(1):` lets "cuda" mean that device inside the block, in this thread."""
+    """`with genesis.cuda.device(1):` makes "cuda" refer to that device inside the block, in this thread."""
 
     def __init__(self, which: AnyDevice) -> None:
         self.index = find_backend(which).device.index
@@ -107,11 +107,12 @@ class device:  # noqa: N801  torch's name
 
 
 def get_device_properties(which: AnyDevice = None) -> Properties:
-    """Name, compute capability, memory, SMs, shared memory and L2 cache of a device; also under torch's
-    names: `total_memory` in bytes, `multi_processor_count`, `major` and `minor`.
+    """The name, compute capability, memory, SMs, shared memory and L2 cache of a device.
+
+    torch's names also work: `total_memory` in bytes, `multi_processor_count`, `major` and `minor`.
 
     Raises:
-        DeviceError: there is no such device.
+        DeviceError: the device does not exist.
     """
     return find_backend(which).driver.properties
 
@@ -122,7 +123,7 @@ def get_device_name(which: AnyDevice = None) -> str:
 
 
 def get_device_capability(which: AnyDevice = None) -> tuple[int, int]:
-    """(major, minor) compute capability."""
+    """The compute capability, as (major, minor)."""
     return get_device_properties(which).capability
 
 
@@ -130,25 +131,25 @@ def synchronize(which: AnyDevice = None) -> None:
     """Wait until all work of a device is done.
 
     Raises:
-        DeviceError: a kernel failed, or a graph is being captured. IndexRangeError: a kernel met a bad index.
+        DeviceError: a kernel failed, or a graph is being captured. IndexRangeError: a kernel got a bad index.
     """
-    found = find_backend(which)
-    found.refuse_in_capture("the device was waited for")
-    found.driver.synchronize()
-    check_faults(found.device)
+    backend = find_backend(which)
+    backend.refuse_in_capture("the device was waited for")
+    backend.driver.synchronize()
+    check_faults(backend.device)
 
 
 def check_supported(which: AnyDevice = None) -> str:
-    """The device in a few words, for people.
+    """A short description of the device for users.
 
     Raises:
-        DeviceError: it is missing, or older than what the kernels are compiled for.
+        DeviceError: the device does not exist, or is older than the kernels support.
     """
-    found = find_backend(which)
-    name, capability, memory, *_ = found.driver.properties
+    backend = find_backend(which)
+    name, capability, memory, *_ = backend.driver.properties
     if capability < MIN_CAPABILITY:
         raise DeviceError(
-            f"{found.device} is a {name} of compute capability {capability[0]}.{capability[1]};"
+            f"{backend.device} is a {name} of compute capability {capability[0]}.{capability[1]};"
             f" Genesis needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or above",
             next="use another GPU, or use the device cpu",
         )
@@ -169,12 +170,12 @@ def max_memory_allocated(device: AnyDevice = None) -> int:
 
 
 def memory_reserved(device: AnyDevice = None) -> int:
-    """Bytes taken from the driver, in use or kept for reuse."""
+    """Bytes allocated from the driver, in use or cached."""
     return find_backend(device).pool.reserved
 
 
 def max_memory_reserved(device: AnyDevice = None) -> int:
-    """The most bytes taken from the driver since the last reset."""
+    """The most bytes allocated from the driver since the last reset."""
     return find_backend(device).pool.max_reserved
 
 
@@ -182,41 +183,43 @@ memory_cached, max_memory_cached = memory_reserved, max_memory_reserved  # torch
 
 
 def pinned_memory_reserved(device: AnyDevice = None) -> int:
-    """Bytes of pinned host memory, in use or kept for reuse."""
+    """Bytes of pinned host memory, in use or cached."""
     return find_backend(device).pinned.reserved
 
 
 def reset_peak_memory_stats(device: AnyDevice = None) -> None:
-    """Let the peaks start from what is in use now."""
+    """Reset the peaks to the present use."""
     find_backend(device).pool.reset_peak()
 
 
 def empty_cache(device: AnyDevice = None) -> None:
-    """Give memory that no tensor and no graph uses back to the driver; waits for the device."""
-    found = find_backend(device)
-    found.refuse_in_capture("memory was given back")
-    found.pool.empty_cache()
+    """Return memory that no tensor and no graph uses to the driver; waits for the device."""
+    backend = find_backend(device)
+    backend.refuse_in_capture("memory was given back")
+    backend.pool.empty_cache()
 
 
 def mem_get_info(device: AnyDevice = None) -> tuple[int, int]:
-    """(free, total) bytes of the device, other processes included."""
+    """The (free, total) bytes of the device; other processes count as used."""
     return find_backend(device).driver.memory_info()
 
 
 def memory_snapshot(device: AnyDevice = None) -> list[dict[str, Any]]:
-    """Every block by address: size, state ("allocated" or "free"), and the op whose result is in it. Memory that
-    belongs to more than one op is named for what it is: "parameter", "gradients", "AdamW exp_avg"; that of
-    `genesis.empty` is "empty".
+    """A row for every block, by address: address, size, state ("allocated" or "free"), and the op that allocated it.
+
+    Memory that several ops share has a descriptive name: "parameter", "gradients", "AdamW exp_avg". Memory of
+    `genesis.empty` is named "empty".
     """
     return find_backend(device).pool.snapshot()
 
 
 class MemoryBlock(NamedTuple):
-    """A run of device memory.
+    """A block of device memory.
 
     Attributes:
-        address, size: where it starts, and bytes.
-        op: who holds it: the op that made what is there, "parameter", "AdamW exp_avg", ...; empty where it is free.
+        address: address of its first byte.
+        size: number of bytes.
+        op: the op that allocated it, or a name such as "parameter" or "AdamW exp_avg"; empty for a free block.
     """
 
     address: int
@@ -225,7 +228,7 @@ class MemoryBlock(NamedTuple):
 
 
 class MemoryPool:
-    """The memory of a device that Genesis has taken from the driver, as it is now; see `memory_pool`."""
+    """The device memory that Genesis has allocated from the driver; its properties read the present state."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -236,12 +239,12 @@ class MemoryPool:
 
     @property
     def allocated_blocks(self) -> list[MemoryBlock]:
-        """Blocks in use, by address."""
+        """The blocks in use, by address."""
         return self._blocks("allocated")
 
     @property
     def free_blocks(self) -> list[MemoryBlock]:
-        """Blocks that are kept for reuse, by address."""
+        """The cached blocks, by address."""
         return self._blocks("free")
 
     @property
@@ -251,7 +254,7 @@ class MemoryPool:
 
     @property
     def reserved(self) -> int:
-        """Bytes taken from the driver: those of all blocks."""
+        """Bytes allocated from the driver, the total of all blocks."""
         return self._pool.reserved
 
     def __repr__(self) -> str:
@@ -260,12 +263,12 @@ class MemoryPool:
 
 
 def memory_pool(device: AnyDevice = None) -> MemoryPool:
-    """The pool of a device's memory, with its free and its allocated blocks."""
+    """The memory pool of a device, with its free and allocated blocks."""
     return MemoryPool(find_backend(device).pool)
 
 
 def memory_stats(device: AnyDevice = None) -> dict[str, int]:
-    """All counters by name: bytes now and at their peak, and how often memory was asked for."""
+    """All counters by name: current and peak bytes, and numbers of allocations."""
     pool = find_backend(device).pool
     return {
         "allocated_bytes.current": pool.allocated,
@@ -280,19 +283,20 @@ def memory_stats(device: AnyDevice = None) -> dict[str, int]:
 
 
 def set_poison(on: bool, device: AnyDevice = None) -> bool:
-    """Fill fresh memory with NaN patterns, so that reading what was never written shows; whether it did before."""
+    """Fill new memory with NaN patterns, so that reads of uninitialized memory show; return the previous setting."""
     pool = find_backend(device).pool
     before, pool.poison = pool.poison, on
     return before
 
 
 class LeakReport(NamedTuple):
-    """What repeated calls leaked, in bytes.
+    """The memory that repeated calls leaked, in bytes.
 
     Attributes:
-        before, after: in use before the counted calls, and after them.
-        peak: the most in use meanwhile.
-        calls: how many were counted.
+        before: bytes in use before the counted calls.
+        after: bytes in use after the counted calls.
+        peak: most bytes in use during the counted calls.
+        calls: number of counted calls.
     """
 
     before: int
@@ -302,25 +306,25 @@ class LeakReport(NamedTuple):
 
     @property
     def growth(self) -> int:
-        """Bytes that the calls left in use; 0 where nothing leaks."""
+        """Bytes that the calls left in use; 0 without a leak."""
         return self.after - self.before
 
 
 def leak_check(
     function: Callable[[], object], calls: int = 100, *, warm_up: int = 2, device: AnyDevice = None
 ) -> LeakReport:
-    """Run `function` `warm_up` times, and then `calls` times with the memory in use before and after compared."""
+    """Run `function` `warm_up` times, then `calls` times, and compare the memory in use before and after."""
     for _ in range(warm_up):
         function()
-    before = _settled(device)
+    before = _bytes_after_cleanup(device)
     reset_peak_memory_stats(device)
     for _ in range(calls):
         function()
-    return LeakReport(before, _settled(device), max_memory_allocated(device), calls)
+    return LeakReport(before, _bytes_after_cleanup(device), max_memory_allocated(device), calls)
 
 
-def _settled(device: AnyDevice) -> int:
-    """Bytes in use after everything unreachable is gone and waiting blocks came back."""
+def _bytes_after_cleanup(device: AnyDevice) -> int:
+    """Bytes in use after a garbage collection and after waiting blocks have returned."""
     gc.collect()
     synchronize(device)
     pool = find_backend(device).pool

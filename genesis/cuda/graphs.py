@@ -1,4 +1,4 @@
-"""CUDA graphs of tensors: a captured function, and one that is captured again when it must be, by sizes of buckets."""
+"""CUDA graphs of tensors: a captured function, and a wrapper that captures a graph for each bucket of input sizes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class Graph(RawGraph):
-    """The launches of a function, recorded once and replayed with one call.
+    """The launches of a function, captured once and replayed with one call.
 
-    A replay reads and writes the memory that the capture saw: copy new inputs into those tensors (`copy_`), and keep
-    them, and everything else that the function uses, alive. Its results are valid until the next replay of any graph of
-    the device. Python numbers are part of the recording.
+    A replay reads and writes the memory of the capture: copy new inputs into those tensors (`copy_`), and keep alive
+    the tensors that the function uses. Its results are valid until the next replay of any graph of the device. Python
+    numbers are captured as constants.
 
     Args:
-        device: None is the current one.
+        device: device of the graph; None is the current device.
     """
 
     def __init__(self, device: AnyDevice = None) -> None:
@@ -37,13 +37,13 @@ class Graph(RawGraph):
 
     @contextmanager
     def _arena(self) -> Iterator[None]:
-        """Casts that autocast keeps are the graph's own: replays make them again, of parameters that changed."""
+        """Give the graph its own autocast casts: replays compute them again from parameters that changed."""
         with super()._arena(), resumed(settings()):
             yield
 
 
 class _Entry(NamedTuple):
-    """One capture: static inputs, the graph, and its static results."""
+    """One capture: its static inputs, its graph, and its static results."""
 
     inputs: list[Tensor]
     graph: Graph
@@ -52,7 +52,7 @@ class _Entry(NamedTuple):
 
 @dataclass(eq=False)
 class Graphed:
-    """A function of tensors that runs as CUDA graphs, captured `captures` times so far; see `make_graphed`."""
+    """A function of tensors that runs as CUDA graphs; see `make_graphed`. `captures` counts its captures."""
 
     function: Callable[..., Any]
     buckets: list[int] | None
@@ -66,13 +66,13 @@ class Graphed:
     _seen: tuple[Any, ...] = ()
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The function's result on `inputs`.
+        """Run the function on `inputs`.
 
         Raises:
-            UsageError: for inputs that are not tensors on one CUDA device. ShapeError: larger than every bucket.
+            UsageError: an input is not a CUDA tensor. ShapeError: a size exceeds every bucket.
         """
         self._check(inputs)
-        # Captures read the tensors of `reads` where they stood: another address or layout makes them invalid.
+        # Captures contain the addresses and layouts of the tensors in `reads`: if one changes, they are invalid.
         seen = tuple((t.data_ptr(), t.shape, t.strides, t.dtype) for t in self.reads)
         if seen != self._seen:
             self._entries.clear()
@@ -95,14 +95,14 @@ class Graphed:
 
     def _check(self, inputs: tuple[Any, ...]) -> None:
         if not inputs or not all(isinstance(x, Tensor) and x.device.type == "cuda" for x in inputs):
-            found = ", ".join(str(x.device) if isinstance(x, Tensor) else type(x).__name__ for x in inputs)
+            kinds = ", ".join(str(x.device) if isinstance(x, Tensor) else type(x).__name__ for x in inputs)
             raise UsageError(
-                f"a graphed function takes CUDA tensors, got {found or 'nothing'}",
-                next="pass numbers that change as 0-d tensors; other numbers belong into the function",
+                f"a graphed function takes CUDA tensors, got {kinds or 'nothing'}",
+                next="pass numbers that change as 0-d tensors; put constants into the function",
             )
 
     def _bucket(self, inputs: tuple[Tensor, ...]) -> tuple[int, int]:
-        """The inputs' size along `dim`, and the one it is rounded up to."""
+        """The size of the inputs along `dim`, and the bucket that it is rounded up to."""
         if self.buckets is None:
             return 0, 0
         sizes = {x.shape[self.dim] for x in inputs if x.shape}
@@ -112,8 +112,8 @@ class Graphed:
         at = bisect.bisect_left(self.buckets, size)
         if at == len(self.buckets):
             raise ShapeError(
-                f"size {size} along dimension {self.dim} is beyond the largest bucket, {self.buckets[-1]}",
-                next="add a bucket",
+                f"size {size} along dimension {self.dim} exceeds the largest bucket, {self.buckets[-1]}",
+                next="add a larger bucket",
             )
         return size, self.buckets[at]
 
@@ -124,7 +124,7 @@ class Graphed:
         return (*shape[:dim], bucket, *shape[dim + 1 :])
 
     def _fill(self, static: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
-        """Copy the inputs to the front of the static ones, and the padding behind them."""
+        """Copy the inputs to the front of the static tensors and fill the remainder with padding."""
         pads = self.pad if isinstance(self.pad, Sequence) else [self.pad] * len(inputs)
         with no_grad():
             for target, x, pad in zip(static, inputs, pads, strict=True):
@@ -135,19 +135,19 @@ class Graphed:
                 target.narrow(self.dim, size, target.shape[self.dim] - size).fill_(pad)
 
     def _results(self, results: Any, size: int, bucket: int) -> Any:
-        """The results without padding, in memory of their own unless `copy_results` is off."""
+        """The results without padding, copied to new memory unless `copy_results` is off."""
         if isinstance(results, Tensor):
-            found = results.detach()
-            if found.shape and size != bucket and found.shape[self.dim] == bucket:
-                found = found.narrow(self.dim, 0, size)
-            return clone(found) if self.copy_results else found
+            result = results.detach()
+            if result.shape and size != bucket and result.shape[self.dim] == bucket:
+                result = result.narrow(self.dim, 0, size)
+            return clone(result) if self.copy_results else result
         if isinstance(results, tuple | list):
             return type(results)(self._results(r, size, bucket) for r in results)
         if isinstance(results, dict):
             return {name: self._results(r, size, bucket) for name, r in results.items()}
         if results is None:
             return None
-        raise DeviceError(f"a graphed function returned a {type(results).__name__}", next="return tensors")
+        raise DeviceError(f"a graphed function cannot return a {type(results).__name__}", next="return tensors")
 
 
 def make_graphed(
@@ -161,26 +161,26 @@ def make_graphed(
     warm_ups: int = WARM_UPS,
     copy_results: bool = True,
 ) -> Graphed:
-    """A function that runs `function` as CUDA graphs: one for each combination of shapes and dtypes of its inputs.
+    """Wrap `function` to run as CUDA graphs: one for each combination of shapes and dtypes of its inputs.
 
-    Inputs are copied into static tensors, so neither their values nor their addresses matter. No gradient is recorded
-    through it; a function may run backward inside.
+    Inputs are copied into static tensors, so their values and addresses may change. Gradients are not recorded through
+    the wrapper, but the function may run backward itself.
 
     Args:
-        function: of CUDA tensors, to a tensor or tuples, lists and dicts of them. It runs `warm_ups` times when it is
-            captured: what it changes besides its results, such as an optimizer's state, is changed each time.
-        example_inputs: capture for these now, instead of at the first call.
-        buckets: sizes to which dimension `dim` of all inputs is rounded up; results of that size along `dim` are cut
-            back. Rows beyond the input hold `pad`, and the function must not let them change the others.
-        pad: one number, or one for each input.
-        reads: further tensors that the function uses, such as a model's parameters: when one of them has moved or has
-            another dtype, everything is captured again. Other values are no reason.
-        copy_results: False returns the static results, which the next call of any graph overwrites.
+        function: takes CUDA tensors; returns a tensor, or tuples, lists and dicts of tensors. It runs `warm_ups` times
+            before a capture. Each run changes its state, such as an optimizer's.
+        example_inputs: inputs to capture for now, instead of at the first call.
+        buckets: sizes that dimension `dim` of all inputs is rounded up to. Results of a bucket's size along `dim` are
+            cut back. Rows beyond the input contain `pad`, and must not affect the other rows.
+        pad: one number for all inputs, or one per input.
+        reads: other tensors that the function uses, such as a model's parameters. When the address, layout or dtype of
+            one changes, everything is captured again. New values do not require that.
+        copy_results: whether to copy results. False returns the static results, which the next graph overwrites.
     """
     if buckets is not None and (not buckets or any(b < 1 for b in buckets)):
-        raise UsageError(f"buckets are sizes of 1 and more, got {list(buckets)}")
+        raise UsageError(f"buckets must be sizes of at least 1, not {list(buckets)}")
     ordered = None if buckets is None else sorted(set(buckets))
-    made = Graphed(function, ordered, dim, pad, list(reads), warm_ups, copy_results)
+    graphed = Graphed(function, ordered, dim, pad, list(reads), warm_ups, copy_results)
     if example_inputs is not None:
-        made(*example_inputs)
-    return made
+        graphed(*example_inputs)
+    return graphed

@@ -1,4 +1,4 @@
-"""Streams and events with a lifetime, named as in torch."""
+"""Streams and events as objects, named as in torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from genesis.errors import DeviceError, UsageError
 class Stream:
     """A queue of work that runs in order, and concurrently with other streams.
 
-    The stream on which work is launched is one for the process, not for each thread as in torch.
+    All threads of the process launch on the same current stream, while torch has one per thread.
 
     Args:
-        device: None is the current one.
-        priority: below 0 is served first.
-        handle: an existing stream, such as another library's; None makes one.
+        device: device of the stream; None is the current device.
+        priority: a stream with a priority below 0 is served first.
+        handle: an existing stream, such as another library's; None creates a stream.
     """
 
     def __init__(self, device: AnyDevice = None, priority: int = 0, *, handle: int | None = None) -> None:
@@ -31,7 +31,7 @@ class Stream:
 
     @property
     def cuda_stream(self) -> int:
-        """The driver's handle, for other libraries."""
+        """The driver's handle, for use with other libraries."""
         return self.handle
 
     def __del__(self) -> None:
@@ -39,27 +39,27 @@ class Stream:
             give_stream(self.backend, self.handle, self.priority)
 
     def synchronize(self) -> None:
-        """Wait until all its work is done."""
+        """Wait until all work of the stream is done."""
         self.backend.refuse_in_capture("a stream was waited for")
         self.backend.driver.synchronize_stream(self.handle)
 
     def query(self) -> bool:
-        """Whether all its work is done."""
+        """Whether all work of the stream is done."""
         self.backend.refuse_in_capture("a stream was asked whether it is done")
         return self.backend.driver.is_stream_done(self.handle)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Mark the stream's present end with an event, a new one unless given."""
+        """Record an event behind the stream's present work, and return it; None creates an event."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Let later work of this stream wait for `event`; the host does not wait."""
+        """Make later work of this stream wait for `event`; the host does not wait."""
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Let later work of this stream wait for what is in `stream` now."""
+        """Make later work of this stream wait for the present work of `stream`."""
         if stream.handle != self.handle:
             self.wait_event(stream.record_event())
 
@@ -74,10 +74,10 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream, which other streams and the host can wait for. It is made at its first `record`.
+    """A point in a stream that other streams and the host can wait for. The first `record` creates it.
 
     Args:
-        enable_timing: lets `elapsed_time(end)` tell the milliseconds between two of them.
+        enable_timing: allow `elapsed_time(end)` to measure the milliseconds between two events.
     """
 
     def __init__(self, enable_timing: bool = False) -> None:
@@ -86,31 +86,29 @@ class Event:
         self._handle = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Mark the present end of `stream`, by default the current one."""
+        """Record the event behind the present work of `stream`, by default the current one."""
         stream = current_stream() if stream is None else stream
         if self._backend is None:
             self._backend, self._handle = stream.backend, stream.backend.driver.create_event(self.enable_timing)
         if self._backend is not stream.backend:
-            raise UsageError(f"an event of {self._backend.device} in a stream of {stream.backend.device}")
+            raise UsageError(f"the event belongs to {self._backend.device}, the stream to {stream.backend.device}")
         self._backend.driver.record_event(self._handle, stream.handle)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Let later work of `stream`, by default the current one, wait for the event; nothing happens where it was
-        never recorded.
-        """
+        """Make later work of `stream`, by default the current one, wait for the event, if it was recorded."""
         stream = current_stream() if stream is None else stream
         if self._backend is not None:
             stream.backend.driver.wait_event(stream.handle, self._handle)
 
     def query(self) -> bool:
-        """Whether it has happened; True where it was never recorded."""
+        """Whether the event has happened; True if it was never recorded."""
         if self._backend is None:
             return True
         self._backend.refuse_in_capture("an event was asked whether it has happened")
         return self._backend.driver.is_event_done(self._handle)
 
     def synchronize(self) -> None:
-        """Wait on the host until it has happened."""
+        """Wait on the host until the event has happened."""
         if self._backend is not None:
             self._backend.refuse_in_capture("an event was waited for")
             self._backend.driver.synchronize_event(self._handle)
@@ -119,11 +117,11 @@ class Event:
         """Milliseconds from this event to `end`; both must have happened.
 
         Raises:
-            UsageError: one of them keeps no time, or was never recorded.
+            UsageError: one of the events was created without timing, or was never recorded.
         """
         if self._backend is None or end._backend is None or not (self.enable_timing and end.enable_timing):
             raise UsageError(
-                "elapsed_time of events that keep no time", next="Event(enable_timing=True), then record()"
+                "elapsed_time needs two recorded events with timing", next="Event(enable_timing=True), then record()"
             )
         return self._backend.driver.elapsed(self._handle, end._handle) * 1e3
 
@@ -136,12 +134,12 @@ class Event:
 
 
 def current_stream(device: AnyDevice = None) -> Stream:
-    """The stream on which a device's work is launched now."""
+    """The stream that a device's work is launched on now."""
     return Stream(device, handle=find_backend(device).stream)
 
 
 def default_stream(device: AnyDevice = None) -> Stream:
-    """The stream that is used outside of all `stream` blocks."""
+    """The stream that is used outside all `stream` blocks."""
     return Stream(device, handle=0)
 
 
@@ -149,13 +147,13 @@ _NEW: Any = object()
 
 
 def stream(chosen: Stream | None = _NEW) -> AbstractContextManager[Any]:
-    """`with genesis.cuda.stream(s):` launches on `s` inside the block; None changes nothing.
+    """`with genesis.cuda.stream(s):` launches on `s` inside the block; with None it does nothing.
 
-    `with genesis.cuda.stream() as s:` makes a new stream of the current device, which waits for the work before the
-    block, as the work behind the block waits for it. With a stream that is given nothing waits at the ends of the
-    block: use `wait_stream`, and `Tensor.record_stream` for memory that both streams use.
+    `with genesis.cuda.stream() as s:` creates a stream of the current device. It waits for the work before the block,
+    and the work after the block waits for it. A stream that you pass does not wait at the ends of the block: use
+    `wait_stream`, and `Tensor.record_stream` for memory that both streams use.
 
-    The stream is the process's, not only this thread's.
+    The stream changes for the whole process, not only for this thread.
     """
     if chosen is _NEW:
         return _in_new_stream()
@@ -170,10 +168,10 @@ def _on(chosen: Stream) -> Iterator[Stream]:
 
 @contextmanager
 def _in_new_stream() -> Iterator[Stream]:
-    before, made = current_stream(), Stream()
-    made.wait_stream(before)
+    before, new = current_stream(), Stream()
+    new.wait_stream(before)
     try:
-        with _on(made):
-            yield made
+        with _on(new):
+            yield new
     finally:
-        before.wait_stream(made)
+        before.wait_stream(new)

@@ -3,9 +3,9 @@
     gelu = genesis.cuda_op("my_gelu", source, inputs=("x",), out=lambda x: x, grid=lambda out, x: cdiv(out.size, 256))
     y = gelu(x)
 
-Such an op runs eagerly, under autograd, inside CUDA graphs and in `genesis profile --op mymodule:my_gelu`, as those of
-Genesis do. With a numpy `reference` it runs on the CPU, too, and `check_op` holds the kernel against it. docs/
-user-kernels.md is the tutorial. Importing this imports neither Triton nor CUDA.
+The op runs eagerly, under autograd, inside CUDA graphs and in `genesis profile --op mymodule:my_gelu`, like the ops of
+Genesis. With a numpy `reference` it also runs on the CPU, and `check_op` compares the kernel with it. The tutorial is
+docs/user-kernels.md. Importing this module imports neither Triton nor CUDA.
 """
 
 from genesis.array import Spec

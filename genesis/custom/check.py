@@ -1,4 +1,4 @@
-"""`check_op`: a user's kernel held against its numpy reference, and its gradient against finite differences."""
+"""`check_op`: compares a user's kernel with its numpy reference, and the gradient with finite differences."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from genesis.dtypes import DType, as_dtype, float32, float64
 from genesis.errors import NumericError, UsageError
 from genesis.tensor import Tensor
 
-# (relative, absolute), those of torch.testing.assert_close.
+# (relative, absolute), the same as in torch.testing.assert_close.
 TOLERANCES = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
-SHAPES = ((1,), (7,), (1025,), (33, 65))  # sizes that no tile divides
-DIFFERENCES = 64  # elements up to which differences are taken: each costs two calls
+SHAPES = ((1,), (7,), (1025,), (33, 65))  # sizes that are not multiples of any tile
+DIFFERENCES = 64  # most elements for finite differences: each costs two calls
 Inputs = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One comparison that held.
+    """One comparison that passed.
 
     Attributes:
         what: "value", "strided value", "gradient of x" or "differences".
-        error: the worst error as a share of what is allowed; 0 where it is exact.
+        error: worst error as a share of the tolerance; 0 if exact.
     """
 
     what: str
@@ -39,13 +39,13 @@ class Checked:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was compared; printed, a line for each."""
+    """The comparisons of an op. Its text has one line for each."""
 
     name: str
     checks: tuple[Checked, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {len(self.checks)} checks hold"]
+        lines = [f"{self.name}: {len(self.checks)} checks passed"]
         for c in self.checks:
             shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in c.shapes)
             lines.append(f"  {c.what:<20} {c.dtype:<9} {shapes:<16} {c.error:6.1%} of the tolerance")
@@ -63,41 +63,42 @@ def check_op(
 ) -> CheckReport:
     """Run a kernel on samples, in memory full of NaN, and compare it with the op's reference in float64.
 
-    Where the op has a gradient, that of the kernel is compared with that of the reference, and the latter, on samples
-    of up to 64 elements, with finite differences.
+    If the op has a gradient, the gradient of the kernel is compared with the gradient of the reference. The latter is
+    compared with finite differences on samples of up to 64 elements.
 
     Args:
-        op: what `triton_op` or `cuda_op` made, with a reference.
-        samples: tuples of tensors or numpy arrays, one for each input; a dict behind them gives attributes. Left out,
-            they are those of the op's `sample`, else values from 0.5 to 2, of odd sizes.
-        dtypes: floats are given in each of these.
-        device: where the kernel runs; under TRITON_INTERPRET=1 "cuda" is Triton's interpreter.
-        rtol, atol: the error allowed, of the expected value and on top; by default those of torch.testing.
+        op: an op with a reference, made by `triton_op` or `cuda_op`.
+        samples: tuples of one tensor or numpy array per input, optionally followed by a dict of attributes. The
+            default is the op's `sample`, or values from 0.5 to 2 in odd sizes.
+        dtypes: floating-point inputs are tested in each of these.
+        device: device of the kernel; with TRITON_INTERPRET=1 "cuda" is Triton's interpreter.
+        rtol: allowed error relative to the expected value; by default as in torch.testing.
+        atol: allowed absolute error, added to the relative one; by default as in torch.testing.
 
     Raises:
-        NumericError: something differs; says which element of what, and both values.
-        GradientError: the gradient does not fit differences.
+        NumericError: values differ. The message has the element's index and both values.
+        GradientError: the gradient does not match finite differences.
         UsageError: the op has no reference.
     """
     if not op.has_reference:
-        raise UsageError(f"{op.name} has no reference to compare with", next="give it a numpy function: reference=")
+        raise UsageError(f"{op.name} has no reference to compare with", next="pass a numpy function as reference=")
     checks: list[Checked] = []
     for kind in map(as_dtype, dtypes):
         relative, absolute = TOLERANCES.get(kind.name, (0.0, 0.0))
         allowed = (relative if rtol is None else rtol, absolute if atol is None else atol)
         for inputs, attrs in _samples(op, samples, kind):
             checks += _Case(op, kind, inputs, attrs, allowed, device).checks()
-    checks += [found for sample in _samples(op, samples, float64) if (found := _differences(op, *sample))]
+    checks += [check for sample in _samples(op, samples, float64) if (check := _differences(op, *sample))]
     return CheckReport(op.name, tuple(checks))
 
 
-def _samples(op: UserOp, given: Sequence[Any] | None, dtype: DType) -> Iterator[tuple[Inputs, dict[str, Any]]]:
-    """Inputs in numpy, floats as `dtype`, and attributes."""
-    if given is None:
+def _samples(op: UserOp, samples: Sequence[Any] | None, dtype: DType) -> Iterator[tuple[Inputs, dict[str, Any]]]:
+    """Yield inputs as numpy arrays, with floats cast to `dtype`, and attributes."""
+    if samples is None:
         for shape in SHAPES:
             yield tuple(_cast(x, dtype) for x in example(op, shape, dtype)), {}
         return
-    for each in given:
+    for each in samples:
         values = tuple(each) if isinstance(each, tuple | list) else (each,)
         attrs = dict(values[-1]) if values and isinstance(values[-1], dict) else {}
         arrays = values[:-1] if values and isinstance(values[-1], dict) else values
@@ -106,7 +107,7 @@ def _samples(op: UserOp, given: Sequence[Any] | None, dtype: DType) -> Iterator[
 
 
 def example(op: UserOp, shape: tuple[int, ...], dtype: DType) -> Inputs:
-    """Inputs of an op made from a shape: by its own `sample`, else values that logarithms and quotients take."""
+    """Inputs of an op for a shape: from its own `sample`, or values that are valid for logarithms and quotients."""
     if op.sample is not None:
         return tuple(np.asarray(x) for x in op.sample(shape, dtype))
     rng = np.random.default_rng(0)
@@ -132,7 +133,7 @@ class _Case:
     device: str
 
     def checks(self) -> Iterator[Checked]:
-        """The comparisons, in order."""
+        """Run the comparisons in order."""
         exact = [_tensor(x.astype(np.float64) if x.dtype.kind not in "iub" else x) for x in self.inputs]
         on_device = [_tensor(x, self.device) for x in self.inputs]
         floats = [i for i, x in enumerate(exact) if x.is_floating_point()]
@@ -150,11 +151,11 @@ class _Case:
             yield from self._gradients(exact, on_device, floats, want, got)
 
     def _run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        found = self.op(*tensors, **self.attrs)
-        return found if isinstance(found, tuple) else (found,)
+        result = self.op(*tensors, **self.attrs)
+        return result if isinstance(result, tuple) else (result,)
 
     def _poisoned(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The op where fresh memory is full of NaN, so that what the kernel does not write shows."""
+        """Run the op with new memory full of NaN, so that elements it does not write are detected."""
         from genesis import cuda
 
         if not self.device.startswith("cuda"):
@@ -169,7 +170,7 @@ class _Case:
         self, exact: list[Tensor], on_device: list[Tensor], floats: list[int], want: tuple[Tensor, ...],
         got: tuple[Tensor, ...],
     ) -> Iterator[Checked]:  # fmt: skip
-        """The gradient through the kernels against that through the references, from the same output gradients."""
+        """Compare the gradients through the kernel and through the reference, given the same output gradients."""
         rng = np.random.default_rng(1)
         output_grads = [rng.uniform(-1, 1, t.shape).astype(self.dtype.numpy) for t in want]
         outs = [i for i, t in enumerate(want) if t.requires_grad]
@@ -189,7 +190,7 @@ class _Case:
     def _compare(self, what: str, want: np.ndarray, got: np.ndarray) -> Checked:
         shapes = tuple(x.shape for x in self.inputs)
         if want.shape != got.shape:
-            raise NumericError(f"{self.op.name}: the {what} has the shape {got.shape}, expected {want.shape}")
+            raise NumericError(f"{self.op.name}: the {what} has shape {got.shape}; the reference has {want.shape}")
         error = _error(want, got, *self.allowed)
         if not (error <= 1).all():
             worst = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
@@ -198,13 +199,13 @@ class _Case:
                 f"{self.op.name}: the {what} at {at} is {got[at]!s}, the reference gives {want[at]!s}"
                 f" ({int((~(error <= 1)).sum())} of {error.size} elements differ)",
                 where=f"{self.dtype.name}, inputs of {', '.join(map(str, shapes))}",
-                next="NaN: an element was not written" if np.isnan(got[at].astype(np.float64)) else "",
+                next="NaN: the kernel may not write every element" if np.isnan(got[at].astype(np.float64)) else "",
             )
         return Checked(what, self.dtype.name, shapes, float(error.max(initial=0.0)))
 
 
 def _error(want: np.ndarray, got: np.ndarray, relative: float, absolute: float) -> np.ndarray:
-    """Each element's error as a share of what is allowed; equal ones, infinities and NaN too, have none."""
+    """Each element's error as a share of the tolerance; 0 for equal elements, including infinities and NaN."""
     a, b = want.astype(np.float64), got.astype(np.float64)
     with np.errstate(all="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b)) | (want.astype(got.dtype) == got)
@@ -214,12 +215,12 @@ def _error(want: np.ndarray, got: np.ndarray, relative: float, absolute: float) 
 
 
 def _tensor(values: np.ndarray, device: Any = "cpu") -> Tensor:
-    made: Tensor = Tensor(from_numpy(values, share=False)).to(device)
-    return made
+    tensor: Tensor = Tensor(from_numpy(values, share=False)).to(device)
+    return tensor
 
 
 def _strided(x: Tensor) -> Tensor:
-    """The same values in every second element of memory."""
+    """The same values, stored in every second element of a larger tensor."""
     if x.ndim == 0:
         return x
     wide = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
@@ -229,7 +230,7 @@ def _strided(x: Tensor) -> Tensor:
 
 
 def _differences(op: UserOp, inputs: Inputs, attrs: dict[str, Any]) -> Checked | None:
-    """The gradient of the reference against differences; None where there is none, or too much to do."""
+    """Compare the gradient of the reference with finite differences; None without a gradient or for large samples."""
     if op.op.vjp is None or sum(x.size for x in inputs) > DIFFERENCES:
         return None
     tensors = [_tensor(x) for x in inputs]
@@ -237,5 +238,5 @@ def _differences(op: UserOp, inputs: Inputs, attrs: dict[str, Any]) -> Checked |
         if tensor.is_floating_point():
             tensor.requires_grad_()
     merged = op.checked(tensors, attrs)
-    gradcheck(lambda *given: apply(op.op, *given, **merged), tensors)
+    gradcheck(lambda *values: apply(op.op, *values, **merged), tensors)
     return Checked("differences", float64.name, tuple(x.shape for x in inputs), 0.0)

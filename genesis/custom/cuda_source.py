@@ -1,11 +1,11 @@
-"""Kernels written in CUDA C++: their parameters, arguments checked against these, machine code, and the launch.
+"""Kernels in CUDA C++: their parameters, checks of the arguments, compilation, and the launch.
 
-C++ takes an address of the wrong type, or a number of the wrong width, without a word, and the kernel then reads
-something else. So the parameter list is read from the source, and every argument is held against it.
+C++ silently accepts an address of the wrong type or a number of the wrong width, and the kernel then reads something
+else. So the parameter list is parsed from the source, and every argument is checked against it.
 
-NVRTC, the compiler that ships as a library, needs no nvcc, no files, no GPU. A source's names that depend on the call
-(a tile's size, an element type) are macros. They are defined in front of it, behind NVRTC's own headers, which would be
-read with them otherwise.
+NVRTC, CUDA's compiler library, needs no nvcc, no files and no GPU. Names in a source that depend on the call, such as
+a tile size or an element type, are macros. They are defined before the source but after NVRTC's own headers, which the
+macros would change otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from genesis.errors import DeviceError, DTypeError, UsageError
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-# Element types in CUDA C++, and where the two that are not built in come from.
+# Element types in CUDA C++, and the headers of the two that are not built in.
 C_TYPES = {
     "float64": "double",
     "float32": "float",
@@ -44,7 +44,7 @@ C_TYPES = {
 HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
 Macro = int | float | bool | str | DType
-# Scalar types of C++ of parameter lists; the words of one may come in any order.
+# Scalar C++ types in parameter lists; the words of a type may come in any order.
 SCALARS: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "char": ctypes.c_int8,
@@ -65,7 +65,7 @@ SCALARS: dict[str, Any] = {
     **{f"{kind}{bits}_t": getattr(ctypes, f"c_{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
 _WORD_ORDER = ("unsigned", "signed", "char", "short", "long", "int", "float", "double")
-# What a pointer to a type may be given. A type that is not here (a struct, float4) is the author's own business.
+# The dtypes that a pointer to a type accepts. Pointers to other types, such as a struct or float4, are not checked.
 ELEMENTS = {c: {name} for name, c in C_TYPES.items()} | {
     "half": {"float16"},
     "nv_bfloat16": {"bfloat16"},
@@ -89,7 +89,7 @@ _KERNEL = re.compile(
 
 
 class Parameter(NamedTuple):
-    """One parameter of a kernel: its name, its type without qualifiers, and whether it is a pointer to that."""
+    """One parameter of a kernel: its name, its type without qualifiers, and whether it is a pointer to that type."""
 
     name: str
     type: str
@@ -97,33 +97,37 @@ class Parameter(NamedTuple):
 
 
 def parameters_of(source: str, entry: str | None, where: str) -> tuple[str, tuple[Parameter, ...]]:
-    """The name and the parameters of the kernel `entry`; None is the only one. Raises UsageError, with the op as
-    `where`, for no such kernel, and for several without a name.
+    """Return the name and parameters of the kernel `entry`, or of the only kernel if `entry` is None.
+
+    Raises:
+        UsageError: the kernel does not exist, or there are several and `entry` is None; the error names `where`.
     """
-    found = dict(_KERNEL.findall(_COMMENTS.sub(" ", source)))
-    if not found:
+    kernels = dict(_KERNEL.findall(_COMMENTS.sub(" ", source)))
+    if not kernels:
         raise UsageError("the source has no `__global__ void name(...)`", where=where, next="add the kernel")
-    if entry is None and len(found) > 1:
-        raise UsageError(f"the source has the kernels {', '.join(found)}", where=where, next='choose one: entry="..."')
-    chosen = entry if entry is not None else next(iter(found))
-    if chosen not in found:
-        raise UsageError(f"the source has no kernel {chosen}", where=where, next=f"it has {', '.join(found)}")
-    texts = [text.strip() for text in found[chosen].split(",")]
+    if entry is None and len(kernels) > 1:
+        raise UsageError(
+            f"the source has the kernels {', '.join(kernels)}", where=where, next='choose one: entry="..."'
+        )
+    chosen = entry if entry is not None else next(iter(kernels))
+    if chosen not in kernels:
+        raise UsageError(f"the source has no kernel {chosen}", where=where, next=f"it has {', '.join(kernels)}")
+    texts = [text.strip() for text in kernels[chosen].split(",")]
     return chosen, tuple(_parameter(text) for text in texts if text and text != "void")
 
 
 def _parameter(text: str) -> Parameter:
-    """`const float* __restrict__ x` as its parts."""
+    """Parse a parameter such as `const float* __restrict__ x`."""
     words = _QUALIFIERS.sub(" ", text)
     match = re.fullmatch(r"\s*(.*?)\s*(\**)\s*(\w+)\s*(\[\s*\w*\s*\])?\s*", words, re.DOTALL)
     if match is None:
         return Parameter(text, text, False)
     kind, stars, name, brackets = match.groups()
-    return Parameter(name, _in_order(kind), bool(stars or brackets))
+    return Parameter(name, _normalize_type(kind), bool(stars or brackets))
 
 
-def _in_order(kind: str) -> str:
-    """The words of a type as `SCALARS` writes them: "long long unsigned int" is "unsigned long long"."""
+def _normalize_type(kind: str) -> str:
+    """Put the words of a type into the order of `SCALARS`: "long long unsigned int" becomes "unsigned long long"."""
     words = kind.split()
     if len(words) > 1 and all(word in _WORD_ORDER for word in words):
         if any(word in ("short", "long") for word in words):
@@ -138,12 +142,12 @@ def _in_order(kind: str) -> str:
 
 
 class Compiled(NamedTuple):
-    """What became of a source."""
+    """The result of a compilation."""
 
-    name: str  # the kernel's name in the machine code (C++ decorates names with their parameters' types)
-    ptx: str  # text for people
+    name: str  # in the machine code, where C++ appends the parameter types to names
+    ptx: str  # readable assembly
     cubin: bytes  # the machine code of one compute capability
-    log: str  # the compiler's warnings, empty as a rule
+    log: str  # compiler warnings, usually empty
 
 
 def compile_source(
@@ -157,14 +161,14 @@ def compile_source(
     """Compile one kernel for GPUs of a compute capability, such as (9, 0).
 
     Args:
-        macros: names and values; a dtype stands for its C++ type, and brings the header that it needs.
-        title: what the source is called in messages.
+        macros: names and values; a dtype becomes its C++ type and includes the header it needs.
+        title: the name of the source in messages.
 
     Raises:
-        UsageError: the source does not compile; with the compiler's log, which names lines of `source`.
-        DeviceError: NVRTC is not installed, or does not know the GPU.
+        UsageError: the source does not compile. The message has the compiler's log, with lines of `source`.
+        DeviceError: NVRTC is not installed, or does not support the GPU.
     """
-    # Text tells macros of 2 and 2.0 apart; as keys they are equal.
+    # The cache key is the text, because the values 2 and 2.0 of a macro are equal.
     return _compiled(_preamble(macros), source, entry, capability, options, title)
 
 
@@ -183,7 +187,7 @@ def _compiled(
         if code == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
             raise UsageError(_with_lines(log, source, title), where=title, next="correct the CUDA C++ source")
         if code == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION:
-            raise DeviceError(f"NVRTC refuses its options {' '.join(words)}: {log}", where=title)
+            raise DeviceError(f"NVRTC refused the options {' '.join(words)}: {log}", where=title)
         if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise DeviceError(f"NVRTC failed: {code.name} {log}", where=title)
         name = _call(nvrtc.nvrtcGetLoweredName, program, entry.encode()).decode()
@@ -195,29 +199,29 @@ def _compiled(
 
 @functools.cache
 def _bindings() -> Any:
-    missing = "CUDA C++ is compiled by NVRTC, which is not installed"
+    missing = "CUDA C++ needs NVRTC, which is not installed"
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise DeviceError(missing, next='pip install "cuda-python[all]>=12.9"') from error
     try:
         nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # the bindings are there, the library is not
+    except RuntimeError as error:  # the bindings are installed, but the library is not
         raise DeviceError(missing, next="pip install nvidia-cuda-nvrtc, or install the CUDA toolkit") from error
     return nvrtc
 
 
 def _call(function: Any, *args: Any) -> Any:
-    """Call NVRTC; its result without the code."""
-    code, *rest = function(*args)
+    """Call NVRTC and return its result without the code."""
+    code, *results = function(*args)
     if int(code):
         raise DeviceError(f"{function.__name__} failed: {code.name}")
-    return rest[0] if rest else None
+    return results[0] if results else None
 
 
 def _read(size: Any, get: Any, program: Any) -> bytes:
     buffer = bytes(int(_call(size, program)))
-    _call(get, program, buffer)  # writes into the bytes, as the bindings ask for
+    _call(get, program, buffer)  # the bindings require bytes and write into them
     return buffer
 
 
@@ -238,22 +242,22 @@ def _c_value(value: Macro) -> str:
 
 @functools.cache
 def _includes() -> tuple[str, ...]:
-    """Where CUDA's headers are: the toolkit's or a wheel's, else those that Triton brings."""
+    """The include options for CUDA's headers from the toolkit or a wheel, then from Triton."""
     folders = []
     try:
         from cuda.pathfinder import find_nvidia_header_directory
 
         folders.append(find_nvidia_header_directory("cudart"))
-    except (ImportError, RuntimeError):  # older bindings bring no such thing
+    except (ImportError, RuntimeError):  # older bindings have no pathfinder
         pass
-    found = importlib.util.find_spec("triton")  # not imported: only its folder is wanted
-    if found is not None and found.origin is not None:
-        folders.append(str(Path(found.origin).parent / "backends" / "nvidia" / "include"))
+    triton = importlib.util.find_spec("triton")  # not imported: only its folder is needed
+    if triton is not None and triton.origin is not None:
+        folders.append(str(Path(triton.origin).parent / "backends" / "nvidia" / "include"))
     return tuple(f"--include-path={folder}" for folder in folders if folder and Path(folder).is_dir())
 
 
 def _with_lines(log: str, source: str, title: str) -> str:
-    """The first error with the line of the source that it names, then the whole log."""
+    """The first error with the source line that it names, then the whole log."""
     first = re.search(rf"^{re.escape(title)}\((\d+)\): (?:catastrophic )?error: (.*)$", log, re.MULTILINE)
     if first is None:
         return f"the CUDA C++ source does not compile\n{log}"
@@ -270,16 +274,16 @@ _functions: dict[tuple[int, Compiled, int], Function] = {}  # by device, code an
 
 @dataclass(frozen=True)
 class SourceKernel:
-    """A kernel in CUDA C++ and how it is compiled. Equal kernels are compiled once."""
+    """A kernel in CUDA C++ with its compiler options. Equal kernels are compiled once."""
 
     source: str
     entry: str
     parameters: tuple[Parameter, ...]
-    title: str  # what it is called in messages: the op's name with ".cu"
+    title: str  # name of the source in messages: the op's name with ".cu"
     options: tuple[str, ...] = ()  # for NVRTC
 
     def compile(self, capability: tuple[int, int], macros: dict[str, Macro]) -> Compiled:
-        """Machine code for a compute capability; see `compile_source` for what it raises."""
+        """Compile for a compute capability. Raises the errors of `compile_source`."""
         key = tuple(sorted(macros.items()))
         return compile_source(self.source, self.entry, capability, key, self.options, self.title)
 
@@ -287,36 +291,38 @@ class SourceKernel:
         self, backend: CudaBackend, grid: Grid, block: Grid, shared: int, args: tuple[Any, ...],
         macros: dict[str, Macro],
     ) -> None:  # fmt: skip
-        """Launch on arrays and numbers, in the order of the parameters, on the current stream.
+        """Launch on arrays and numbers, in the order of the parameters, in the current stream.
 
-        The first launch compiles, so that an error of the source ends the call which needs it. Raises UsageError or
-        DTypeError where the arguments do not fit the parameters.
+        The first launch compiles, so errors in the source are raised by the call that needs it.
+
+        Raises:
+            UsageError: an argument does not fit its parameter. DTypeError: a tensor has the wrong dtype.
         """
         values = self.checked(args, macros)
         driver = backend.driver
         if isinstance(driver, FakeDriver):
             types = tuple(f"{p.type}*" if p.is_pointer else p.type for p in self.parameters)
             signature = Signature(types, tuple(sorted(macros.items())), (("block", block), ("shared", shared)))
-            made = driver.noted(self, signature, grid, args)
+            kernel_launch = driver.noted(self, signature, grid, args)
         else:
             code = self.compile(driver.properties.capability, macros)
             key = (driver.index, code, shared)
             if key not in _functions:
                 _functions[key] = load(backend, code.cubin, code.name, shared, len(self.parameters))
             loaded = Loaded(_functions[key], block, shared, waits=False)
-            made = loaded_launch(driver, self.entry, loaded, grid, values)
-        submit(made, [a for a in args if is_array(a)], driver, backend.stream)
+            kernel_launch = loaded_launch(driver, self.entry, loaded, grid, values)
+        submit(kernel_launch, [a for a in args if is_array(a)], driver, backend.stream)
 
     @property
-    def __name__(self) -> str:  # as Triton's kernels have it
+    def __name__(self) -> str:  # the attribute that Triton kernels have
         return self.entry
 
     def checked(self, args: tuple[Any, ...], macros: dict[str, Macro]) -> list[Any]:
-        """The arguments as a launch takes them: numbers, each as its parameter's type holds it, and `ADDRESS`."""
+        """Check the arguments and return launch values: numbers as the parameter's type holds them, and `ADDRESS`."""
         if len(args) != len(self.parameters):
             takes = f"{len(self.parameters)} arguments ({', '.join(p.name for p in self.parameters)})"
-            what = f"the kernel {self.entry} takes {takes}, and is given {len(args)}"
-            raise UsageError(what, where=self.title, next="list them in the kernel's order: arguments=")
+            what = f"the kernel {self.entry} takes {takes}, not {len(args)}"
+            raise UsageError(what, where=self.title, next="list the arguments in the kernel's order: arguments=")
         values = []
         for parameter, value in zip(self.parameters, args, strict=True):
             meant = macros.get(parameter.type, parameter.type)
@@ -331,39 +337,39 @@ class SourceKernel:
     def _check_array(self, parameter: Parameter, kind: str, value: Any) -> None:
         if not is_array(value):
             raise UsageError(
-                f"parameter `{kind}* {parameter.name}` of the kernel {self.entry} is given {value!r}, no tensor",
+                f"parameter `{kind}* {parameter.name}` of the kernel {self.entry} got {value!r}, which is not a tensor",
                 where=self.title,
-                next="put the arguments into the kernel's order: arguments=",
+                next="list the arguments in the kernel's order: arguments=",
             )
         fitting = ELEMENTS.get(kind)
         if fitting is not None and value.dtype.name not in fitting:
             raise DTypeError(
-                f"parameter `{kind}* {parameter.name}` of the kernel {self.entry} is given a {value.dtype.name} tensor",
+                f"parameter `{kind}* {parameter.name}` of the kernel {self.entry} got a {value.dtype.name} tensor",
                 where=self.title,
-                next=f"cast it to {' or '.join(sorted(fitting))}, or name the type by a macro: "
+                next=f"cast the tensor to {' or '.join(sorted(fitting))}, or make the type a macro: "
                 'constants=lambda out, x: {"T": x.dtype}',
             )
 
     def _number(self, parameter: Parameter, kind: str, value: Any) -> Any:
         shown = f"parameter `{kind} {parameter.name}` of the kernel {self.entry}"
         if is_array(value) or not isinstance(value, int | float):
-            raise UsageError(f"{shown} is given {value!r}, which is no number", where=self.title)
+            raise UsageError(f"{shown} got {value!r}, which is not a number", where=self.title)
         if kind not in SCALARS:
-            known = "bool, int, long long, float, double and the like"
-            raise UsageError(f"{shown} is of a type that cannot be passed", where=self.title, next=f"use {known}")
+            known = "bool, int, long long, float, double or another scalar type"
+            raise UsageError(f"{shown} has a type that cannot be passed", where=self.title, next=f"use {known}")
         if kind in ("float", "double"):
             return SCALARS[kind](value).value
         if isinstance(value, float):
             raise UsageError(
-                f"{shown} is given {value}, which is no integer", next="declare it `float`, or pass an int"
+                f"{shown} got {value}, which is not an integer", next="declare it as `float`, or pass an int"
             )
         held = SCALARS[kind](value).value
         if held != value:
-            raise UsageError(f"{shown} cannot hold {value}", where=self.title, next="declare it `long long`")
+            raise UsageError(f"{shown} cannot hold {value}", where=self.title, next="declare it as `long long`")
         return held
 
 
 def read_kernel(source: str, entry: str | None, title: str, options: tuple[str, ...] = ()) -> SourceKernel:
-    """The kernel `entry` of a source, not compiled yet."""
+    """Find the kernel `entry` of a source, without compiling it."""
     name, parameters = parameters_of(source, entry, title)
     return SourceKernel(source, name, parameters, title, options)

@@ -1,7 +1,7 @@
-"""A user's op: what it is called with, its outputs, its reference, its gradient, and the rules of its launches.
+"""A user's op: its inputs, outputs, reference, gradient, and the rules of its launches.
 
-Everything that a user gives is a plain function of the op's operands in one order, `(out, *inputs, **attrs)`; rules
-about results have no `out`, a gradient has those of the outputs in its place. So nothing has to be looked up.
+A user gives plain functions of the op's operands in one order: `(out, *inputs, **attrs)`. The functions that compute
+results take no `out`, and a gradient takes the gradients of the outputs instead of `out`.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ Saved = Literal["inputs", "outputs", "both"]
 Rule = Callable[..., Any]
 Constants = Mapping[str, Any] | Rule
 Attrs = dict[str, Any]
-Operands = tuple[Any, ...]  # the output, or a tuple of them, and the inputs
+Operands = tuple[Any, ...]  # the output, or a tuple of outputs, followed by the inputs
 Infer = Callable[..., Spec | tuple[Spec, ...]]
 SAVES: dict[Saved, tuple[bool, bool]] = {"inputs": (True, False), "outputs": (False, True), "both": (True, True)}
 
-# By name, while they live: what `genesis profile --op` finds. An op that is defined anew takes the name over.
+# Living ops by name, for `genesis profile --op`. A new op replaces an older one of the same name.
 user_ops: weakref.WeakValueDictionary[str, UserOp] = weakref.WeakValueDictionary()
 
 
 def cdiv(n: int, size: int) -> int:
-    """How many tiles of `size` hold `n` elements: n / size rounded up."""
+    """The number of tiles of `size` that cover `n` elements: n / size rounded up."""
     return -(-n // size)
 
 
 class UserOp:
-    """A kernel of a user as a function on tensors. `genesis.triton_op` and `genesis.cuda_op` make them.
+    """A user's kernel as a function on tensors, made by `genesis.triton_op` or `genesis.cuda_op`.
 
     Attributes:
-        name: as in profiles and errors.
-        inputs: names of its tensors, in order.
-        attrs: its other arguments, given by keyword, with their defaults.
-        op: the record that dispatch, autograd and the profiler see.
-        sample: `sample(shape, dtype)` gives inputs as numpy arrays, for the profiler and for `check_op`; None where
-            values from 0.5 to 2 of that shape do.
+        name: the op's name in profiles and errors.
+        inputs: names of the tensors that it takes, in order.
+        attrs: its keyword arguments, with their defaults.
+        op: the op record for dispatch, autograd and the profiler.
+        sample: `sample(shape, dtype)` returns inputs as numpy arrays, for the profiler and for `check_op`; None if
+            all values from 0.5 to 2 are valid.
     """
 
     def __init__(
@@ -89,20 +89,20 @@ class UserOp:
         user_ops[name] = self
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:
-        """One tensor, or a tuple of them where the op has several outputs.
+        """Run the op and return a tensor, or a tuple of tensors if the op has several outputs.
 
         Args:
-            inputs: tensors on one device, as many as the op has.
-            attrs: its other arguments by keyword; those left out have their defaults.
+            inputs: tensors on one device, one per input of the op.
+            attrs: keyword arguments of the op; missing ones have their defaults.
 
         Raises:
-            UsageError: another number of tensors, something else than tensors, or an unknown keyword.
-            DeviceError: on the CPU, where the op has no reference.
+            UsageError: the number of tensors is wrong, an input is not a tensor, or a keyword is unknown.
+            DeviceError: the tensors are on the CPU and the op has no reference.
         """
         return apply(self.op, *inputs, **self.checked(inputs, attrs))
 
     def checked(self, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """The attributes of a call with defaults filled in, once all arguments are what they must be."""
+        """Check the arguments of a call and return its attributes, with defaults filled in. Raises UsageError."""
         if len(inputs) != len(self.inputs):
             takes = f"{len(self.inputs)} tensor{'s' * (len(self.inputs) != 1)} ({', '.join(self.inputs)})"
             raise UsageError(f"{self.name} takes {takes}; got {len(inputs)}")
@@ -112,7 +112,7 @@ class UserOp:
         unknown = [name for name in attrs if name not in self.attrs]
         if unknown:
             has = ", ".join(self.attrs) or "none"
-            raise UsageError(f"{self.name} has no argument {unknown[0]!r}", next=f"those by keyword: {has}")
+            raise UsageError(f"{self.name} has no argument {unknown[0]!r}", next=f"its keyword arguments are: {has}")
         return {**self.attrs, **attrs}
 
     def __repr__(self) -> str:
@@ -120,33 +120,33 @@ class UserOp:
 
 
 def load_op(name: str) -> UserOp:
-    """The op called "module:name", for whose sake the module is imported; the current folder is searched first.
+    """Import a module and return its op, named as "module:name". The current folder is searched first.
 
     Raises:
-        UsageError: the module does not import, or has no such op.
+        UsageError: the module cannot be imported, or does not have the op.
     """
     module_name, _, attribute = name.partition(":")
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module may do
-        raise UsageError(f"the module {module_name} does not import: {error!r}", where=name) from error
+    except Exception as error:  # a user's module may raise anything
+        raise UsageError(f"the module {module_name} cannot be imported: {error!r}", where=name) from error
     finally:
         sys.path.remove(folder)
-    found = getattr(module, attribute, None)
-    if not isinstance(found, UserOp):
+    op = getattr(module, attribute, None)
+    if not isinstance(op, UserOp):
         ops = [key for key, value in vars(module).items() if isinstance(value, UserOp)]
         next = f"it has {', '.join(ops)}" if ops else "make one with genesis.triton_op"
         raise UsageError(f"{module_name} has no op {attribute}", where=name, next=next)
-    return found
+    return op
 
 
 def _check_definition(name: str, inputs: Sequence[str], saves: str, functions: dict[str, Any]) -> None:
     if not name.isidentifier():
-        raise UsageError(f"{name!r} is no name for an op", next="use letters, digits and _")
+        raise UsageError(f"{name!r} is not a valid name for an op", next="use letters, digits and _, such as my_op")
     if name in registry:
-        raise UsageError(f"Genesis has an op called {name}", next=f"choose another name: my_{name}")
+        raise UsageError(f"Genesis already has an op {name}", next=f"choose another name: my_{name}")
     if isinstance(inputs, str) or not inputs or not all(str(x).isidentifier() for x in inputs):
         raise UsageError(f"{name}: inputs must be the names of its tensors, not {inputs!r}", next='inputs=("x",)')
     if saves not in SAVES:
@@ -156,20 +156,20 @@ def _check_definition(name: str, inputs: Sequence[str], saves: str, functions: d
             raise UsageError(f"{name}: {key} must be a function, not {type(function).__name__}")
 
 
-# --- The functions of a user as the record's --------------------------------------------------------------------------
+# --- A user's functions in the form that the op record needs ----------------------------------------------------------
 
 
 def _infer(name: str, out: Rule) -> Infer:
     def infer(*inputs: Any, **attrs: Any) -> Spec | tuple[Spec, ...]:
         with UserCode(f"the rule out of {name}"):
-            found = out(*[Spec(x.shape, x.dtype) for x in inputs], **attrs)
-        is_several = isinstance(found, tuple | list) and not isinstance(found, Spec)
+            result = out(*[Spec(x.shape, x.dtype) for x in inputs], **attrs)
+        is_several = isinstance(result, tuple | list) and not isinstance(result, Spec)
         specs = []
-        for each in found if is_several else (found,):
+        for each in result if is_several else (result,):
             shape, dtype = getattr(each, "shape", None), getattr(each, "dtype", None)
             if not isinstance(shape, tuple) or dtype is None or not all(isinstance(n, int) and n >= 0 for n in shape):
                 raise UsageError(
-                    f"{name}: out gave {each!r}, which is no shape with a dtype",
+                    f"{name}: out returned {each!r}, which has no shape and dtype",
                     next="return one of its arguments (out=lambda x: x), or genesis.custom.Spec(shape, dtype)",
                 )
             specs.append(Spec(shape, dtype))
@@ -179,23 +179,23 @@ def _infer(name: str, out: Rule) -> Infer:
 
 
 def _writer(name: str, reference: Rule | None) -> Callable[..., None]:
-    """The reference as the CPU runs it. It sees two-byte floats as float32, and is rounded once, at the end."""
+    """The reference for the CPU. It gets two-byte floats as float32, and its result is rounded once."""
 
     def write(out: Any, *inputs: np.ndarray, **attrs: Any) -> None:
         if reference is None:
             raise DeviceError(
-                f"{name} is a GPU kernel without a reference, and its tensors are on the {CPU}",
-                next="move them with .cuda(), or give the op a numpy function: reference=",
+                f"{name} has no reference for tensors on the {CPU}",
+                next="move the tensors with .cuda(), or pass a numpy function as reference=",
             )
         wide = [x.astype(np.float32) if is_narrow(x.dtype) else x for x in inputs]
         with UserCode(f"the reference of {name}"):
-            made = reference(*wide, **attrs)
-            outs, values = (out, made) if isinstance(out, tuple) else ((out,), (made,))
+            result = reference(*wide, **attrs)
+            outs, values = (out, result) if isinstance(out, tuple) else ((out,), (result,))
             if len(outs) != len(values):
-                raise ShapeError(f"the reference of {name} gave {len(values)} results, out says {len(outs)}")
+                raise ShapeError(f"the reference of {name} returned {len(values)} results; out says {len(outs)}")
             for o, value in zip(outs, values, strict=True):
                 if np.shape(value) != o.shape:
-                    raise ShapeError(f"the reference of {name} gave the shape {np.shape(value)}, out says {o.shape}")
+                    raise ShapeError(f"the reference of {name} returned shape {np.shape(value)}; out says {o.shape}")
                 o[...] = value
 
     return write
@@ -204,42 +204,42 @@ def _writer(name: str, reference: Rule | None) -> Callable[..., None]:
 def _vjp(
     name: str, vjp: Rule, infer: Infer, from_inputs: bool, from_outputs: bool, count: int
 ) -> Callable[..., tuple[Array | None, ...]]:
-    """A gradient written with tensors as the record's, which is one of arrays."""
+    """Adapt a gradient on tensors to the op record, which works on arrays."""
 
     def gradient(ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
-        found = infer(*ctx.input_specs, **ctx.attrs) if None in grads else ()
-        specs = (found,) if isinstance(found, Spec) else found
+        inferred = infer(*ctx.input_specs, **ctx.attrs) if None in grads else ()
+        specs = (inferred,) if isinstance(inferred, Spec) else inferred
         device = next(g.device for g in grads if g is not None)
-        # the loss may not depend on some of the outputs
-        given = [
+        # The loss may not depend on some of the outputs; their gradients are zeros.
+        output_grads = [
             zeros(specs[i].shape, dtype=specs[i].dtype, device=device) if g is None else TensorBase.wrap(g)
             for i, g in enumerate(grads)
         ]
         saved = (ctx.inputs if from_inputs else ()) + (ctx.outputs if from_outputs else ())
-        tensors = [*given, *map(TensorBase.wrap, saved)]
+        tensors = [*output_grads, *map(TensorBase.wrap, saved)]
         with UserCode(f"the vjp of {name}"):
             with no_grad():
-                made = vjp(*tensors, **ctx.attrs)
-            made = made if isinstance(made, tuple | list) else (made,)
-            if len(made) != count:
-                raise GradientError(f"the vjp of {name} gave {len(made)} gradients for {count} inputs")
-            return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(made))
+                gradients = vjp(*tensors, **ctx.attrs)
+            gradients = gradients if isinstance(gradients, tuple | list) else (gradients,)
+            if len(gradients) != count:
+                raise GradientError(f"the vjp of {name} returned {len(gradients)} gradients for {count} inputs")
+            return tuple(_checked_gradient(name, i, g, ctx.input_specs[i]) for i, g in enumerate(gradients))
 
     return gradient
 
 
-def _fitting(name: str, i: int, grad: Any, spec: Spec | None) -> Array | None:
+def _checked_gradient(name: str, i: int, grad: Any, spec: Spec | None) -> Array | None:
     if grad is None:
         return None
     if not isinstance(grad, TensorBase):
-        raise GradientError(f"the vjp of {name} gave a {type(grad).__name__} for input {i}", next="return a tensor")
+        raise GradientError(f"the vjp of {name} returned a {type(grad).__name__} for input {i}", next="return a tensor")
     if spec is not None and grad.array.shape != spec.shape:
-        raise GradientError(f"the vjp of {name} gave the shape {grad.array.shape} for input {i} of shape {spec.shape}")
+        raise GradientError(f"the vjp of {name} returned shape {grad.array.shape} for input {i} of shape {spec.shape}")
     return grad.array
 
 
 def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int]:
-    """`rule(out, *inputs, **attrs)` as the record's."""
+    """Adapt `rule(out, *inputs, **attrs)` to the op record."""
 
     def count(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
         with UserCode(f"the cost of {name}"):
@@ -253,7 +253,7 @@ def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...
 
 @dataclass(eq=False)
 class KernelLaunch:
-    """The CUDA implementation of a user's op: asks the rules of `genesis.triton_op`, and launches the kernel."""
+    """The CUDA implementation of a user's op: evaluates the rules of `genesis.triton_op` and launches the kernel."""
 
     name: str
     grid: Any
@@ -270,36 +270,36 @@ class KernelLaunch:
         self.launch(programs, self._arguments(operands, attrs), constants, operands, attrs)
 
     def launch(self, programs: Grid, args: Operands, constants: Attrs, operands: Operands, attrs: Attrs) -> None:
-        """Launch the kernel. Raises: UsageError, where the kernel does not take `args`."""
+        """Launch the kernel. Raises UsageError if `args` do not fit its parameters."""
         raise NotImplementedError
 
-    def ask(self, what: str, rule: Any, operands: Operands, attrs: Attrs) -> Any:
-        """What a rule of the user gives for a call, or the value that stands in its place."""
+    def evaluate(self, what: str, rule: Any, operands: Operands, attrs: Attrs) -> Any:
+        """Evaluate a rule for a call; a value that is not a function is returned unchanged."""
         with UserCode(f"the {what} of {self.name}"):
             return rule(*operands, **attrs) if callable(rule) else rule
 
     def sizes(self, what: str, value: Any, operands: Operands, attrs: Attrs) -> Grid:
-        """A grid or a block in three dimensions: a size, up to three, or a rule that gives them."""
-        found = self.ask(what, value, operands, attrs)
-        sizes = found if isinstance(found, tuple | list) else (found,)
+        """A grid or block in three dimensions, from up to three sizes or a rule that returns them."""
+        given = self.evaluate(what, value, operands, attrs)
+        sizes = given if isinstance(given, tuple | list) else (given,)
         if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sizes):
-            raise UsageError(f"{self.name}: {what} must be up to three sizes, not {found!r}", next="divide with cdiv()")
+            raise UsageError(f"{self.name}: {what} must be up to three sizes, not {given!r}", next="use cdiv()")
         x, y, z = (*sizes, 1, 1)[:3]
         return x, y, z
 
     def constants_of(self, operands: Operands, attrs: Attrs) -> Attrs:
         """The constants of a call, by name."""
-        found = self.ask("constants", self.constants, operands, attrs)
+        constants = self.evaluate("constants", self.constants, operands, attrs)
         with UserCode(f"the constants of {self.name}"):
-            return dict(found or {})
+            return dict(constants or {})
 
     def _arguments(self, operands: Operands, attrs: Attrs) -> Operands:
-        """A kernel's arguments: as the rule orders them, else outputs, inputs and the first output's element count."""
+        """The kernel's arguments from the rule, or the outputs, the inputs and the size of the first output."""
         if self.arguments is not None:
-            found = self.ask("arguments", self.arguments, operands, attrs)
-            return tuple(found) if isinstance(found, tuple | list) else (found,)
+            arguments = self.evaluate("arguments", self.arguments, operands, attrs)
+            return tuple(arguments) if isinstance(arguments, tuple | list) else (arguments,)
         if attrs:
-            what = f"{self.name} has arguments by keyword, and nothing says where its kernel takes them"
+            what = f"{self.name} has keyword arguments, but no rule for the kernel's arguments"
             raise UsageError(what, where=self.name, next="arguments=lambda out, x, scale: (out, x, out.size, scale)")
         outs = _outputs(operands[0])
         return (*outs, *operands[1:], outs[0].size)
@@ -310,7 +310,7 @@ def _outputs(out: Any) -> tuple[Array, ...]:
 
 
 def _dense(x: Array) -> Array:
-    """x, or a contiguous copy in memory that the running op has for itself."""
+    """x, or a contiguous copy in temporary memory of the running op."""
     if x.is_contiguous:
         return x
     from genesis.backend.cuda.dispatch import cuda_impl_named

@@ -193,7 +193,7 @@ op = genesis.cuda_op("misspelt", "__global__ void k() {{}}", inputs=("x",), bloc
         ("raise ValueError('no')", "x", "", "ValueError: no", "the reference of misspelt, {file}:4"),
         ("return genesis.exp(x)", "x", "", "misspelt: exp takes tensors and", "the reference of misspelt, {file}:4"),
         ("return open('nothing')", "x", "", "FileNotFoundError: ", "the reference of misspelt, {file}:4"),
-        ("return x[:1]", "x", "", "the reference of misspelt gave the shape (1,)", "the reference of misspelt\n"),
+        ("return x[:1]", "x", "", "the reference of misspelt returned shape (1,)", "the reference of misspelt\n"),
         ("return x", "x.nothing", "", "AttributeError: ", "the rule out of misspelt, {file}:5"),
         ("return x", "x", "'flops': lambda out, x: 'no'", "ValueError: ", "the cost of misspelt"),
         ("return x", "x", "'sample': lambda shape, dtype: 1 / 0", "ZeroDivisionError: ", "the sample of misspelt"),

@@ -76,7 +76,7 @@ def test_a_kernel_that_is_not_there(text: str, entry: str | None, what: str) -> 
 
 def test_a_parameter_that_cannot_be_passed() -> None:
     kernel = read_kernel("__global__ void k(struct Big b) {}", None, "k.cu")
-    with pytest.raises(UsageError, match="`struct Big b` of the kernel k is of a type that cannot be passed"):
+    with pytest.raises(UsageError, match="`struct Big b` of the kernel k has a type that cannot be passed"):
         kernel.checked((3,), {})
 
 
@@ -100,7 +100,7 @@ class FakeDriver:
         self.loads += 1
         return Function(77, PARAMETERS)
 
-    def begin_again(self) -> None:
+    def serialize_next_launch(self) -> None:
         self.began += 1
 
     def launcher(

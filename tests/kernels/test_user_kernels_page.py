@@ -64,4 +64,4 @@ def test_its_command_measures_an_op_of_ones_own(
         assert main(["profile", "--op", "ones_own:doubled", "--device", "cpu"]) == 2
         assert "ones_own has no op doubled" in capsys.readouterr().err
         assert main(["profile", "--op", "nobodys:op", "--device", "cpu"]) == 2
-        assert "the module nobodys does not import" in capsys.readouterr().err
+        assert "the module nobodys cannot be imported" in capsys.readouterr().err

@@ -251,9 +251,9 @@ def test_a_wrong_definition(changes: dict[str, Any], what: str) -> None:
 
 def test_names_and_kernels_that_cannot_be() -> None:
     rules: dict[str, Any] = {"inputs": ("x",), "out": lambda x: x, "grid": 1}
-    with pytest.raises(UsageError, match=r"Genesis has an op called gelu .* my_gelu"):
+    with pytest.raises(UsageError, match=r"Genesis already has an op gelu .* my_gelu"):
         genesis.triton_op("gelu", square_kernel, **rules)
-    with pytest.raises(UsageError, match="'my op' is no name"):
+    with pytest.raises(UsageError, match="'my op' is not a valid name"):
         genesis.triton_op("my op", square_kernel, **rules)
     with pytest.raises(UsageError, match="not a plain function"):
         genesis.triton_op("user_plain", lambda x: x, **rules)
@@ -264,11 +264,11 @@ def test_names_and_kernels_that_cannot_be() -> None:
     [
         ({"grid": lambda out, x: out.size / 2}, UsageError, "grid must be up to three sizes, not 75.0"),
         ({"grid": (1, 1, 1, 1)}, UsageError, "grid must be up to three sizes"),
-        ({"arguments": lambda out, x: (out, x)}, UsageError, r"takes 3 arguments \(p_out, p_x, n\); got 2"),
-        ({"constants": {}}, UsageError, r"takes 4 arguments \(p_out, p_x, n, BLOCK\); got 3"),
+        ({"arguments": lambda out, x: (out, x)}, UsageError, r"takes 3 arguments \(p_out, p_x, n\), not 2"),
+        ({"constants": {}}, UsageError, r"takes 4 arguments \(p_out, p_x, n, BLOCK\), not 3"),
         ({"constants": {"BLOK": 1}}, UsageError, "has no parameter BLOK"),
-        ({"out": lambda x: 3}, UsageError, "out gave 3, which is no shape"),
-        ({"attrs": {"by": 1}, "out": lambda x, by: x}, UsageError, "nothing says where its kernel takes them"),
+        ({"out": lambda x: 3}, UsageError, "out returned 3, which has no shape"),
+        ({"attrs": {"by": 1}, "out": lambda x, by: x}, UsageError, "no rule for the kernel's arguments"),
     ],
 )
 def test_a_rule_that_does_not_fit(changes: dict[str, Any], error: type[Exception], what: str) -> None:
@@ -280,8 +280,8 @@ def test_a_rule_that_does_not_fit(changes: dict[str, Any], error: type[Exception
     ("vjp", "what"),
     [
         (lambda g, x: (g, g), "2 gradients for 1 inputs"),
-        (lambda g, x: 3, "gave a int for input 0"),
-        (lambda g, x: g.sum(), r"the shape \(\) for input 0 of shape \(3, 50\)"),
+        (lambda g, x: 3, "returned a int for input 0"),
+        (lambda g, x: g.sum(), r"shape \(\) for input 0 of shape \(3, 50\)"),
     ],
 )
 def test_a_wrong_gradient(vjp: Any, what: str) -> None:
@@ -294,21 +294,21 @@ def test_no_gradient_and_no_reference() -> None:
     op = triton_square(reference=None)
     with pytest.raises(GradientError, match="user_square has no gradient"):
         op(on("cuda", grad=True)).sum().backward()
-    with pytest.raises(DeviceError, match=r"user_square is a GPU kernel without a reference.*reference="):
+    with pytest.raises(DeviceError, match=r"user_square has no reference .*reference="):
         op(on("cpu"))
-    with pytest.raises(ShapeError, match=r"the reference of user_square gave the shape \(\)"):
+    with pytest.raises(ShapeError, match=r"the reference of user_square returned shape \(\)"):
         triton_square(reference=lambda x: x.sum())(on("cpu"))
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="on a GPU it compiles")
 def test_the_interpreter_has_no_ptx() -> None:
-    with pytest.raises(UsageError, match="is interpreted and has no PTX"):
+    with pytest.raises(UsageError, match="has no PTX"):
         triton_square().ptx(genesis.ones(3))
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="on a GPU it runs")
 def test_the_interpreter_does_not_run_cuda() -> None:
-    with pytest.raises(DeviceError, match=r"CUDA C\+\+, which Triton's interpreter does not run"):
+    with pytest.raises(DeviceError, match=r"CUDA C\+\+, which Triton's interpreter cannot run"):
         cuda_square(reference=None)(on("cuda"))
 
 
@@ -339,7 +339,7 @@ def test_a_right_op_passes_its_check() -> None:
     report = check_op(triton_square(vjp=lambda g, x: 2 * g * x), dtypes=("float32", "float16"))
     assert {c.what for c in report.checks} == {"value", "strided value", "gradient of x", "differences"}
     assert {c.dtype for c in report.checks} == {"float32", "float16", "float64"}
-    assert str(report).startswith(f"user_square: {len(report.checks)} checks hold\n")
+    assert str(report).startswith(f"user_square: {len(report.checks)} checks passed\n")
     own = check_op(with_two_results(), [(X, X, {"by": 2.0}), (on("cpu"), on("cpu"))])
     assert [c.what for c in own.checks[:2]] == ["value", "value"]
 
@@ -348,7 +348,7 @@ def test_a_right_op_passes_its_check() -> None:
     ("changes", "error", "what"),
     [
         ({"reference": lambda x: x * x * 1.00001}, NumericError, r"the value at \(0,\) is"),
-        ({"grid": 1}, NumericError, r"the value at \(64,\) is nan.*NaN: an element was not written"),
+        ({"grid": 1}, NumericError, r"the value at \(64,\) is nan"),
         ({"contiguous": False}, NumericError, r"the strided value at"),
         ({"vjp": lambda g, x: g * x}, GradientError, "by differences"),
         ({"reference": None}, UsageError, "has no reference to compare with"),
@@ -401,14 +401,14 @@ def test_cuda_arguments_are_held_against_the_source() -> None:
 
     wide = failing(SOURCE.replace("T*", "float*").replace("T *", "float *"), on("cuda").double())
     assert isinstance(wide, DTypeError)
-    assert wide.what.endswith("parameter `float* out` of the kernel square is given a float64 tensor")
+    assert wide.what.endswith("parameter `float* out` of the kernel square got a float64 tensor")
     few = failing(arguments=lambda out, x: (out, x))
-    assert few.what == "the kernel square takes 3 arguments (out, x, n), and is given 2"
+    assert few.what == "the kernel square takes 3 arguments (out, x, n), not 2"
     swapped = failing(arguments=lambda out, x: (out, x.size, x))
-    assert swapped.what.startswith("parameter `float* x` of the kernel square is given 150, no tensor")
+    assert swapped.what.startswith("parameter `float* x` of the kernel square got 150, which is not a tensor")
     narrow = failing(SOURCE.replace("long long n", "int n"), arguments=lambda out, x: (out, x, 1 << 31))
     assert narrow.what == "parameter `int n` of the kernel square cannot hold 2147483648"
     real = failing(arguments=lambda out, x: (out, x, 1.5))
-    assert "is given 1.5, which is no integer" in real.what
+    assert "got 1.5, which is not an integer" in real.what
     assert "the grid (0, 1, 1) is empty" in failing(grid=0).what
     assert "block must be up to three sizes" in failing(block="all").what
