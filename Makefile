@@ -124,8 +124,9 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops, training steps and gen
 performance: install-dev ## write docs/performance.md from the results that git knows; measures nothing
 	$(BIN)/python -m benchmarks.performance
 
-docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings
+docs: $(VENV)/.installed-docs ## write docs/configuration.md and build the website with the API reference, build/site
 	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # A sample, in float32 and bfloat16: every kernel with both Tritons, an eighth of its features with each, and for one of
 # sm_80, sm_90 and sm_100 where they share it; and attention's products must not wait for each other, half of the forms of
@@ -169,6 +170,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
 	@echo "Installing Genesis and the developers' tools into $(VENV). The first time on Linux: about 400 MB to download."
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed-dev
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev,docs]'
+	@touch $@
 
 $(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created $(MUTANTS_VENV)/.created:
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { \

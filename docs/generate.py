@@ -1,6 +1,6 @@
-"""The generated pages: docs/configuration.md and configs/chats.jsonl from the schema, build/api.md from docstrings.
+"""The generated pages: docs/configuration.md and configs/chats.jsonl from the schema, the API from docstrings.
 
-`make docs` writes them.
+`make docs` writes the first two and builds the website, which includes the reference.
 
 python -m docs.generate [--check]
 """
@@ -18,12 +18,12 @@ from typing import Any
 
 from genesis.train.config import Config, fine_tuning_defaults, json_schema
 
-__all__ = ["PAGES", "api_page", "configuration_page", "is_current"]
+__all__ = ["PAGES", "api_pages", "configuration_page", "is_current"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = (
     "genesis", "genesis.nn", "genesis.nn.functional", "genesis.optim", "genesis.optim.lr_scheduler", "genesis.autograd",
-    "genesis.cuda", "genesis.custom", "genesis_models",
+    "genesis.cuda", "genesis.custom", "genesis.profiler", "genesis_models",
 )  # fmt: skip
 
 
@@ -149,30 +149,63 @@ def _message(index: int, text: str) -> dict[str, str]:
 API = """\
 # API reference
 
-`make docs` writes this page from the docstrings. Names, arguments and semantics are PyTorch's where PyTorch has them.
-`help(name)` shows the whole docstring.
+This reference is generated from the docstrings. Names, arguments and semantics follow PyTorch; [Genesis or
+PyTorch?](../genesis-or-pytorch.md) lists the differences.
+
 """
 
 
-def api_page() -> str:
-    """build/api.md. It is not committed: every new op would change it."""
-    lines = [API]
-    for name in MODULES:
-        module = importlib.import_module(name)
-        lines += [f"## {name}", "", _first_sentence(module.__doc__), ""]
-        lines += [*_members(module), ""]
+def api_pages() -> dict[str, str]:
+    """The Markdown of each page of the API reference, by file name; the website includes them."""
+    pages = {f"{name}.md": _module_page(name) for name in MODULES}
+    rows = [f"- [{name}]({name}.md): {_first_sentence(importlib.import_module(name).__doc__)}" for name in MODULES]
+    return {"index.md": API + "\n".join(rows) + "\n", **pages}
+
+
+def _module_page(name: str) -> str:
+    module = importlib.import_module(name)
+    names = sorted(getattr(module, "__all__", ()), key=str.lower)
+    values = [each for each in names if not callable(getattr(module, each))]
+    lines = [f"# {name}", "", _markdown(module.__doc__), ""]
+    for each in names:
+        if each not in values:
+            lines += _entry(each, getattr(module, each))
+    if values:
+        lines += ["## Modules and values", "", ", ".join(f"`{each}`" for each in values), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _members(module: Any) -> Iterator[str]:
-    names = sorted(getattr(module, "__all__", ()), key=str.lower)
-    constants = [name for name in names if not callable(getattr(module, name))]
-    for name in names:
-        if name not in constants:
-            value = getattr(module, name)
-            yield f"- `{name}{_signature(value)}`: {_first_sentence(inspect.getdoc(value))}"
-    if constants:
-        yield f"- Modules and values: {', '.join(f'`{name}`' for name in constants)}."
+def _entry(name: str, value: Any) -> Iterator[str]:
+    """The heading, signature and docstring of a function or class, and a row for each method that a class documents."""
+    call = f"{name}{_signature(value)}"
+    if len(call) > 80:
+        call = f"{name}(\n    " + call[len(name) + 1 : -1].replace(", ", ",\n    ") + ",\n)"
+    yield from (f"## {name}", "", "```python", call, "```", "", _markdown(value.__doc__), "")
+    if inspect.isclass(value):
+        members = {key: getattr(member, "__func__", member) for key, member in sorted(vars(value).items())}
+        shown = {key: each for key, each in members.items() if key[0] != "_" and callable(each) and each.__doc__}
+        yield from ["**Methods**", ""] * bool(shown)
+        for key, function in shown.items():
+            yield f"- `{key}{_signature(function)}`: {_first_sentence(function.__doc__)}"
+        yield ""
+
+
+def _markdown(doc: str | None) -> str:
+    """A docstring whose sections (`Args:` and the like) become lists."""
+    lines: list[str] = []
+    in_section = False
+    for line in inspect.cleandoc(doc or "").splitlines():
+        if re.fullmatch(r"(Args|Attributes|Returns|Raises|Yields):", line):
+            in_section = True
+            lines += ["", f"**{line[:-1]}**", ""]
+        elif in_section and (found := re.fullmatch(r"    ([\w*][\w.*, ]*): (.*)", line)):
+            lines.append(f"- `{found[1]}`: {found[2]}")
+        elif in_section and line.startswith("    "):
+            lines.append(("  " if lines and lines[-1] else "") + line.strip())
+        else:
+            in_section = in_section and not line.strip()
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _signature(value: Callable[..., Any]) -> str:
@@ -181,7 +214,8 @@ def _signature(value: Callable[..., Any]) -> str:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in given]
     text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
     return re.sub(r"<object object at \w+>", "…", text)
 
@@ -202,7 +236,6 @@ def _sentence(text: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration_page,
     "configs/chats.jsonl": chats_page,
-    "build/api.md": api_page,
 }
 
 
@@ -216,7 +249,6 @@ def main() -> int:
     """Write the pages."""
     for name, make in PAGES.items():
         path = REPOSITORY / name
-        path.parent.mkdir(exist_ok=True)
         path.write_text(make())
         print(f"written: {name}")
     return 0

@@ -26,7 +26,7 @@ TEXTS = {name: (REPOSITORY / name).read_text() for name in DOCUMENTS}
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # Extras whose distribution brings modules of another name.
 MODULES = {"distributed": "nccl.bindings", "nvrtc": "cuda.bindings import nvrtc"}
-FOR_DEVELOPERS = {"bench", "dev"}
+FOR_DEVELOPERS = {"bench", "dev", "docs"}
 GPU_ONLY = {"triton", "cuda-python", "cuda-core"}
 SECTIONS = "|".join(Config.model_fields)
 KEY = re.compile(rf"(?<![\w./-])(?:{SECTIONS})\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?=[=:\s`,.;)]|$)", re.MULTILINE)
