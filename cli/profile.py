@@ -14,7 +14,7 @@ from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, To
 from genesis_cli.profile_run import STEPS, is_run, profile_run
 
 if TYPE_CHECKING:
-    from genesis.measure.factories import Axes
+    from genesis.measure.cases import Axes
     from genesis.shapes import Shape
 
 

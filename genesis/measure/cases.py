@@ -1,44 +1,514 @@
-"""What an op is called with when only a shape is given: the kinds of ops, their shapes, and the names of ops.
+"""Builds the arguments of any op from a shape: names of ops, the table of calls, typical shapes, and backward passes.
 
-Every other module here is generic over the registry. A kind is found by the op's name, by what its record says
-(elementwise ops), or from the op whose gradient it is; an op of a new form takes a name in a row and its factory.
+Every other module here is generic over the registry. An op is found in `KINDS` by its name, by its record (elementwise
+ops), or through the op whose gradient it computes. An op of a new form takes one line in `KINDS`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any, NamedTuple
 
-from genesis.array import Array
-from genesis.backend import CPU, Device
+import numpy as np
+
+from genesis.array import Array, empty
+from genesis.autograd import TensorBase, apply, enable_grad, grad
+from genesis.backend import CPU, Device, backend_for
 from genesis.cuda import get_device_capability
-from genesis.custom import load_op, user_ops
-from genesis.dtypes import DType, bool_, float32, int32
-from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError, nearest
-from genesis.measure import factories
-from genesis.measure.factories import Arguments, Axes, Request
-from genesis.op import Op, registry
+from genesis.custom import UserOp, load_op, user_ops
+from genesis.dtypes import DType, as_dtype, bfloat16, bool_, float32, float64, int8, int16, int32, int64
+from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError, UserCode, nearest
+from genesis.op import Op, observe, registry
 from genesis.ops.fp8 import lacking
-from genesis.shapes import Shape
+from genesis.ops.low_rank import Pair
+from genesis.shapes import Shape, contiguous_strides, normalize_axes, numel, reduced_shape
+from genesis.tensor import Tensor
 
-# What decoding and ranks run is registered when it is imported.
+# Importing these registers the ops that decoding and ranks run.
 from genesis.ops import attention_step, gradients, quantized_linear, sample  # noqa: F401  isort: skip
 
+Axes = int | tuple[int, ...] | None
 CATEGORIES = ("element", "activation", "reduction", "matmul", "memory", "optimizer")
-# Size classes, in the order of the work they are; "batch" is a batch of a language model's tokens.
+# Size classes in ascending order of work; "batch" is a batch of a language model's tokens.
 SIZES = ("small", "medium", "batch", "large", "xlarge")
+DIFFERENT = 1 << 16  # values drawn for an array; a larger array repeats them, which is faster than drawing more
+RANK = 16  # of low-rank pairs
+DTYPES = {"b": bool_, "i8": int8, "i16": int16, "bf16": bfloat16, "f32": float32, "f64": float64}
+BOUNDS = {"+": (0.5, 2.0), "?": (0.0, 1.0)}
+
+
+class Arguments(NamedTuple):
+    """The arguments of an op."""
+
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any]
+
+
+Make = Callable[["Request"], Arguments]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call to build: the op, the shape under the dimension letters of its kind, the axes, and where values go.
+
+    Attributes:
+        letters: one name for each number of the shape; empty for ops that take any shape.
+        axes: one dimension, several, or None for all.
+        dtype: of floats (or integers) that the call does not name otherwise.
+        rng: draws all values of the call in order, so equal requests build equal calls.
+    """
+
+    op: Op
+    shape: Shape
+    axes: Axes
+    dtype: DType
+    device: Device
+    letters: str = ""
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
+
+    @functools.cached_property
+    def dims(self) -> dict[str, Shape]:
+        """The sizes that each letter of an operand stands for."""
+        shape = self.shape if len(self.shape) != 1 else self.shape * max(len(self.letters), 1)
+        first, last = self.shape[:1], self.shape[-1:]
+        known: dict[str, Shape] = {"*": self.shape, "F": first, "L": last, "P": self.shape[:-1], "T": self.shape[1:]}
+        known |= {"S": (numel(self.shape),), "H": tuple(n // 2 for n in last), "o": (1,), "r": (RANK,)}
+        return known | {letter: (n,) for letter, n in zip(self.letters, shape, strict=False)}
+
+    def size(self, name: str) -> int:
+        """The number that a letter stands for, or that the text is."""
+        return int(name) if name.isdigit() else numel(self.dims[name])
+
+    def operand(self, text: str) -> Any:
+        """The operand that a word of `call` describes."""
+        if text == "-":
+            return None
+        if re.fullmatch(r"[-+\d.e]+", text):
+            return float(text) if re.search(r"[.e]", text) else int(text)
+        letters, _, values = text.partition(":")
+        shape: Shape = ()
+        for times, letter in re.findall(r"(\d*)(\D)", letters):
+            *rest, size = self.dims[letter]
+            shape += (*rest, int(times or 1) * size)
+        return self.array(shape, values)
+
+    def array(self, shape: Shape, values: str = "") -> Array:
+        """An array of the requested dtype unless `values` names another; see `call`."""
+        if values == "p":
+            return self.placed(self.rng.permutation(shape[0]))
+        if values[:1] in ("#", "<"):
+            end = self.size(values[1:])
+            return self.placed(self.rng.integers(0, end, shape) if values[0] == "#" else np.full(shape, end - 1))
+        wide = float64 if self.dtype is float64 else float32
+        dtype = DTYPES.get(values.rstrip("+?w"), wide if values == "wide" else self.dtype)
+        made = empty(shape, dtype, self.device)  # first, because it refuses what does not fit into memory
+        count = min(made.size, DIFFERENT)
+        low, high = (-(shape[-1] ** -0.5), shape[-1] ** -0.5) if values == "w" else BOUNDS.get(values[-1:], (-1.0, 1.0))
+        if dtype.is_floating_point:
+            some = self.rng.uniform(low, high, count).astype(dtype.numpy)
+        else:
+            some = self.rng.integers(0, 2, count).astype(np.bool_) if dtype is bool_ else self.rng.integers(1, 8, count)
+        backend_for(self.device).from_numpy(np.resize(some, shape), made)
+        return made
+
+    def placed(self, values: Any, dtype: DType = int64) -> Array:
+        """Given values on the device."""
+        made = empty(np.shape(values), dtype, self.device)
+        backend_for(self.device).from_numpy(np.asarray(values), made)
+        return made
+
+
+def call(operands: str, **attrs: Any) -> Make:
+    """Builds a call from a line that describes its operands, one word each.
+
+    A word is the operand's dimensions, and after a colon its values: "mk nk:w" is x [M, K] and a weight [N, K].
+    Dimensions are letters of the kind, or * for the whole shape, F and L for its first and last size, T and P for all
+    but the first and all but the last, H for half of the last, S for the number of elements, o for 1, r for RANK; a
+    number before a letter multiplies it. Values are uniform in [-1, 1) unless named: + in [0.5, 2), ? in [0, 1), w as
+    small as a model's weights, p a permutation, #X integers below X, <X the integer X - 1, or a dtype of `DTYPES`.
+    A number stands for itself and "-" for None.
+
+    Args:
+        attrs: attributes of the op; a function computes one from the request.
+    """
+
+    def make(r: Request) -> Arguments:
+        inputs = tuple(r.operand(word) for word in operands.split())
+        made = {name: value(r) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
+        where = {"device": r.device} if not inputs and r.device != CPU else {}  # an op without inputs is told
+        return Arguments(inputs, made | where)
+
+    return make
+
+
+# --- Calls that a line does not describe ------------------------------------------------------------------------------
+
+
+def elementwise(r: Request) -> Arguments:
+    """Builds operands from 0.5 to 2, a range that logarithms, roots and quotients take."""
+    return call("*:+ " * r.op.operands)(r)
+
+
+def of_user(user: UserOp, r: Request) -> Arguments:
+    """Builds what the `sample` of a user's op returns; without one, arrays of the shape for all inputs."""
+    if user.sample is None:
+        return Arguments(tuple(r.array(r.shape, "+") for _ in user.inputs), dict(user.attrs))
+    with UserCode(f"the sample of {user.name}"):
+        arrays = [np.asarray(x) for x in user.sample(r.shape, r.dtype)]
+    if len(arrays) != len(user.inputs):
+        raise UsageError(f"the sample of {user.name} gave {len(arrays)} arrays for {len(user.inputs)} inputs")
+    return Arguments(tuple(r.placed(x, as_dtype(x.dtype)) for x in arrays), dict(user.attrs))
+
+
+def transposed(r: Request) -> Arguments:
+    """Builds a matrix `[n, m]` that is stored as `[m, n]`."""
+    rows, columns = r.shape
+    return Arguments((r.array((columns, rows)).view((rows, columns), (1, rows)),), {})
+
+
+def one_axis(r: Request) -> int:
+    """The requested axis. Raises: UsageError: there are several, or all are requested."""
+    if not isinstance(r.axes, int):
+        raise UsageError(f"{r.op.name} takes one axis", where="--axis", next="give one number, such as -1")
+    return r.axes
+
+
+def put_along_axis(r: Request) -> Arguments:
+    """Builds a scatter that reverses the order along the axis."""
+    axis = normalize_axes(one_axis(r), len(r.shape))[0]
+    size = r.shape[axis]
+    order = np.arange(size)[::-1].reshape([size if d == axis else 1 for d in range(len(r.shape))])
+    index = r.placed(np.broadcast_to(order, r.shape).copy())
+    return Arguments((r.array(r.shape), index), {"axis": axis, "size": size})
+
+
+def masked_select(r: Request) -> Arguments:
+    """Builds a mask with about half of its values set, the number of set values, and the offsets of its blocks."""
+    mask = r.array(r.shape, "b")
+    attrs = {"count": int(mask.numpy().sum())}
+    if r.op.name == "mask_indices":
+        return Arguments((mask,), attrs)
+    return Arguments((r.array(r.shape), mask, registry["mask_offsets"](mask)), attrs)
+
+
+def counted(count: Callable[[np.ndarray], int]) -> Make:
+    """Builds an array of at most 64 different values, and the size of the result, which `count` finds."""
+
+    def make(r: Request) -> Arguments:
+        x = r.placed(r.rng.integers(0, 64, r.shape), r.dtype)
+        return Arguments((x,), {"size": count(x.numpy())})
+
+    return make
+
+
+def backward_of(make: Make, r: Request) -> Arguments:
+    """The arguments that `<op>_backward` gets in the backward pass of a call of `<op>`, which `make` builds."""
+    forward = registry[r.op.name.removesuffix("_backward")]
+    found: list[Arguments] = []
+
+    def note(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
+        if op is r.op:
+            found.append(Arguments(inputs, attrs))
+
+    passes = passes_of(forward, *make(replace(r, op=forward)))
+    with observe(note):
+        passes.backward()
+    if not found:
+        raise UsageError(f"the gradient of {forward.name} needs no {r.op.name} for these inputs", where="--op")
+    return found[0]
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Ops that take a shape of the same meaning.
+
+    Attributes:
+        category: one of `CATEGORIES`.
+        sizes: one shape for each of `SIZES`.
+        calls: how each op is called, by its name or alias.
+        letters: names of the dimensions, in the order of the shape; empty if any number of them will do.
+        form: the shape, for people.
+        axes: the axes to measure when none are given; empty for ops without an axis.
+        make: builds the call of the op that was looked up.
+    """
+
+    category: str
+    sizes: str
+    calls: Mapping[str, Make]
+    letters: str = ""
+    form: str = "rows,columns"
+    axes: tuple[Axes, ...] = ()
+    make: Make = elementwise
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes of all size classes."""
+        return [tuple(map(int, text.split(","))) for text in self.sizes.split()]
+
+    def shape_of(self, size: str) -> Shape:
+        """The shape of a size class."""
+        return self.shapes[SIZES.index(size)]
+
+
+def over(op: str, **attrs: Any) -> dict[str, Make]:
+    """Reductions over the requested axes."""
+    return dict.fromkeys(op.split(), call("*", axes=lambda r: r.axes, **attrs))
+
+
+def step_calls() -> dict[str, Make]:
+    """Steps of elementwise optimizers on a parameter, or on a bfloat16 weight and its residual (`_split`)."""
+    rules: dict[str, tuple[int, dict[str, Any]]] = {  # number of states, settings
+        "sgd": (0, {"weight_decay": 0.1}),
+        "sgd_momentum": (1, {"momentum": 0.9, "dampening": 0.1, "nesterov": False, "weight_decay": 0.1}),
+        "adamw": (2, {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True}),
+        "lion": (1, {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}),
+    }
+    return {
+        f"{rule}{split}_step": call(f"{param} * {'*:+ ' * states} {SCALARS}", **settings)
+        for rule, (states, settings) in rules.items()
+        for split, param in (("", "*"), ("_split", "*:bf16 *:i16"))
+    }
+
+
+SCALARS = "1e-3 3 1.0"  # learning rate, step, scale of the gradient
+SCHULZ = {"coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "iterations": 5}
+MUON = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "lr_ratio": 1.0, **SCHULZ}
+FACTORED = {"beta2_decay": -0.8, "eps1": None, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.1}
+CROSS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+CAUSAL = {"scale": lambda r: 1 / math.sqrt(r.shape[-1])}
+PACKED = {"heads": lambda r: r.shape[2], "key_heads": lambda r: r.shape[2]}
+WINDOW = {"shape": lambda r: r.shape, "strides": lambda r: contiguous_strides(r.shape), "offset": 0}
+DRAWN = {"seed": 1, "offset": 0}
+MADE = {"shape": lambda r: r.shape, "dtype": lambda r: r.dtype}
+COUNTED = {"count": lambda r: numel(r.shape), "dtype": lambda r: r.dtype}
+REDUCTIONS = "sum mean count_nonzero prod amax amin any all logsumexp"
+
+# Calls of ops that take any shape, where the elementwise form does not fit.
+ANY = {
+    "where": call("*:b * *"),
+    "clamp": call("*:+ 0.75 1.5"),
+    "cast": call("*:+", dtype=lambda r: float64 if r.dtype is float32 else float32),
+    "fill": call("", value=1, **MADE),
+    "reshape": call("*", shape=lambda r: (numel(r.shape),)),
+    "permute": call("*", dims=lambda r: tuple(reversed(range(len(r.shape))))),
+    "expand": call("oT", shape=lambda r: r.shape),
+    "slice": call("*", items=lambda r: ((0, -(-r.shape[0] // 2), 2),)),
+    "diagonal": call("*", offset=0, dim1=0, dim2=1),
+    "unfold": call("*", dim=0, size=2, step=2),
+    "as_strided": call("*", **WINDOW),
+    "as_strided_scatter": call("* *", **WINDOW),
+    "cat": call("* *", dim=0),
+    "flip": call("*", dims=(0,)),
+    "roll": call("*", shifts=(1,), dims=(0,)),
+    "tril": call("*", diagonal=0),
+    "triu": call("*", diagonal=0),
+    "pad": call("*", widths=lambda r: ((1, 1),) * len(r.shape), value=0.0),
+    "arange": call("", start=0, step=1, **COUNTED),
+    "linspace": call("", start=0.0, end=1.0, **COUNTED),
+    "uniform": call("", low=0.0, high=1.0, **DRAWN, **MADE),
+    "normal": call("", mean=0.0, std=1.0, **DRAWN, **MADE),
+    "randint": call("", low=0, high=100, **DRAWN, **MADE),
+    "randperm": call("", n=lambda r: numel(r.shape), dtype=int64, **DRAWN),
+    "bernoulli": call("*:?", **DRAWN),
+    "dropout": call("*", p=0.5, **DRAWN),
+    "mask_count": call("*:b"),
+    "mask_offsets": call("*:b"),
+    "mask_indices": masked_select,
+    "masked_select": masked_select,
+    "nonzero_count": call("*"),
+    "unique_count": call("*"),
+    "nonzero": counted(lambda x: int(np.count_nonzero(x))),
+    "unique": counted(lambda x: len(np.unique(x))),
+    "bincount": call("S:#64", size=64),
+    "total_norm": call("*", ord=2.0),
+    "clip_factor": call("4o:f32 :f32 *", max_norm=1.0),
+    "clip_factor_of_ranks": lambda r: Arguments(
+        (r.operand("4o:f32"), r.array((r.size("S") + 1,), "f64+")), {"losses": 1, "max_norm": 1.0}
+    ),
+    "square_spans": call("S", of=lambda r: numel(r.shape)),
+    "stochastic_round": call("*", dtype=bfloat16, **DRAWN),
+    "join_master": call("*:bf16 *:i16"),
+    "split_master": call("*:bf16 *:i16 *"),
+    "rank_sum": call("S S oS", rank=0, adds=False),
+    "adafactor_vector_step": call(f"S:+ S:+ S:+ {SCALARS}", **FACTORED),
+}
+PRODUCTS = {
+    "matmul": call("mk kn"),
+    "quantized_matmul": call("mk kn"),
+    "mixed_matmul": call("mk kn", dtype=float32),
+    "matmul_add": call("mk kn mn"),
+    "add_matmul": call("mn mk kn"),
+    "matmul_sum": call("mk kn mr rn"),
+}
+LINEARS = {
+    "linear": call("mk nk"),
+    "packed_linear": call("mk nk"),
+    "norm_linear": call("mk k nk:w", eps=1e-6),
+    "norm_mlp": call("mk k kn:w - nk:w nk:w", eps=1e-6),
+    "swiglu_linear_backward": call("mk kn m2n"),
+    "quantized_linear": call("mk nk:i8 n:f32"),
+    "low_rank_backward": call("mn mr nr", pairs=lambda r: (Pair(0, r.size("n"), RANK, 1.0),)),
+}
+NORMS = {
+    "rms_norm": call("* L", eps=1e-6),
+    "layer_norm": call("* L L", eps=1e-6),
+    "quantize_rows": call("*"),
+    "rms_norm_scale": call("* L P:wide"),
+    "scale_columns": call("* L"),
+}
+ATTENTION = {  # causal, with as many key heads as query heads
+    "attention": call("* * *", **CAUSAL),
+    "attention_packed": call("bt3hd", **PACKED, **CAUSAL),
+    "attention_step": call("b3hd 2obhtd b:<t", **CAUSAL),  # one token of each row after t - 1 others
+}
+ROWS = {  # each row is read or written once, in random order, as the cost counts it
+    "embedding": call("F:p *"),
+    "embedding_add_": call("* * F:p"),
+    "index_get": call("* F:p", dims=(0,)),
+    "index_put": call("* * F:p", dims=(0,)),
+    "index_put_": call("* * F:p", dims=(0,)),
+}
+CLASSES = {
+    "cross_entropy": call("* F:#L", **CROSS),
+    "sample": call("* F3o:#9 F4o:? F:#1"),
+    # No row of the batch ends: the counters are far from their limits.
+    "next_tokens": call(f"F:#L F Fo:#L {'F:<1099511627776 ' * 3} F3o:#9 *:b 4oF:#L 4oF o:#1"),
+    "multinomial": call("*:+", num_samples=1, replacement=True, **DRAWN),
+}
+MATRIX_STEPS = {
+    "newton_schulz": call("*", **SCHULZ),
+    "muon_step": call(f"* * * {SCALARS}", **MUON),
+    "adafactor_step": call(f"* * Fo:+ oL:+ {SCALARS}", **FACTORED),
+    "dora_factors": call(
+        "F:+ F:+ * rL Fr", columns=lambda r: ((0, r.shape[0]),), scales=(1.0,), width=lambda r: r.shape[0]
+    ),
+    "dequantize_rows": call("*:i8 F:f32", dtype=lambda r: r.dtype),
+    "scale_rows": call("* F"),
+}
+ALONG_AXIS = {
+    **dict.fromkeys(("argmax", "argmin"), call("*", axis=lambda r: None if r.axes is None else one_axis(r))),
+    **dict.fromkeys(("max_with_indices", "min_with_indices", "cumsum", "sort"), call("*", axis=one_axis)),
+    "topk": call("*", axis=one_axis, k=lambda r: min(8, *r.shape)),
+    "put_along_axis": put_along_axis,
+}
+REDUCED = {**over(REDUCTIONS), **over("var std", correction=1), **over("norm", p=2.0)}
+SUMMED = call("*", shape=lambda r: reduced_shape(r.shape, normalize_axes(r.axes, len(r.shape)), keepdim=True))
+SOFTMAX = dict.fromkeys(("softmax", "log_softmax"), call("*", dim=one_axis))
+ROPE = {"rope": call("* tH tH"), "norm_rope": call("bt2hd d d tH tH", **PACKED, eps=1e-6)}
+GATES = {"swiglu": call("* *"), "swiglu_packed": call("P2L"), "geglu_packed": call("P2L")}
+HEAD = {"linear_cross_entropy": call("mk nk:w m:#n", ignore_index=-100, with_grads=True, mean=True)}
+
+SQUARES = "256,256 1024,1024 32,512,896 4096,4096 8192,8192"
+BLOCKS = "4,64,256 4,512,896 32,512,896 8,1024,2048 16,2048,4864"
+HEADS = "1,128,14,64 1,512,14,64 32,512,14,64 4,1024,14,64 4,4096,14,64"
+ALL_AXES: tuple[Axes, ...] = (None, -1, (0, 1))
+
+KINDS = {
+    "elementwise": Kind("element", SQUARES, ANY),
+    "transpose": Kind("memory", "256,256 1024,1024 32,896 4096,4096 8192,8192", {"transpose": transposed}, "mn"),
+    "reduction": Kind("reduction", BLOCKS, {**REDUCED, "sum_to_shape": SUMMED}, axes=ALL_AXES),
+    "along one axis": Kind("reduction", BLOCKS, ALONG_AXIS, axes=(-1,)),
+    "softmax": Kind("activation", SQUARES.replace("8192", "16384"), SOFTMAX, axes=(-1,)),
+    "matmul": Kind("matmul", "256 1024 2048,896,4864 4096 8192", PRODUCTS, "mkn", "N, or M,K,N for [M, K] x [K, N]"),
+    "linear": Kind(
+        "matmul",
+        "256 2048,896,896 8192,4864,896 2048,896,4864 8192,896,4864",
+        LINEARS,
+        "mkn",
+        "N, or M,K,N for x [M, K] and a weight [N, K]",
+    ),
+    "norm": Kind("reduction", "1,128,896 4,512,896 32,512,896 8,2048,896 16,4096,896", NORMS),
+    "attention": Kind("matmul", HEADS, ATTENTION, "bthd", "B,T,heads,size"),
+    "rope": Kind("element", HEADS, ROPE, "bthd", "B,T,heads,size"),
+    "swiglu": Kind("activation", "128,4864 512,4864 32,512,4864 2048,4864 8192,4864", GATES),
+    "rows by index": Kind("memory", "1024,896 4096,896 16384,896 32768,896 151936,896", ROWS, "mn", "rows,width"),
+    "classes": Kind("reduction", "128,4096 256,16384 4096,32768 256,151936 2048,151936", CLASSES, "mn", "rows,classes"),
+    "linear cross entropy": Kind(
+        "matmul",
+        "128,256,4096 256,896,4096 2048,896,151936 512,896,32768 8192,896,151936",
+        HEAD,
+        "mkn",
+        "rows,width,classes",
+    ),
+    "step of a matrix": Kind("optimizer", "256,256 896,896 4864,896 2048,2048 4096,4096", MATRIX_STEPS, "mn"),
+    "step of a rule": Kind("optimizer", SQUARES, step_calls()),
+}
+# Categories of elementwise ops by the file that defines them.
+FAMILIES = {
+    **dict.fromkeys(("shape", "create", "index"), "memory"),
+    **dict.fromkeys(("gradients", "rounding", "matrix_optimizers", "rank_sum"), "optimizer"),
+    "activation": "activation",
+    "sort": "reduction",
+}
+MOVING = ("copy", "overwrite", "cast", "fill")  # elementwise ops that compute nothing
+
+# Other names of ops, among them those of torch.
+ALIASES = {
+    **{f"reduce_{name}": name for name in REDUCED},
+    **{"reduce_max": "amax", "reduce_min": "amin", "max": "amax", "min": "amin", "sum_to_size": "sum_to_shape"},
+    **{"clip": "clamp", "clone": "copy", "contiguous": "copy", "transpose": "copy"},
+}
+
+
+# --- Ops by name ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def kind_of(name: str) -> Kind | None:
+    """The kind of an op or an alias; None if there is no such op, or if nothing says how to call it."""
+    meant = ALIASES.get(name, name)
+    for key in (name, meant):  # an alias may have a kind of its own, as a transpose is a copy
+        for kind in KINDS.values():
+            if kind.calls is not ANY and key in kind.calls:
+                return replace(kind, make=kind.calls[key])
+    op = registry.get(meant)
+    if op is not None and (meant in ANY or (op.elementwise and op.family in ("elementwise", "activation"))):
+        category = "memory" if meant in MOVING else FAMILIES.get(op.family, "element")
+        return replace(KINDS["elementwise"], make=ANY.get(meant, elementwise), category=category)
+    forward = kind_of(meant.removesuffix("_backward")) if op is not None and meant.endswith("_backward") else None
+    return None if forward is None else replace(forward, make=functools.partial(backward_of, forward.make))
+
+
+def supported() -> list[str]:
+    """Every name that `op_named` takes, sorted."""
+    return sorted(name for name in {*registry, *ALIASES} if kind_of(name) is not None)
+
+
+def op_named(name: str) -> tuple[Op, Kind]:
+    """The op with a name of the registry, an alias, or "module:name" for a user's op; and its kind.
+
+    Raises:
+        UsageError: there is no such op.
+    """
+    user = load_op(name) if ":" in name else user_ops.get(name)
+    if user is not None:
+        return user.op, replace(KINDS["elementwise"], make=functools.partial(of_user, user))
+    if (kind := kind_of(name)) is not None:
+        return registry[ALIASES.get(name, name)], kind
+    near, known = nearest(name, supported(), 0.5), textwrap.fill(" ".join(supported()), 90)
+    what = f"there is no op {name}"
+    raise UsageError(what, where="--op", next=f"did you mean {near}?" if near else f"ops: {known}")
+
+
+# --- Cases ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """An op and what it is called with.
+    """An op and the arguments of a call.
 
     Attributes:
-        name, shape, axes: as they were asked for; axes is None for ops that have none, and for all of them.
-        label: both, for people.
+        name, shape, axes: as requested; axes is None for all of them, and for ops that have none.
+        label: shape and axes, for people.
     """
 
     name: str
@@ -56,179 +526,14 @@ class Case:
         """The inputs that are arrays."""
         return [x for x in self.inputs if isinstance(x, Array)]
 
-
-@dataclass(frozen=True)
-class Kind:
-    """Ops that take inputs of the same form.
-
-    Attributes:
-        shape: what the numbers of a shape mean, for people.
-        make: the arguments of a call.
-        shapes: one for each of `SIZES`.
-        category: one of `CATEGORIES`.
-        counts: how many numbers a shape may have; none means any count.
-        names: the ops, where they are not recognized by their record.
-        axes: the axes to measure when none are given; none where the ops have no axis.
-        multiplies: the FLOPs are those of matrix products.
-    """
-
-    shape: str
-    make: Callable[[Request], Arguments]
-    shapes: tuple[Shape, ...]
-    category: str = "element"
-    counts: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    axes: tuple[Axes, ...] = ()
-    multiplies: bool = False
-
-    def shape_of(self, size: str) -> Shape:
-        """The shape of a size class."""
-        return self.shapes[SIZES.index(size)]
-
-
-# --- The table --------------------------------------------------------------------------------------------------------
-
-SQUARES = ((256, 256), (1024, 1024), (32, 512, 896), (4096, 4096), (8192, 8192))
-MATRICES = ((256, 256), (896, 896), (4864, 896), (2048, 2048), (4096, 4096))
-REDUCED = ((4, 64, 256), (4, 512, 896), (32, 512, 896), (8, 1024, 2048), (16, 2048, 4864))
-TOKENS = ((1, 128, 896), (4, 512, 896), (32, 512, 896), (8, 2048, 896), (16, 4096, 896))
-HEADS = ((1, 128, 14, 64), (1, 512, 14, 64), (32, 512, 14, 64), (4, 1024, 14, 64), (4, 4096, 14, 64))
-PRODUCTS = ((256,), (1024,), (2048, 896, 4864), (4096,), (8192,))
-LAYERS = ((256,), (2048, 896, 896), (8192, 4864, 896), (2048, 896, 4864), (8192, 896, 4864))
-GATES = ((128, 4864), (512, 4864), (32, 512, 4864), (2048, 4864), (8192, 4864))
-ROWS = ((1024, 896), (4096, 896), (16384, 896), (32768, 896), (151936, 896))
-LOGITS = ((128, 4096), (256, 16384), (4096, 32768), (256, 151936), (2048, 151936))
-HEAD = ((128, 256, 4096), (256, 896, 4096), (2048, 896, 151936), (512, 896, 32768), (8192, 896, 151936))
-REDUCTIONS = (
-    "sum", "mean", "count_nonzero", "var", "std", "prod", "amax", "amin", "any", "all", "logsumexp", "norm"
-)  # fmt: skip
-ALONG_AXIS = (
-    "argmax", "argmin", "max_with_indices", "min_with_indices", "cumsum", "sort", "topk", "put_along_axis"
-)  # fmt: skip
-ALL_AXES: tuple[Axes, ...] = (None, -1, (0, 1))
-OVER_WHOLE = "any, summed over the axes, which stay as 1"
-F = factories
-# Categories of ops by the file that defines them, where their kind does not say.
-FAMILIES = {
-    "shape": "memory", "create": "memory", "index": "memory", "activation": "activation", "elementwise": "element",
-    "random": "element", "sort": "reduction", "gradients": "optimizer", "rounding": "optimizer",
-    "matrix_optimizers": "optimizer", "rank_sum": "optimizer",
-}  # fmt: skip
-MOVING = ("copy", "overwrite", "cast", "fill")  # elementwise ops that compute nothing
-
-KINDS: dict[str, Kind] = {
-    "elementwise": Kind("any", F.elementwise, SQUARES),
-    "transpose": Kind(
-        "rows,columns", F.transposed, tuple((x[0], x[-1]) for x in SQUARES), "memory", (2,), ("transpose",)
-    ),
-    "reduction": Kind("any", F.reduction, REDUCED, "reduction", (), REDUCTIONS, ALL_AXES),
-    "sum to a shape": Kind(OVER_WHOLE, F.sum_to_shape, REDUCED, "reduction", (), ("sum_to_shape",), ALL_AXES),
-    "along one axis": Kind("any", F.along_axis, REDUCED, "reduction", (), ALONG_AXIS, (-1,)),
-    "softmax": Kind(
-        "any", F.along_axis, (*SQUARES[:4], (16384, 16384)), "activation", (), ("softmax", "log_softmax"), (-1,)
-    ),
-    "matmul": Kind(
-        "N, or M,K,N for [M, K] x [K, N]", F.product("mk", "kn"), PRODUCTS, "matmul", (1, 3),
-        ("matmul", "mixed_matmul", "matmul_add", "add_matmul", "matmul_sum", "quantized_matmul"), multiplies=True,
-    ),
-    "linear": Kind(
-        "N, or M,K,N for x [M, K] and a weight [N, K]", F.product("mk", "nk"), LAYERS, "matmul", (1, 3),
-        ("linear", "packed_linear", "norm_linear", "norm_mlp", "swiglu_linear_backward", "quantized_linear",
-         "low_rank_backward"), multiplies=True,
-    ),
-    "norm": Kind(
-        "any, normed over the last", F.rms_norm, TOKENS, "reduction", (),
-        ("rms_norm", "layer_norm", "quantize_rows", "rms_norm_scale", "scale_columns"),
-    ),
-    "attention": Kind(
-        "B,T,heads,size", F.attention, HEADS, "matmul", (4,), ("attention", "attention_packed", "attention_step"),
-        multiplies=True,
-    ),
-    "rope": Kind("B,T,heads,size", F.rope, HEADS, "element", (4,), ("rope", "norm_rope")),
-    "swiglu": Kind(
-        "any, of gate and of up", F.swiglu, GATES, "activation", (), ("swiglu", "swiglu_packed", "geglu_packed")
-    ),
-    "rows by index": Kind(
-        "rows,width", F.index_put, ROWS, "memory", (2,),
-        ("embedding", "embedding_add_", "index_get", "index_put", "index_put_"),
-    ),
-    "classes": Kind(
-        "rows,classes", F.cross_entropy, LOGITS, "reduction", (2,),
-        ("cross_entropy", "sample", "next_tokens", "multinomial"),
-    ),
-    "linear cross entropy": Kind(
-        "rows,width,classes", F.linear_cross_entropy, HEAD, "matmul", (3,), ("linear_cross_entropy",), multiplies=True
-    ),
-    "step of a matrix": Kind(
-        "rows,columns", F.adafactor_step, MATRICES, "optimizer", (2,),
-        ("newton_schulz", "muon_step", "adafactor_step", "dora_factors", "dequantize_rows", "scale_rows"),
-        multiplies=True,
-    ),
-    "step of a rule": Kind(
-        "any", F.rule_step, SQUARES, "optimizer",
-        names=tuple(f"{rule}{split}_step" for rule in F.RULES for split in ("", "_split")),
-    ),
-}  # fmt: skip
-
-# Names that people know an op by.
-ALIASES = {
-    **{f"reduce_{name}": name for name in REDUCTIONS},
-    "reduce_max": "amax",
-    "reduce_min": "amin",
-    "max": "amax",
-    "min": "amin",
-    "sum_to_size": "sum_to_shape",
-    "clip": "clamp",
-    "clone": "copy",
-    "contiguous": "copy",
-    "transpose": "copy",
-}
-
-
-@functools.cache
-def kind_of(name: str) -> Kind | None:
-    """The kind of an op or an alias; None where there is no such op, or nothing says how to call it."""
-    meant = ALIASES.get(name, name)
-    op, make = registry.get(meant), factories.CALLS.get(meant)
-    for key in (name, meant):  # an alias may be of a kind of its own, as a transpose is a copy
-        for kind in KINDS.values():
-            if key in kind.names:
-                return replace(kind, make=make or kind.make)
-    if op is None:
-        return None
-    if make is not None or (op.elementwise and op.family in ("elementwise", "activation")):
-        category = "memory" if meant in MOVING else FAMILIES.get(op.family, "element")
-        return replace(KINDS["elementwise"], make=make or factories.elementwise, category=category)
-    forward = kind_of(meant.removesuffix("_backward")) if meant.endswith("_backward") else None
-    return None if forward is None else replace(forward, make=functools.partial(factories.backward_of, forward.make))
-
-
-def supported() -> list[str]:
-    """Every name that `op_named` takes, sorted."""
-    return sorted(name for name in {*registry, *ALIASES} if kind_of(name) is not None)
-
-
-def op_named(name: str) -> tuple[Op, Kind]:
-    """The op meant by a name of the registry, an alias, or "module:name" of a user's op; and its kind.
-
-    Raises:
-        UsageError: there is no such op.
-    """
-    user = load_op(name) if ":" in name else user_ops.get(name)
-    if user is not None:
-        return user.op, replace(KINDS["elementwise"], make=functools.partial(factories.of_user, user))
-    if (kind := kind_of(name)) is not None:
-        return registry[ALIASES.get(name, name)], kind
-    near, listed = nearest(name, supported(), 0.5), textwrap.fill(" ".join(supported()), 90)
-    what = f"there is no op {name}"
-    raise UsageError(what, where="--op", next=f"did you mean {near}?" if near else f"ops: {listed}")
-
-
-# --- Cases ------------------------------------------------------------------------------------------------------------
+    def call(self) -> Any:
+        """Run the op on tensors, as a user's program does."""
+        tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in self.inputs]
+        return apply(self.op, *tensors, **self.attrs)
 
 
 def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
-    """What is measured when no size is asked for: what shows the limit of a GPU takes a CPU too long."""
+    """The size classes to measure when none are requested. A CPU takes too long for those that fill a GPU."""
     if is_fast:
         return ("medium",) if device == CPU else ("large",)
     return ("small", "medium", "large") if device == CPU else SIZES
@@ -237,7 +542,7 @@ def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
 def choices(
     name: str, device: Device, shapes: Sequence[Shape] = (), axes: Sequence[Axes] = ()
 ) -> Iterator[tuple[Shape, Axes]]:
-    """The shapes and axes to measure: those that are given, else those of the default sizes.
+    """The shapes and axes to measure: the given ones, else those of the default sizes.
 
     A given shape without an axis is measured over the first of the kind's axes.
 
@@ -247,10 +552,9 @@ def choices(
     kind = op_named(name)[1]
     if axes and not kind.axes:
         raise UsageError(f"{name} has no axis", where="--axis", next="leave --axis out")
-    over = axes or (kind.axes[:1] if shapes else kind.axes) or (None,)
+    every = axes or (kind.axes[:1] if shapes else kind.axes) or (None,)
     for shape in shapes or [kind.shape_of(size) for size in default_sizes(device)]:
-        for each in over:
-            yield shape, each
+        yield from ((shape, each) for each in every)
 
 
 def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: Device) -> Case:
@@ -264,31 +568,25 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
         UsageError: the op does not take this shape, axis or dtype, or the device lacks what it needs.
     """
     op, kind = op_named(name)
-    if kind.counts and len(shape) not in kind.counts:
-        raise UsageError(f"{name} takes the shape {kind.shape}; got {_numbers(shape)}", where="--shape")
+    if kind.letters and len(shape) not in map(len, kind.shapes):
+        raise UsageError(f"{name} takes the shape {kind.form}; got {listed(shape)}", where="--shape")
     if op.family == "fp8" and device != CPU and (lack := lacking(get_device_capability(device), device)):
         raise UsageError(f"{name} {lack}", where="--device", next="measure another op, or this one on the CPU")
     refused: UsageError | None = None
     for each in (float32, int32, bool_) if dtype is None else (dtype,):
         try:
-            call = _approved(kind, Request(op, shape, axes, each, device))
-            return Case(name, op, shape, axes, label_of(name, shape, axes), each, device, *call)
+            inputs, attrs = kind.make(Request(op, shape, axes, each, device, kind.letters))
+            op.infer(*inputs, **{key: value for key, value in attrs.items() if key != "device"})
+            return Case(name, op, shape, axes, label_of(name, shape, axes), each, device, inputs, attrs)
         except DTypeError as error:
             refused = refused or UsageError(error.what, where="--dtype", next=error.next)
-        except IndexRangeError as error:
-            raise UsageError(error.what, where="--axis", next=error.next) from error
-        except ShapeError as error:
-            where = "--shape" if axes is None else "--shape and --axis"
+        except (IndexRangeError, ShapeError) as error:
+            where = (
+                "--axis" if isinstance(error, IndexRangeError) else "--shape" if axes is None else "--shape and --axis"
+            )
             raise UsageError(error.what, where=where, next=error.next) from error
     assert refused is not None
     raise refused
-
-
-def _approved(kind: Kind, request: Request) -> Arguments:
-    """The arguments, which the op's own rule has seen."""
-    call = kind.make(request)
-    request.op.infer(*call.inputs, **{name: value for name, value in call.attrs.items() if name != "device"})
-    return call
 
 
 def label_of(name: str, shape: Shape, axes: Axes) -> str:
@@ -296,8 +594,35 @@ def label_of(name: str, shape: Shape, axes: Axes) -> str:
     label = "x".join(map(str, shape))
     if not op_named(name)[1].axes:
         return label
-    return f"{label} over " + ("all" if axes is None else _numbers(axes) if isinstance(axes, tuple) else str(axes))
+    return f"{label} over " + ("all" if axes is None else listed(axes) if isinstance(axes, tuple) else str(axes))
 
 
-def _numbers(shape: Shape) -> str:
-    return ",".join(map(str, shape))
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers between commas."""
+    return ",".join(map(str, numbers))
+
+
+class Passes(NamedTuple):
+    """The forward pass of a call, recorded anew each time, and the backward pass through one recorded call."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[], object]
+
+
+def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> Passes:
+    """Records a call once.
+
+    Raises:
+        UsageError: its result has no gradient.
+    """
+    tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in inputs]
+    leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
+    forward = functools.partial(apply, op, *tensors, **attrs)
+    with enable_grad():
+        made = forward()
+    outputs = [t for t in (made if isinstance(made, tuple) else (made,)) if t.requires_grad]
+    if not outputs:
+        what = f"{op.name} of these inputs has no gradient"
+        raise UsageError(what, where="--backward", next="choose a float dtype, or leave --backward out")
+    arriving = [TensorBase.wrap(t.array) for t in outputs]  # any values take the same time
+    return Passes(forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True))

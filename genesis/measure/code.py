@@ -16,8 +16,7 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
 from genesis.files.paths import quote
-from genesis.measure.cases import choices, make_case, op_named
-from genesis.measure.factories import Axes, passes_of
+from genesis.measure.cases import Axes, choices, make_case, op_named, passes_of
 from genesis.measure.limits import has_gpu_time
 from genesis.op import execute
 from genesis.shapes import Shape

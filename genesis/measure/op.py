@@ -18,9 +18,8 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
 from genesis.measure import causes, kernels
-from genesis.measure.cases import Case, choices, label_of, make_case, op_named
+from genesis.measure.cases import Axes, Case, Passes, choices, label_of, make_case, op_named, passes_of
 from genesis.measure.causes import Finding, Subject
-from genesis.measure.factories import Axes, Passes, passes_of
 from genesis.measure.kernels import Dispatch, Launch, launches_of, stages_of
 from genesis.measure.limits import COLUMNS as LIMITS
 from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
@@ -235,7 +234,7 @@ def call_of(case: Case) -> Callable[[], Any]:
 def _scaled(case: Case, limits: Limits, factor: float) -> tuple[Callable[[], object], float] | None:
     """The case with more or fewer rows, and the ratio of their work at the limits."""
     shape = case.shape
-    if len(shape) == 1 and op_named(case.name)[1].counts:
+    if len(shape) == 1 and op_named(case.name)[1].letters:
         shape = shape * 3
     at = next((i for i, n in enumerate(shape) if round(n * factor) >= 1 and round(n * factor) != n), None)
     if at is None:

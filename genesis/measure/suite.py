@@ -16,9 +16,8 @@ from genesis.dtypes import DType
 from genesis.errors import GenesisError, UsageError
 from genesis.files.paths import quote
 from genesis.measure import op as measuring
-from genesis.measure.cases import ALIASES, CATEGORIES, KINDS, SIZES, label_of, op_named, supported
+from genesis.measure.cases import ALIASES, CATEGORIES, KINDS, SIZES, Axes, label_of, op_named, supported
 from genesis.measure.causes import ISSUES
-from genesis.measure.factories import Axes
 from genesis.measure.limits import COLUMNS as LIMITS
 from genesis.measure.op import BANDS, COLUMNS, Measured, Settings, brief
 from genesis.measure.record import Column, Failure, Table, table
@@ -84,7 +83,7 @@ def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
     categories = {name: op_named(name)[1].category for name in ops}
     if not ops:
         # An alias is the same op again, unless it is of a kind of its own, as a transpose is.
-        kept = {name for kind in KINDS.values() for name in kind.names}
+        kept = {name for kind in KINDS.values() for name in kind.calls}
         categories = {n: op_named(n)[1].category for n in supported() if n not in ALIASES or n in kept}
     chosen = [name for name, each in categories.items() if category in (None, each)]
     if not chosen:

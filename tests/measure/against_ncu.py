@@ -17,8 +17,7 @@ from statistics import median
 
 from genesis import cuda, no_grad
 from genesis.backend import Device
-from genesis.measure.cases import make_case, op_named
-from genesis.measure.factories import Axes
+from genesis.measure.cases import Axes, make_case, op_named
 from genesis.measure.limits import copy_rate, has_gpu_time, limits_of
 from genesis.measure.op import Settings, call_of, profile_case
 from genesis.measure.record import format_bytes, format_seconds

@@ -9,7 +9,7 @@ from genesis.backend.cuda import backend_of
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.errors import DeviceError
 from genesis.measure import limits
-from genesis.measure.factories import Request, elementwise
+from genesis.measure.cases import make_case
 from genesis.measure.timing import cold_calls, graph_calls, of_graph
 from genesis.op import registry
 
@@ -17,7 +17,7 @@ CUDA = Device("cuda", 0)
 
 
 def test_a_sample_is_a_replay_behind_another_one() -> None:
-    x, y = elementwise(Request(registry["add"], (4,), None, float32, CUDA)).inputs
+    x, y = make_case("add", (4,), None, float32, CUDA).arrays
     total = registry["copy"](x)
     with of_graph(lambda: registry["add"](total, y, out=total), backend_of(CUDA), 3) as sample:
         before = total.numpy()
@@ -26,7 +26,7 @@ def test_a_sample_is_a_replay_behind_another_one() -> None:
 
 
 def test_what_a_graph_cannot_hold_is_refused() -> None:
-    x = elementwise(Request(registry["exp"], (4,), None, float32, CUDA)).inputs[0]
+    x = make_case("exp", (4,), None, float32, CUDA).arrays[0]
     with pytest.raises(DeviceError, match="graph"), of_graph(x.numpy, backend_of(CUDA), 3):
         pass
 
