@@ -1,4 +1,4 @@
-"""What commands that measure share: the machine's names and limits, where a report goes, and how failures end them."""
+"""Shared by the commands that measure: their words, names of devices, the report's way out, failures, the peer."""
 
 from __future__ import annotations
 
@@ -7,74 +7,88 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from genesis.errors import DiskError, DTypeError, GenesisError, UsageError, escape
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    import typer
 
     from genesis.backend import Device
     from genesis.dtypes import DType
     from genesis.measure.peer import Child
-    from genesis.measure.record import Failure, Report
+    from genesis.measure.record import Failure
 
 STDOUT = "-"
 
 
+class Shown(Protocol):
+    """A report or an estimate."""
+
+    def to_json(self) -> bytes:
+        """The whole as JSON."""
+
+
+def given_in(context: typer.Context) -> list[str]:
+    """Names of the parameters that the command line gives."""
+    return [n for n in context.params if getattr(context.get_parameter_source(n), "name", "") == "COMMANDLINE"]
+
+
+def command_of(context: typer.Context, command: str) -> str:
+    """The command with the given options, without those that say where the report goes."""
+    given, words = given_in(context), ["genesis", command]
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        if parameter.name in given and parameter.name not in ("json", "out"):
+            option = parameter.opts[0]
+            values = value if isinstance(value, (list, tuple)) else [value]
+            words += [option] if value is True else [f"{option} {each}" for each in values]
+    return escape(" ".join(words))
+
+
 def device_name(device: Device, machine: dict[str, Any]) -> str:
-    """What the processor or GPU is called; `machine` is from `environment.facts`."""
+    """The name of the processor or GPU; `machine` is from `environment.facts`."""
     from genesis import cuda
     from genesis.backend import CPU
 
     return (machine["cpu"]["name"] if device == CPU else cuda.get_device_name(device)) or "unknown"
 
 
-def show(report: Report | BaseModel, lines: Iterable[str], json: str | None) -> None:
-    """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead."""
-    from genesis.files.atomic import write_file
-    from genesis.files.boundary import boundary
-    from genesis.files.paths import exists, is_folder
-
-    if json != STDOUT and (text := "\n".join(lines)):
-        print(text)
-    if json is not None:
-        from genesis.measure.record import Report
-
-        if isinstance(report, Report):
-            data = report.to_json()
-        else:
-            data = (report.model_dump_json(indent=2) + "\n").encode()
-        if json == STDOUT:
-            print(data.decode(), end="")
-        else:
-            with boundary(DiskError, "writing", json):
-                is_there, is_directory = exists(json), is_folder(json)
-                is_file = not is_there or os.path.isfile(json)
-            if is_directory:
-                raise UsageError(f"{escape(json)} is a folder", where="--json", next="name a file in it")
-            if is_file:
-                write_file(json, data)
-            else:
-                write_into(json, data)
-
-
-def write_into(path: str, data: bytes) -> None:
-    """Write into a device or a pipe, such as /dev/stdout, which a file renamed to it would replace.
+def show(report: Shown, lines: Iterable[str], json: str | None) -> None:
+    """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead.
 
     Raises:
-        DiskError: writing failed.
+        UsageError: `json` is a folder. DiskError: writing failed.
     """
+    from genesis.files.atomic import write_file
+    from genesis.files.boundary import boundary
     from genesis.files.filesystem import DEFAULT
+    from genesis.files.paths import exists, is_folder
 
-    with DEFAULT.errors("write", Path(path)), open(path, "wb", buffering=0) as stream:
-        rest = memoryview(data)
+    if json == STDOUT:
+        print(report.to_json().decode(), end="")
+        return
+    if text := "\n".join(lines):
+        print(text)
+    if json is None:
+        return
+    with boundary(DiskError, "writing", json):
+        is_there, is_directory = exists(json), is_folder(json)
+        is_file = not is_there or os.path.isfile(json)
+    if is_directory:
+        raise UsageError(f"{escape(json)} is a folder", where="--json", next="name a file in it")
+    if is_file:
+        write_file(json, report.to_json())
+        return
+    # A file renamed to a device or pipe, such as /dev/stdout, would replace it.
+    with DEFAULT.errors("write", Path(json)), open(json, "wb", buffering=0) as stream:
+        rest = memoryview(report.to_json())
         while rest:
             rest = rest[stream.write(rest) :]
 
 
 def show_progress(text: str) -> None:
-    """On a terminal, what is being measured, instead of what was shown; "" clears it."""
+    """Replace the line that shows on a terminal what is being measured; "" clears it."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -90,7 +104,7 @@ def raise_first(failures: Sequence[Failure], measured: int) -> None:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Integers between commas; empty where it is something else."""
+    """Integers between commas; empty for other text."""
     try:
         return tuple(int(part) for part in text.strip("()").split(","))
     except ValueError:
@@ -101,12 +115,12 @@ def sizes(text: str, option: str) -> tuple[int, ...]:
     """`1,2,4`, without duplicates. Raises: UsageError."""
     found = tuple(dict.fromkeys(integers(text)))
     if not found or min(found) < 1:
-        raise UsageError(f"{text!r} are no sizes", where=option, next="write numbers of 1 and more: 1,2,4")
+        raise UsageError(f"{text!r} is not a list of sizes", where=option, next="write numbers of 1 and more: 1,2,4")
     return found
 
 
 def dtype_of(name: str | None) -> DType | None:
-    """The dtype that `--dtype` names, in full or as `bf16`; None where it was not given."""
+    """The dtype that `--dtype` names, in full or as `bf16`; None where it was not given. Raises: UsageError."""
     from genesis.dtypes import as_dtype
 
     try:
@@ -117,7 +131,7 @@ def dtype_of(name: str | None) -> DType | None:
 
 @contextmanager
 def peer_of(device: Device, name: str | None, python: str | None) -> Iterator[Child | None]:
-    """What `--vs` asks to compare ops with, inside the block; None where it was not given."""
+    """The process that `--vs` asks to compare ops with, inside the block; None where it was not given."""
     from genesis.measure.peer import started
 
     if name is not None:

@@ -214,6 +214,10 @@ class Estimate(BaseModel):
     snapshot: int
     step: StepTime | None
 
+    def to_json(self) -> bytes:
+        """The estimate as JSON."""
+        return (self.model_dump_json(indent=2) + "\n").encode()
+
 
 def place_of(name: str, gpu_memory: float | None) -> Place:
     """The place that `train.device` means; `gpu_memory` in GiB is that of a GPU, which need not be here.

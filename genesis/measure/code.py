@@ -1,4 +1,4 @@
-"""The code of an op's kernels, from Triton's IR to machine code, for any architecture; nothing runs."""
+"""The code of an op's kernels, from Triton's IR to machine code, for any architecture. It needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.simulated import Launched
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
-COMMENT = {"llir": ";"}  # and // for the others
-USUAL = 90  # the architecture where none is given and there is no GPU
+USUAL = 90  # the architecture when none is given and there is no GPU
 
 
 class Code(NamedTuple):
@@ -36,18 +35,17 @@ class Code(NamedTuple):
 
     Attributes:
         kernel: its name.
-        grids: programs of each of its launches.
-        capability: what it is compiled for.
-        types, constants, options: what is known about its arguments; see `genesis.backend.cuda.compile`.
-        text: its code at the stage that was asked for.
+        grids: programs of each launch.
+        capability: the compute capability it is compiled for.
+        signature: types, constants and options of its arguments; see `genesis.backend.cuda.compile`.
+        stage: one of `STAGES`.
+        text: the code at that stage.
     """
 
     kernel: str
     grids: list[tuple[int, int, int]]
     capability: tuple[int, int]
-    types: tuple[Any, ...]
-    constants: tuple[tuple[str, Any], ...]
-    options: tuple[tuple[str, Any], ...]
+    signature: Signature
     stage: str
     text: str
 
@@ -90,9 +88,9 @@ def code_of(
     """The kernels that the first case of an op launches, in order, each once.
 
     Args:
-        name, dtype, shapes, axes: as of `op.profile_op`.
+        name, dtype, shapes, axes: as for `op.profile_op`.
         stage: one of `STAGES`.
-        backward: those of the gradient, too.
+        backward: the kernels of the gradient, too.
         kernel: only the kernel of this name.
 
     Raises:
@@ -111,21 +109,21 @@ def code_of(
             found.setdefault((each.kernel, repr(each.signature)), []).append(each)
     for alike in found.values():
         first, signature = alike[0].kernel, alike[0].signature
-        grids, text = [each.grid for each in alike], _text(first, signature, target.capability, stage)
-        yield Code(first.__name__, grids, target.capability, *signature, stage, text)
+        text = _text(first, signature, target.capability, stage)
+        yield Code(first.__name__, [each.grid for each in alike], target.capability, signature, stage, text)
 
 
 def _launches(
     name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
 ) -> list[Launched]:
-    """What a call would launch on the target."""
+    """The launches of a call on a simulated GPU like the target."""
     from genesis.backend.cuda.simulated import fake_device
 
     if backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
     device, driver = fake_device(target)
     case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
-    driver.launched.clear()  # of what made the inputs
+    driver.launched.clear()  # these made the inputs
     if backward:
         passes_of(case.op, case.inputs, case.attrs).backward()
     else:
@@ -140,70 +138,59 @@ def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage:
 
     if isinstance(kernel, SourceKernel):
         made = kernel.compile(capability, dict(signature.constants))
-        if stage not in ("ptx", "sass"):
-            what = f"{kernel.entry} is CUDA C++ and has no {stage}"
-            raise UsageError(what, where="--show", next="use ptx or sass")
-        return made.ptx if stage == "ptx" else disassembled(made.cubin)
-    stages = compiled(kernel, signature, capability).asm
+        name, language = kernel.entry, "CUDA C++"
+        stages: Any = {"ptx": made.ptx, "cubin": made.cubin}
+    else:
+        name, language = kernel.__name__, "in another language than Triton"
+        stages = compiled(kernel, signature, capability).asm
     if stage == "sass":
         return disassembled(stages["cubin"])
     if stage not in stages:
-        there = [each for each in STAGES if each in stages]
-        what = f"{kernel.__name__} has no {stage}: it is not written in Triton's own language"
-        raise UsageError(what, where="--show", next=f"use {', '.join(there)} or sass")
+        there = ", ".join(each for each in STAGES if each in stages)
+        raise UsageError(f"{name} is {language} and has no {stage}", where="--show", next=f"use {there} or sass")
     text = str(stages[stage])
-    # The assembler is given it with the lines that let kernels of a graph follow each other closely.
-    return dependent(text) if stage == "ptx" and capability >= (9, 0) else text
-
-
-# --- Machine code -----------------------------------------------------------------------------------------------------
+    # The assembler also gets the instructions that let kernels of a graph overlap.
+    is_dependent = stage == "ptx" and capability >= (9, 0) and not isinstance(kernel, SourceKernel)
+    return dependent(text) if is_dependent else text
 
 
 def disassembled(cubin: bytes) -> str:
-    """The machine instructions (SASS) of a cubin.
+    """The machine instructions (SASS) of a cubin, by nvdisasm or cuobjdump of Triton, CUDA_HOME or PATH.
 
     Raises:
         DeviceError: no disassembler is installed, or it refuses.
     """
-    tool = _disassembler()
-    options = ["-c"] if tool.name.startswith("nvdisasm") else ["-sass"]
+    spec = importlib.util.find_spec("triton.backends.nvidia")
+    folders = [] if spec is None or spec.origin is None else [str(Path(spec.origin).parent / "bin")]
+    folders += [str(Path(os.environ[name]) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+    tools = (shutil.which(name, path=path) for name in ("nvdisasm", "cuobjdump"))
+    if (tool := next(filter(None, tools), None)) is None:
+        raise DeviceError(
+            "machine code needs nvdisasm or cuobjdump, and neither was found",
+            where="--show sass",
+            next="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit and set CUDA_HOME; or use --show ptx",
+        )
+    option = "-c" if Path(tool).name.startswith("nvdisasm") else "-sass"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        done = subprocess.run([str(tool), *options, str(file)], capture_output=True, text=True, check=False)
+        done = subprocess.run([tool, option, str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise DeviceError(f"{tool} failed: {done.stderr.strip()[-300:]}", next="use --show ptx")
     return done.stdout
 
 
-def _disassembler() -> Path:
-    """nvdisasm or cuobjdump: the one that Triton brought along, of PATH, or of CUDA_HOME."""
-    spec = importlib.util.find_spec("triton.backends.nvidia")
-    folders = [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "bin"]
-    folders += [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    for name in ("nvdisasm", "cuobjdump"):
-        found = shutil.which(name, path=os.pathsep.join(map(str, folders))) or shutil.which(name)
-        if found:
-            return Path(found)
-    raise DeviceError(
-        "machine code needs nvdisasm or cuobjdump, and neither was found",
-        where="--show sass",
-        next="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit and set CUDA_HOME; or use --show ptx",
-    )
-
-
-# --- Text -------------------------------------------------------------------------------------------------------------
-
-
 def render_lines(code: Code) -> Iterator[str]:
-    """The code with a comment above it that says what it was compiled for."""
-    mark, arch = COMMENT.get(code.stage, "//"), "".join(map(str, code.capability))
+    """The code below comments that name the kernel, the architecture and the arguments it was compiled for."""
+    mark, arch = ";" if code.stage == "llir" else "//", "".join(map(str, code.capability))
     grids = ", ".join("x".join(map(str, grid)) for grid in dict.fromkeys(code.grids))
     times = "" if len(code.grids) == 1 else f", launched {len(code.grids)} times"
     yield f"{mark} {code.kernel}: {code.stage} for sm_{arch}, grid {grids}{times}"
-    if code.types:
-        yield f"{mark} arguments {_listed(code.types)}"
-    for what, pairs in (("constants", code.constants), ("options", code.options)):
+    types, constants, options = code.signature
+    if types:
+        yield f"{mark} arguments {_listed(types)}"
+    for what, pairs in (("constants", constants), ("options", options)):
         if pairs:
             yield f"{mark} {what} " + ", ".join(f"{name}={_listed(value)}" for name, value in pairs)
     yield from code.text.rstrip("\n").split("\n")

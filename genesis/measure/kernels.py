@@ -1,45 +1,44 @@
-"""What a call launches on a GPU, what each kernel takes of it, and the stages of the call's dispatch on the host."""
+"""The kernels that a call launches on a GPU, with the resources of each, and the stages of its dispatch on the host."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from genesis.array import Array
-from genesis.autograd.record import TensorBase, apply
-from genesis.backend import Device, backend_for
+from genesis.autograd.record import TensorBase
+from genesis.backend import Device
 from genesis.measure.cases import Case
-from genesis.measure.limits import has_gpu_time, wait_for
+from genesis.measure.limits import cuda_backend, has_gpu_time, wait_for
 from genesis.measure.record import Column
 from genesis.measure.timing import Plan, measure, of_wall
 
 if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
     from genesis.backend.cuda.driver import Driver, KernelFacts, SMFacts
     from genesis.backend.cuda.launch import KernelLaunch
 
 WARP = 32
-REGISTERS_AT_ONCE = 256  # are given to a warp: CUDA's programming guide, "Technical specifications", since 3.5
-QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
+REGISTERS_AT_ONCE = 256  # allocated to a warp: CUDA's programming guide, "Technical specifications", since 3.5
+QUEUE = 100  # calls that may wait for the GPU: the host would wait for a full queue
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes of the GPU. A program is what CUDA calls a block.
+    """The resources of a kernel. A program is a CUDA block.
 
     Attributes:
         threads: of a program.
         registers: of a thread.
         shared: bytes of shared memory of a program.
-        local: bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time.
+        local: bytes of local memory of a thread: spilled registers, and arrays indexed at run time.
         resident: programs that an SM holds at once.
         occupancy: their threads, as a share of those that an SM can hold.
-        bound_by: what keeps one more program from an SM.
+        bound_by: the resource that keeps one more program from an SM.
         sm_count: of the GPU.
-        waves: the grid over the programs that all SMs hold at once. A persistent kernel takes one wave or less.
-        idle: the share of slots that stay empty because the last wave does not fill them, over all waves.
+        waves: the grid over the programs that all SMs hold at once; at most 1 for a persistent kernel.
+        idle: share of slots, over all waves, that the last wave leaves empty.
     """
 
     threads: int
@@ -54,13 +53,12 @@ class Resources:
     idle: float
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """A kernel, or memory that is set ("fill").
 
     Attributes:
         grid: programs in three dimensions; empty for a fill.
-        resources: None for a fill, and where no machine code runs.
+        resources: None for a fill, and in Triton's interpreter.
     """
 
     kernel: str
@@ -69,19 +67,45 @@ class Launch:
 
     @property
     def programs(self) -> int:
-        """Of the grid."""
+        """Programs of the whole grid."""
         return math.prod(self.grid)
+
+
+class Row(NamedTuple):
+    """A launch under the case and the pass that it belongs to."""
+
+    case: str
+    step: str
+    launch: Launch
+
+
+TAKEN = "launch.resources"
+COLUMNS = (
+    Column("case", "case", "text", "Op and shape."),
+    Column("pass", "pass", "text", "forward or backward.", "step"),
+    Column("kernel", "kernel", "text", "Name of the kernel; fill where memory is set.", "launch.kernel"),
+    Column("grid", "grid", "text", "Programs in each dimension.", lambda row: "x".join(map(str, row.launch.grid))),
+    Column("threads", "threads", "count", "Threads of a program.", f"{TAKEN}.threads"),
+    Column("registers", "registers", "count", "Registers of a thread.", f"{TAKEN}.registers"),
+    Column("shared", "shared", "bytes", "Shared memory of a program.", f"{TAKEN}.shared"),
+    Column("local", "local", "bytes", "Local memory of a thread: spilled registers.", f"{TAKEN}.local"),
+    Column("resident", "per SM", "count", "Programs that an SM holds at once.", f"{TAKEN}.resident"),
+    Column("occupancy", "occupancy", "share", "Threads on an SM, of those it can hold.", f"{TAKEN}.occupancy"),
+    Column("bound_by", "bound by", "text", "The resource that keeps one more program away.", f"{TAKEN}.bound_by"),
+    Column("waves", "waves", "count", "The grid over the programs that all SMs hold.", f"{TAKEN}.waves"),
+    Column("idle", "idle", "share", "Slots that the last wave leaves empty.", f"{TAKEN}.idle"),
+)
 
 
 def resources(
     kernel: KernelFacts, processor: SMFacts, sm_count: int, grid: Sequence[int], threads: int, dynamic: int
 ) -> Resources:
-    """What a kernel takes, from the driver's figures.
+    """The resources of a launch, from the driver's figures.
 
     Args:
         grid: programs, in up to three dimensions.
         threads: of a program.
-        dynamic: bytes of shared memory that its launch asks for.
+        dynamic: bytes of shared memory that the launch asks for.
     """
     slots = kernel.resident * sm_count
     waves = math.prod(grid) / slots if slots else 0.0
@@ -107,8 +131,8 @@ def resources(
     )
 
 
-def _resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
-    """What a launch that ran takes; None for memory that is set, and where no machine code runs."""
+def resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
+    """The resources of a launch that ran; None for memory that is set, and where no machine code runs."""
     if launched.loaded is None:
         return None
     function, threads, shared = launched.loaded.function, launched.loaded.threads, launched.loaded.shared
@@ -118,16 +142,9 @@ def _resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
 
 def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
     """The kernels and fills that a call launches on a CUDA device, in order."""
-    driver = cast("CudaBackend", backend_for(device)).driver
-    found = kernel_launches_of(call, device)
-    return [Launch(each.name, tuple(each.grid), _resources_of(each, driver)) for each in found]
-
-
-def kernel_launches_of(call: Callable[[], object], device: Device) -> list[KernelLaunch]:
-    """What a call launches on a CUDA device, in order, as the backend has it."""
     from genesis.backend.cuda.launch import watching_launches
 
-    driver = cast("CudaBackend", backend_for(device)).driver
+    driver = cuda_backend(device).driver
     found: list[KernelLaunch] = []
 
     def watch(launched: KernelLaunch, stream: int) -> None:
@@ -137,76 +154,35 @@ def kernel_launches_of(call: Callable[[], object], device: Device) -> list[Kerne
     with watching_launches(watch):
         call()
         driver.synchronize()  # launches may wait for their kernels' compilation
-    return found
+    return [Launch(each.name, tuple(each.grid), resources_of(each, driver)) for each in found]
 
 
-Of = Callable[[Resources], Any]
+def stages_of(case: Case, plan: Plan) -> dict[str, float]:
+    """Host seconds of a call by stage, once its launches are recorded; empty without a GPU.
 
-
-def _taken(of: Of) -> Callable[[tuple[str, str, Launch]], Any]:
-    return lambda row: None if row[2].resources is None else of(row[2].resources)
-
-
-# Rows are (case, pass, launch).
-COLUMNS = (
-    Column("case", "case", "text", "Op and shape.", lambda row: row[0]),
-    Column("pass", "pass", "text", "forward or backward.", lambda row: row[1]),
-    Column("kernel", "kernel", "text", "Name of the kernel; fill where memory is set.", lambda row: row[2].kernel),
-    Column("grid", "grid", "text", "Programs in each dimension.", lambda row: "x".join(map(str, row[2].grid))),
-    Column("threads", "threads", "count", "Threads of a program.", _taken(lambda r: r.threads)),
-    Column("registers", "registers", "count", "Registers of a thread.", _taken(lambda r: r.registers)),
-    Column("shared", "shared", "bytes", "Shared memory of a program.", _taken(lambda r: r.shared)),
-    Column("local", "local", "bytes", "Local memory of a thread: spilled registers.", _taken(lambda r: r.local)),
-    Column("resident", "per SM", "count", "Programs that an SM holds at once.", _taken(lambda r: r.resident)),
-    Column("occupancy", "occupancy", "share", "Threads on an SM, of those it can hold.", _taken(lambda r: r.occupancy)),
-    Column("bound_by", "bound by", "text", "What keeps one more program from an SM.", _taken(lambda r: r.bound_by)),
-    Column("waves", "waves", "count", "The grid over the programs that all SMs hold.", _taken(lambda r: r.waves)),
-    Column("idle", "idle", "share", "Slots that the last wave leaves empty.", _taken(lambda r: r.idle)),
-)
-
-
-# --- Dispatch ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """Host seconds of a call on CUDA by stage. `lookup`, `allocate` and `wrap` are timed by themselves; `entry` and
-    `launch` are differences of times, and None where noise makes them negative.
-
-    Attributes:
-        entry: from the call on tensors to the op on arrays.
-        lookup: the key under which the call's launches were recorded.
-        allocate: memory for the outputs, taken and given back.
-        launch: addresses packed into parameters, and the driver's launches.
-        wrap: tensors around the outputs.
+    Three stages are timed alone: `lookup` finds the recorded launches, `allocate` takes memory for the outputs and
+    returns it, `wrap` makes tensors of them. Two are differences, missing where noise makes them negative: `entry`
+    leads from tensors to the op on arrays, `launch` packs parameters and calls the driver.
     """
-
-    entry: float | None
-    lookup: float
-    allocate: float
-    launch: float | None
-    wrap: float
-
-
-def stages_of(case: Case, plan: Plan) -> Dispatch | None:
-    """The stages of a call whose launches are recorded, as they are after its first run; None without a GPU."""
     from genesis.backend.cuda.dispatch import call_key
 
-    backend, op = cast("CudaBackend", backend_for(case.device)), case.op
-    inputs, attrs = op.join(case.inputs, dict(case.attrs)) if op.join else (case.inputs, dict(case.attrs))
-    outputs = backend.replay(op, inputs, attrs) if has_gpu_time(case.device) and case.arrays else None
-    if outputs is None:
-        return None
-    made, tensors = outputs, [TensorBase.wrap(x) if isinstance(x, Array) else x for x in case.inputs]
+    backend, op, attrs = cuda_backend(case.device), case.op, dict(case.attrs)
+    inputs, attrs = op.join(case.inputs, attrs) if op.join else (case.inputs, attrs)
+    made = backend.replay(op, inputs, attrs) if has_gpu_time(case.device) and case.arrays else None
+    if made is None:
+        return {}
     limited = Plan(plan.precision, plan.seconds / 5, plan.warm_up, plan.sample, QUEUE, plan.clock)
-
-    def seconds(call: Callable[[], object]) -> float:
-        return measure(of_wall(call, wait_for(case.device), of_host=True), limited).seconds
-
-    lookup = seconds(lambda: call_key(op, inputs, attrs))
-    allocate = seconds(lambda: [backend.allocate(a.nbytes) for a in made])
-    wrap = seconds(lambda: [TensorBase.wrap(a) for a in made])
-    replay = seconds(lambda: backend.replay(op, inputs, attrs))
-    whole = seconds(lambda: apply(op, *tensors, **case.attrs))
-    entry, launch = whole - replay - wrap, replay - lookup - allocate
-    return Dispatch(entry if entry >= 0 else None, lookup, allocate, launch if launch >= 0 else None, wrap)
+    calls: dict[str, Callable[[], object]] = {
+        "lookup": partial(call_key, op, inputs, attrs),
+        "allocate": lambda: [backend.allocate(a.nbytes) for a in made],
+        "wrap": lambda: [TensorBase.wrap(a) for a in made],
+        "replay": partial(backend.replay, op, inputs, attrs),
+        "whole": case.call,
+    }
+    host = {
+        name: measure(of_wall(call, wait_for(case.device), of_host=True), limited).seconds
+        for name, call in calls.items()
+    }
+    replay, whole = host.pop("replay"), host.pop("whole")
+    host |= {"entry": whole - replay - host["wrap"], "launch": replay - host["lookup"] - host["allocate"]}
+    return {name: seconds for name, seconds in host.items() if seconds >= 0}

@@ -1,7 +1,7 @@
-"""What this machine does at best, measured here and once a process: a copy, a matrix product, the smallest call.
+"""The best rates of this machine, measured here once a process: a copy, a matrix product, the smallest call.
 
-Beside them stand the peaks of data sheets, for MFU as papers give it. A copy reads and writes memory far larger than
-the caches, so that figures above its rate mean data that came out of a cache.
+The peaks of data sheets stand beside them, for MFU as papers give it. The copy reads and writes far more than the
+caches hold, so a rate above its rate means that data came out of a cache.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ QUICK = Plan(seconds=0.5)
 COPIED = {"cpu": (128 << 20,), "cuda": (256 << 20, 1 << 30), "interpreter": (1 << 12,)}  # bytes
 WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192), "interpreter": (16,)}  # of the square matrices
 
-
-# Dense peaks in FLOP/s from NVIDIA's data sheets (SXM parts), without sparsity: (bf16 and fp16, TF32 or fp32 in tensor
-# cores). The longest name among the words of the GPU's name counts.
+# Dense peaks in TFLOP/s by NVIDIA's data sheets: bf16 and fp16, and TF32, which products of float32 use. Sheets that
+# state peaks with sparsity are halved. The longest name among the words of the GPU's name counts.
 DATA_SHEETS = {
-    "A100": (312e12, 156e12),  # A100 data sheet, 2021
-    "A10": (125e12, 62.5e12),  # A10 data sheet, 2021
-    "L4": (121e12, 60e12),  # L4 data sheet, 2023; half of what it states with sparsity
-    "L40S": (362e12, 183e12),  # L40S data sheet, 2023
-    "H100 PCIe": (756e12, 378e12),  # H100 data sheet, 2023; half of what it states with sparsity
-    "H100": (989e12, 494e12),
-    "H200": (989e12, 494e12),  # H200 data sheet, 2024
-    "B200": (2250e12, 1100e12),  # Blackwell architecture brief, 2024
+    "A100": (312.0, 156.0),  # A100 80GB data sheet (SXM), June 2021
+    "A10": (125.0, 62.5),  # A10 data sheet, March 2021
+    "L4": (121.0, 60.0),  # L4 data sheet, 2023: 242 and 120 with sparsity
+    "L40S": (362.05, 183.0),  # L40S data sheet, 2023
+    "H100 PCIe": (756.0, 378.0),  # H100 data sheet, 2023: 1,513 and 756 with sparsity
+    "H100": (989.4, 494.7),  # H100 data sheet (SXM), 2023: 1,979 and 989 with sparsity
+    "H200": (989.4, 494.7),  # H200 data sheet (SXM), 2024: the same chip with faster memory
+    "B200": (2250.0, 1100.0),  # Blackwell architecture brief, 2024: 4,500 and 2,200 with sparsity
 }
 
 
@@ -51,20 +50,20 @@ def data_sheet_peak(name: str, dtype: DType) -> float | None:
     known = max((each for each in DATA_SHEETS if re.search(rf"\b{each}\b", name)), key=len, default=None)
     if known is None or not dtype.is_floating_point or dtype.itemsize > 4:
         return None
-    return DATA_SHEETS[known][0 if dtype.itemsize == 2 else 1]
+    return DATA_SHEETS[known][0 if dtype.itemsize == 2 else 1] * 1e12
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The best rates of a device, for one dtype.
+    """The best rates of a device for one dtype.
 
     Attributes:
         bytes_per_second: read and written by a copy.
-        flops_per_second: of a product of two large matrices of `dtype`; None where it takes no products. On the CPU
-            float32 stands for narrower floats, because they are multiplied in it.
+        flops_per_second: of a product of two large matrices of `dtype`; None for integers. On the CPU narrow floats
+            have the rate of float32, in which they are multiplied.
         call_seconds: wall time of the smallest call, which does nearly nothing.
         kernel_seconds: time on the GPU of the smallest kernel; None on the CPU.
-        data_sheet: FLOPs a second by the GPU's data sheet; None on the CPU, and where it is not known.
+        data_sheet: FLOPs a second by the GPU's data sheet; None on the CPU and for unknown GPUs.
     """
 
     device: Device
@@ -77,34 +76,36 @@ class Limits:
 
 
 COLUMNS = (
-    Column("dtype", "dtype", "text", "Of the products.", lambda limits: limits.dtype.name),
-    Column("bytes_per_second", "copy", "byte/s", "Read and written by a copy.", lambda limits: limits.bytes_per_second),
-    Column("flops_per_second", "matmul", "FLOP/s", "Of a large product.", lambda limits: limits.flops_per_second),
-    Column("data_sheet", "data sheet", "FLOP/s", "The GPU's dense peak as sold.", lambda limits: limits.data_sheet),
-    Column("call_seconds", "smallest call", "s", "On one element, by the wall.", lambda limits: limits.call_seconds),
-    Column("kernel_seconds", "smallest kernel", "s", "On the GPU alone.", lambda limits: limits.kernel_seconds),
+    Column("dtype", "dtype", "text", "Of the products.", "dtype.name"),
+    Column("bytes_per_second", "copy", "byte/s", "Read and written by a copy."),
+    Column("flops_per_second", "matmul", "FLOP/s", "Of a large product."),
+    Column("data_sheet", "data sheet", "FLOP/s", "The GPU's dense peak as sold."),
+    Column("call_seconds", "smallest call", "s", "On one element, by the wall."),
+    Column("kernel_seconds", "smallest kernel", "s", "On the GPU alone."),
 )
 
 
+# --- Devices ----------------------------------------------------------------------------------------------------------
+
+
 def has_gpu_time(device: Device) -> bool:
-    """Whether a GPU's time can be separated from the host's: not on the CPU nor in Triton's interpreter."""
+    """Whether a GPU's time can be separated from the host's: neither on the CPU nor in Triton's interpreter."""
     return _kind(device) == "cuda"
 
 
 def _kind(device: Device) -> str:
     from genesis.backend.cuda.driver import is_interpreted
 
-    if device == CPU:
-        return "cpu"
-    return "interpreter" if is_interpreted() else "cuda"
+    return "cpu" if device == CPU else "interpreter" if is_interpreted() else "cuda"
 
 
 def wait_for(device: Device) -> Callable[[], None]:
-    """What waits until the device is done; nothing on the CPU."""
-    return (lambda: None) if device == CPU else _cuda(device).driver.synchronize
+    """A function that waits until the device is done; it does nothing on the CPU."""
+    return (lambda: None) if device == CPU else cuda_backend(device).driver.synchronize
 
 
-def _cuda(device: Device) -> CudaBackend:
+def cuda_backend(device: Device) -> CudaBackend:
+    """The backend of a CUDA device."""
     return cast("CudaBackend", backend_for(device))
 
 
@@ -114,8 +115,11 @@ def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: P
     Raises:
         DeviceError: a graph cannot hold the call.
     """
-    with of_graph(call, _cuda(device), graph_calls(wall)) as sample:
+    with of_graph(call, cuda_backend(device), graph_calls(wall)) as sample:
         return measure(sample, plan)
+
+
+# --- Measured ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -127,7 +131,7 @@ def limits_of(device: Device, dtype: DType) -> Limits:
 
 
 def _fastest(call: Callable[[], object], device: Device) -> float:
-    """Seconds of the device's work, on the GPU where there is one. A limit is what was reached, so not the median."""
+    """Seconds on the GPU or, on the CPU, by the wall: the fastest, because a limit is what was reached."""
     wall = measure(of_wall(call, wait_for(device)), QUICK)
     return (time_on_gpu(call, device, wall.seconds, QUICK) if has_gpu_time(device) else wall).fastest
 
@@ -140,17 +144,15 @@ def copy_rate(device: Device) -> float:
         source, target = (_filled((size,), uint8, device) for _ in range(2))
         calls: list[Callable[[], object]] = [functools.partial(registry["copy"], source, out=target)]
         if device != CPU:
-            calls.append(functools.partial(_driver_copy, _cuda(device), target, source))
+            backend = cuda_backend(device)
+            pointers = target.data_ptr(), source.data_ptr()
+            calls.append(functools.partial(backend.driver.copy, *pointers, size, backend.stream))
         rates += [2 * size / _fastest(call, device) for call in calls]
     return max(rates)
 
 
-def _driver_copy(backend: CudaBackend, target: Array, source: Array) -> None:
-    backend.driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, backend.stream)
-
-
 def _filled(shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
-    """Memory that was written once: pages that nobody touched are read from nowhere."""
+    """Memory that was written once: the system maps an untouched page to nothing that must be read."""
     array = empty(shape, dtype, device)
     registry["fill"](out=array, value=1, shape=shape, dtype=dtype)
     return array
@@ -165,10 +167,9 @@ def _product_rate(device: Device, dtype: DType) -> float | None:
         return _product_rate(device, float32)
     rng, rates = np.random.default_rng(0), []
     for width in WIDTHS[_kind(device)]:
-        x = _filled((width, width), dtype, device)
-        # Not all alike: the power that a GPU draws, and so its clock, depends on the values.
+        x, out = (empty((width, width), dtype, device) for _ in range(2))
+        # The values differ: the power that a GPU draws, and so its clock, depends on them.
         backend_for(device).from_numpy(rng.uniform(-1, 1, (width, width)).astype(dtype.numpy), x)
-        out = empty((width, width), dtype, device)
         rates.append(2 * width**3 / _fastest(functools.partial(registry["matmul"], x, x, out=out), device))
     return max(rates)
 
@@ -176,11 +177,7 @@ def _product_rate(device: Device, dtype: DType) -> float | None:
 @functools.cache
 def _smallest_call(device: Device) -> tuple[float, float | None]:
     """Wall time of a call on one element, without recording, and its time on the GPU."""
-    x = TensorBase.wrap(_filled((1,), float32, device))
-
-    def call() -> object:
-        return apply(registry["copy"], x)
-
+    call = functools.partial(apply, registry["copy"], TensorBase.wrap(_filled((1,), float32, device)))
     with no_grad():
         wall = measure(of_wall(call, wait_for(device)), QUICK).seconds
         return wall, time_on_gpu(call, device, wall, QUICK).seconds if has_gpu_time(device) else None

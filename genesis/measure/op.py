@@ -1,37 +1,32 @@
-"""One op measured: each case with its times, its counted work, what follows from them, and the columns that show it.
+"""One op measured: the times of each case, its counted work, the share of this machine's limits, and their columns.
 
-The least time of a call is that of the limit that binds: its bytes at the rate of a copy, or its FLOPs at the rate of
-a large matrix product, whichever takes longer (Williams, Waterman & Patterson, 2009).
+The least time of a call is set by the limit that binds: its bytes at the rate of a copy, or its FLOPs at the rate of a
+large matrix product, whichever takes longer (Williams, Waterman & Patterson, 2009).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
 
-from genesis.array import Array
-from genesis.autograd import TensorBase, apply, enable_grad, no_grad
-from genesis.backend import CPU, Device, backend_for
+from genesis.autograd import enable_grad, no_grad
+from genesis.backend import CPU, Device
 from genesis.dtypes import DType
-from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
+from genesis.errors import DeviceError, GenesisError, UsageError, of_user
 from genesis.measure import causes, kernels
 from genesis.measure.cases import Axes, Case, Passes, choices, label_of, make_case, op_named, passes_of
-from genesis.measure.causes import Finding, Subject
-from genesis.measure.kernels import Dispatch, Launch, launches_of, stages_of
+from genesis.measure.causes import Call, Finding, Subject
+from genesis.measure.kernels import Launch, launches_of, stages_of
 from genesis.measure.limits import COLUMNS as LIMITS
-from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
+from genesis.measure.limits import Limits, cuda_backend, has_gpu_time, limits_of, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, Peer, versus
-from genesis.measure.record import Cell, Column, Failure, Table, Unit, table
+from genesis.measure.record import Column, Failure, Table, table
 from genesis.measure.timing import Plan, Timing, cold_calls, measure, of_wall
 from genesis.op import execute
 from genesis.shapes import Shape
-
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
 
 BANDS = ((0.9, "excellent"), (0.7, "good"), (0.5, "fair"), (0.2, "poor"), (0.0, "critical"))
 CALL_BOUND = ("launch", "host")  # issues with which the share of a limit says nothing about the kernel
@@ -44,10 +39,10 @@ class Settings:
     Attributes:
         backward: the gradient, too.
         cold: GPU time with an emptied L2.
-        stages: those of dispatch, on CUDA.
-        causes: what the time is spent on, by changing one thing at a time.
-        plan: how hard to try, for each of the times.
-        peer: what to compare with.
+        stages: the stages of dispatch, on CUDA.
+        causes: the primary issue, by changing one thing at a time.
+        plan: how long and how precisely, for each time.
+        peer: the library to compare with.
     """
 
     backward: bool = False
@@ -60,13 +55,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Backward:
-    """What a gradient costs.
+    """The cost of a gradient.
 
     Attributes:
         recorded: wall time of the call while it is recorded.
-        recording: what recording adds to the call: a difference of two medians, which noise can make negative.
+        recording: seconds that recording adds, a difference of two medians, which noise can make negative.
         wall, gpu: of the backward pass of this one op.
-        launches: what it launches; None on the CPU.
+        launches: None on the CPU.
     """
 
     recorded: Timing
@@ -75,19 +70,26 @@ class Backward:
     gpu: Timing | None
     launches: list[Launch] | None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the backward pass, on the GPU where there is one."""
+        return (self.gpu or self.wall).seconds
+
 
 @dataclass(frozen=True)
 class Measured:
     """One op on one set of inputs.
 
     Attributes:
-        wall: eager calls one after the other, without recording.
+        wall: consecutive eager calls, without recording.
         gpu: None on the CPU, and where a CUDA graph cannot hold the call.
         flops, nbytes: counted by the op's own rule, the bytes once per operand.
         peak_bytes: the most memory taken beyond the inputs; on the CPU with Python's own objects.
-        launches: what it puts on the GPU; None on the CPU.
+        launches: kernels and fills; None on the CPU.
+        dispatch: host seconds by stage; see `kernels.stages_of`.
         finding: None where no measurement named an issue.
         notes: what was left out, and why.
+        size: the size class, where one was asked for.
     """
 
     case: Case
@@ -99,7 +101,7 @@ class Measured:
     nbytes: int
     peak_bytes: int
     launches: list[Launch] | None = None
-    dispatch: Dispatch | None = None
+    dispatch: dict[str, float] = field(default_factory=dict)
     backward: Backward | None = None
     peer: Peer | None = None
     finding: Finding | None = None
@@ -112,31 +114,36 @@ class Measured:
         return f"{self.case.name} {self.case.label}"
 
     @property
+    def category(self) -> str:
+        """The category of the op's kind."""
+        return op_named(self.case.name)[1].category
+
+    @property
     def time(self) -> Timing:
-        """Of the work: on the GPU, if there is one."""
+        """The time of the work: on the GPU, if there is one."""
         return self.gpu or self.wall
 
     @property
     def bandwidth_share(self) -> float:
-        """Of the rate of a copy; above 1 where data came out of a cache."""
+        """Share of the rate of a copy; above 1 where data came out of a cache."""
         return self.nbytes / self.limits.bytes_per_second / self.time.seconds
 
     @property
     def compute_share(self) -> float | None:
-        """Of the rate of a large matrix product."""
+        """Share of the rate of a large matrix product."""
         rate = self.limits.flops_per_second
         return self.flops / rate / self.time.seconds if rate else None
 
     @property
     def limit(self) -> str | None:
-        """The limit that binds; None for a call that moves and computes nothing."""
+        """The limit that binds; None for a call that neither moves nor computes."""
         if not self.nbytes and not self.flops:
             return None
         return "compute" if (self.compute_share or 0.0) > self.bandwidth_share else "bandwidth"
 
     @property
     def share(self) -> float | None:
-        """Of the limit that binds."""
+        """Share of the limit that binds."""
         return None if self.limit is None else max(self.bandwidth_share, self.compute_share or 0.0)
 
     @property
@@ -146,12 +153,12 @@ class Measured:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the share says something about the kernel, and not about the call."""
+        """Whether the share describes the kernel, and not the call around it."""
         return self.share is not None and (self.finding is None or self.finding.issue not in CALL_BOUND)
 
     @property
     def is_noisy(self) -> bool:
-        """Whether any of its times is."""
+        """Whether any of its times is noisy."""
         times = [self.wall, self.gpu, *((self.backward.wall, self.backward.gpu) if self.backward else ())]
         return any(t.is_noisy for t in times if t is not None)
 
@@ -167,19 +174,18 @@ def profile_op(
     axes: Sequence[Axes] = (),
     settings: Settings | None = None,
 ) -> Iterator[Measured | Failure]:
-    """A row for each case of an op, in order. A case that fails gives a `Failure`, and the others are measured.
+    """Each case of an op, in order. A case that fails gives a `Failure`, and the others are measured.
 
     Args:
         name: see `cases.op_named`.
         dtype: None takes the first of float32, int32 and bool that the op takes.
-        shapes, axes: those of the default sizes where empty.
+        shapes, axes: empty for the default sizes and axes.
 
     Raises:
-        UsageError: the op, a shape, an axis, the dtype or a setting makes no sense.
+        UsageError: there is no such op, or it does not take a shape, an axis, the dtype or a setting.
     """
     chosen = Settings() if settings is None else settings
-    op, _ = op_named(name)
-    if chosen.backward and op.vjp is None:
+    if chosen.backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
     if chosen.cold and not has_gpu_time(device):
         raise UsageError("only a GPU's cache can be emptied", where="--cold", next="leave --cold out")
@@ -190,52 +196,47 @@ def profile_op(
         except (GenesisError, MemoryError) as error:
             if isinstance(error, UsageError) or of_user(error) is not None:
                 raise
-            known = error if isinstance(error, GenesisError) else OutOfMemoryError(f"the host has no memory: {error}")
-            yield Failure(name, label_of(name, shape, over), known.what, known.exit_code)
+            yield Failure.of(name, label_of(name, shape, over), error)
 
 
 def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
     """Measure one case against the limits of its device and dtype.
 
     Raises:
-        UsageError: a gradient was asked for and the result has none.
+        UsageError: a gradient was asked for, and the result has none.
     """
-    call, notes, on_cuda = call_of(case), list[str](), case.device != CPU
+    notes, device, plan = list[str](), case.device, settings.plan
+    launches, dispatch = None, dict[str, float]()
     with no_grad():
-        wall = measure(of_wall(call, wait_for(case.device)), settings.plan)
-        gpu = _gpu_time(call, case.device, wall, settings, notes)
-        peak = peak_bytes(call, case.device)
+        wall = measure(of_wall(case.call, wait_for(device)), plan)
+        gpu = _gpu_time(case.call, device, wall, settings, notes)
+        peak = peak_bytes(case.call, device)
         outputs = execute(case.op, case.inputs, dict(case.attrs))
-        launches = launches_of(call, case.device) if on_cuda else None
-        dispatch = stages_of(case, settings.plan) if on_cuda and settings.stages else None
-        subject = Subject(call, case.device, partial(_scaled, case, limits))
-        finding = causes.examine(subject, limits, settings.plan) if settings.causes else None
+        if device != CPU:
+            launches = launches_of(case.call, device)
+            dispatch = stages_of(case, plan) if settings.stages else {}
+        subject = Subject(case.call, device, partial(scaled, case, limits))
+        finding = causes.examine(subject, limits, plan) if settings.causes else None
     cost = case.op.cost(case.inputs, outputs, case.attrs)
     passes = passes_of(case.op, case.inputs, case.attrs) if settings.backward else None
-    backward = None if passes is None else _backward(case, passes, wall, settings, notes)
+    backward = None if passes is None else _backward(device, passes, wall, settings, notes)
     peer = None
     if settings.peer is not None:
-        backward_call = None if passes is None else passes.backward
-        shape = outputs[0].shape if outputs else ()
         with no_grad():
-            peer = versus(case, settings.peer, settings.plan, call, backward_call, shape, notes)
+            shape = outputs[0].shape if outputs else ()
+            found = versus(case, settings.peer, plan, passes and passes.backward, shape)
+        peer = None if isinstance(found, str) else found
+        notes += [found] if isinstance(found, str) else []
+    work = cost.flops, cost.bytes, peak
+    finding = _recording(backward, wall) or finding
     return Measured(
-        case, limits, settings.cold, wall, gpu, cost.flops, cost.bytes, peak, launches, dispatch, backward, peer,
-        _recording(backward, wall) or finding, tuple(notes),
-    )  # fmt: skip
+        case, limits, settings.cold, wall, gpu, *work, launches, dispatch, backward, peer, finding, tuple(notes)
+    )
 
 
-def call_of(case: Case) -> Callable[[], Any]:
-    """The case as a call on tensors."""
-    tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in case.inputs]
-    return lambda: apply(case.op, *tensors, **case.attrs)
-
-
-def _scaled(case: Case, limits: Limits, factor: float) -> tuple[Callable[[], object], float] | None:
-    """The case with more or fewer rows, and the ratio of their work at the limits."""
-    shape = case.shape
-    if len(shape) == 1 and op_named(case.name)[1].letters:
-        shape = shape * 3
+def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | None:
+    """The case with `factor` times the rows, and the ratio of their times at the limits; None if rows cannot change."""
+    shape = case.shape * 3 if len(case.shape) == 1 and op_named(case.name)[1].letters else case.shape
     at = next((i for i, n in enumerate(shape) if round(n * factor) >= 1 and round(n * factor) != n), None)
     if at is None:
         return None
@@ -247,17 +248,15 @@ def _scaled(case: Case, limits: Limits, factor: float) -> tuple[Callable[[], obj
         return max(cost.bytes / limits.bytes_per_second, cost.flops / (limits.flops_per_second or math.inf))
 
     before = work(case)
-    return (call_of(other), work(other) / before) if before else None
+    return (other.call, work(other) / before) if before else None
 
 
-def _gpu_time(
-    call: Callable[[], object], device: Device, wall: Timing, settings: Settings, notes: list[str]
-) -> Timing | None:
+def _gpu_time(call: Call, device: Device, wall: Timing, settings: Settings, notes: list[str]) -> Timing | None:
     """GPU time, or None with a note where it cannot be measured."""
     if not has_gpu_time(device):
         return None
     if settings.cold:
-        with cold_calls(call, cast("CudaBackend", backend_for(device))) as sample:
+        with cold_calls(call, cuda_backend(device)) as sample:
             return measure(sample, settings.plan)
     try:
         return time_on_gpu(call, device, wall.seconds, settings.plan)
@@ -266,19 +265,18 @@ def _gpu_time(
         return None
 
 
-def _backward(case: Case, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
+def _backward(device: Device, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
     """The cost of recording the call, and of its backward pass."""
-    wait = wait_for(case.device)
     with enable_grad():
-        recorded = measure(of_wall(passes.forward, wait), settings.plan)
-    back = measure(of_wall(passes.backward, wait), settings.plan)
-    gpu = _gpu_time(passes.backward, case.device, back, settings, notes)
-    launches = None if case.device == CPU else launches_of(passes.backward, case.device)
+        recorded = measure(of_wall(passes.forward, wait_for(device)), settings.plan)
+    back = measure(of_wall(passes.backward, wait_for(device)), settings.plan)
+    gpu = _gpu_time(passes.backward, device, back, settings, notes)
+    launches = None if device == CPU else launches_of(passes.backward, device)
     return Backward(recorded, recorded.seconds - wall.seconds, back, gpu, launches)
 
 
 def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
-    """Recording takes longer than the call, where both times are sure."""
+    """The host, where recording takes longer than the call and both times are sure."""
     if backward is None or backward.recording <= wall.seconds or wall.is_noisy or backward.recorded.is_noisy:
         return None
     evidence = "recording for backward takes longer than the call itself"
@@ -289,100 +287,86 @@ def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 
-def _of(key: str, title: str, unit: Unit, about: str, of: Callable[[Measured], Any], hidden: bool = False) -> Column:
-    return Column(key, title, unit, about, of, hidden)
+def _timing(key: str, title: str, about: str) -> Iterator[Column]:
+    """The median of a time, and how sure it is."""
+    yield Column(key, title, "s", f"{about} Median.", f"{key}.seconds")
+    half = "Half of the median's 95 % confidence interval."
+    yield Column(f"{key}_half_width", "±", "share", half, f"{key}.half_width")
+    fastest = "The shortest sample that is not an outlier."
+    yield Column(f"{key}_fastest", "fastest", "s", fastest, f"{key}.fastest", True)
+    yield Column(f"{key}_spread", "spread", "share", "Distance of the quartiles.", f"{key}.spread", True)
+    for name, what in (
+        ("samples", "Samples kept."),
+        ("calls", "Calls in a sample."),
+        ("outliers", "Samples left out."),
+    ):
+        yield Column(f"{key}_{name}", name, "count", what, f"{key}.{name}", True)
 
 
-def _timing(key: str, title: str, about: str, of: Callable[[Measured], Timing | None]) -> list[Column]:
-    """The median of a time, and what is known about it."""
-
-    def part(get: Callable[[Timing], Cell]) -> Callable[[Measured], Cell]:
-        return lambda m: None if (timing := of(m)) is None else get(timing)
-
-    return [
-        Column(key, title, "s", f"{about} Median.", part(lambda t: t.seconds)),
-        Column(f"{key}_half_width", "±", "share", "Half of the median's 95 % confidence interval.",
-               part(lambda t: t.half_width)),
-        Column(f"{key}_fastest", "fastest", "s", "The shortest that is no outlier.", part(lambda t: t.fastest), True),
-        Column(f"{key}_spread", "spread", "share", "Distance of the quartiles.", part(lambda t: t.spread), True),
-        Column(f"{key}_samples", "samples", "count", "Samples kept.", part(lambda t: t.samples), True),
-        Column(f"{key}_calls", "calls", "count", "Calls that one sample held.", part(lambda t: t.calls), True),
-        Column(f"{key}_outliers", "outliers", "count", "Samples left out.", part(lambda t: t.outliers), True),
-    ]  # fmt: skip
+def _data_sheet_share(m: Measured) -> float | None:
+    return m.flops / m.limits.data_sheet / m.time.seconds if m.limits.data_sheet and m.flops else None
 
 
-def _in_backward(of: Callable[[Backward], Any]) -> Callable[[Measured], Any]:
-    return lambda m: None if m.backward is None else of(m.backward)
+def _intensity(m: Measured) -> float | None:
+    return m.flops / m.nbytes if m.nbytes else None
 
 
-def _in_peer(of: Callable[[Peer], Any]) -> Callable[[Measured], Any]:
-    return lambda m: None if m.peer is None else of(m.peer)
-
-
-def _stage(name: str) -> Column:
-    about = f"Host time of dispatch: {name}."
-    return _of(f"dispatch_{name}", name, "s", about, lambda m: getattr(m.dispatch, name, None))
+def _inputs(m: Measured) -> str:
+    return ", ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in m.case.arrays)
 
 
 COLUMNS: tuple[Column, ...] = (
-    _of("case", "case", "text", "Op and shape.", lambda m: m.name),
-    _of("name", "name", "text", "The op as it was asked for.", lambda m: m.case.name, True),
-    _of("op", "op", "text", "Name in the registry.", lambda m: m.case.op.name, True),
-    _of("category", "category", "text", "What kind of work it is.", lambda m: op_named(m.case.name)[1].category, True),
-    _of("size", "size", "text", "Size class, where one was asked for.", lambda m: m.size, True),
-    _of("label", "shape", "text", "Shape and axes.", lambda m: m.case.label, True),
-    _of("dtype", "dtype", "text", "Of the inputs.", lambda m: m.case.dtype.name, True),
-    _of("inputs", "inputs", "text", "Dtype and shape of each array.",
-        lambda m: ", ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in m.case.arrays), True),
-    *_timing("wall", "wall", "Eager calls by the clock on the wall.", lambda m: m.wall),
-    *_timing("gpu", "GPU", "Time on the GPU alone.", lambda m: m.gpu),
-    _of("is_cold", "cold", "text", "Whether the L2 was emptied before each call.", lambda m: m.is_cold or None),
-    _of("bytes", "moves", "bytes", "The fewest bytes the call can move: each operand once.", lambda m: m.nbytes),
-    _of("bytes_per_second", "rate", "byte/s", "Bytes per second.", lambda m: m.nbytes / m.time.seconds),
-    _of("bandwidth_share", "of a copy", "share", "Of the rate of a copy.", lambda m: m.bandwidth_share),
-    _of("flops", "computes", "FLOP", "Arithmetic operations, by the op's rule.", lambda m: m.flops),
-    _of("flops_per_second", "FLOP rate", "FLOP/s", "FLOPs per second.", lambda m: m.flops / m.time.seconds),
-    _of("compute_share", "of a matmul", "share", "Of the rate of a large product.", lambda m: m.compute_share),
-    _of("intensity", "intensity", "FLOP/byte", "FLOPs per byte.", lambda m: m.flops / m.nbytes if m.nbytes else None),
-    _of("limit", "limit", "text", "The limit that binds: bandwidth or compute.", lambda m: m.limit),
-    _of("share", "share", "share", "Of the limit that binds; above 1 data came out of a cache.", lambda m: m.share),
-    _of("band", "band", "text", "Of the share: excellent from 90%, good 70%, fair 50%, poor 20%, critical.",
-        lambda m: m.band),
-    _of("mfu", "MFU (data sheet)", "share", "Of the data sheet's dense peak of this GPU.",
-        lambda m: m.flops / m.limits.data_sheet / m.time.seconds if m.limits.data_sheet and m.flops else None, True),
-    _of("peak_bytes", "memory", "bytes", "The most memory taken beyond the inputs.", lambda m: m.peak_bytes),
-    _of("recording", "recording", "s", "What recording for backward adds.", _in_backward(lambda b: b.recording)),
-    _of("backward", "backward", "s", "The backward pass, on the GPU where there is one.",
-        _in_backward(lambda b: (b.gpu or b.wall).seconds)),
-    _of("backward_wall", "eager backward", "s", "By the wall.", _in_backward(lambda b: b.wall.seconds), True),
-    _of("peer", "torch", "s", "The same in torch.", _in_peer(lambda p: p.forward.peer_seconds)),
-    _of("ratio", "vs torch", "ratio", "torch's time over ours, in interleaved rounds.",
-        _in_peer(lambda p: p.forward.ratio)),
-    _of("ratio_spread", "rounds", "share", "How far the rounds lie apart.", _in_peer(lambda p: p.forward.spread)),
-    _of("ratio_band", "band of torch", "text", "faster from 1.05, level, near from 0.8, slower from 0.5, far; noise.",
-        _in_peer(lambda p: p.forward.band)),
-    _of("backward_ratio", "backward vs torch", "ratio", "The same for the backward pass.",
-        _in_peer(lambda p: p.backward and p.backward.ratio)),
-    _of("peer_clock", "clock", "text", "What was compared: GPU or wall time.", _in_peer(lambda p: p.clock), True),
-    _of("peer_version", "torch version", "text", "Of torch.", _in_peer(lambda p: p.version), True),
-    _of("peer_threads", "threads", "count", "That both may use on the CPU.", _in_peer(lambda p: p.threads), True),
-    *map(_stage, ("entry", "lookup", "allocate", "launch", "wrap")),
-    _of("issue", "primary issue", "text", "What a measurement found the time to go with; empty where none did.",
-        lambda m: m.finding and m.finding.issue),
-    _of("issue_share", "of the time", "share", "The part of the time that goes with it.",
-        lambda m: m.finding and m.finding.share),
-    _of("evidence", "because", "text", "What was measured.", lambda m: m.finding and m.finding.evidence),
-    _of("advice", "next", "text", "What would help.", lambda m: m.finding and m.finding.advice),
-    _of("noise", "noise", "text", "noisy: the machine was not quiet.", lambda m: "noisy" if m.is_noisy else ""),
+    Column("case", "case", "text", "Op and shape.", "name"),
+    Column("name", "name", "text", "The op as requested.", "case.name", True),
+    Column("op", "op", "text", "Name in the registry.", "case.op.name", True),
+    Column("category", "category", "text", "What kind of work it is.", "category", True),
+    Column("size", "size", "text", "Size class, where one was asked for.", "size", True),
+    Column("label", "shape", "text", "Shape and axes.", "case.label", True),
+    Column("dtype", "dtype", "text", "Of the inputs.", "case.dtype.name", True),
+    Column("inputs", "inputs", "text", "Dtype and shape of each array.", _inputs, True),
+    *_timing("wall", "wall", "Eager calls by the clock on the wall."),
+    *_timing("gpu", "GPU", "Time on the GPU alone."),
+    Column("is_cold", "cold", "text", "Whether the L2 was emptied before each call.", lambda m: m.is_cold or None),
+    Column("bytes", "moves", "bytes", "The fewest bytes the call can move: each operand once.", "nbytes"),
+    Column("bytes_per_second", "rate", "byte/s", "Bytes per second.", lambda m: m.nbytes / m.time.seconds),
+    Column("bandwidth_share", "of a copy", "share", "Of the rate of a copy."),
+    Column("flops", "computes", "FLOP", "Arithmetic operations, by the op's rule."),
+    Column("flops_per_second", "FLOP rate", "FLOP/s", "FLOPs per second.", lambda m: m.flops / m.time.seconds),
+    Column("compute_share", "of a matmul", "share", "Of the rate of a large product."),
+    Column("intensity", "intensity", "FLOP/byte", "FLOPs per byte.", _intensity),
+    Column("limit", "limit", "text", "The limit that binds: bandwidth or compute."),
+    Column("share", "share", "share", "Of the limit that binds; above 1 data came out of a cache."),
+    Column("band", "band", "text", "Of the share: excellent from 90%, good 70%, fair 50%, poor 20%, critical."),
+    Column("mfu", "MFU (data sheet)", "share", "Of the data sheet's dense peak of this GPU.", _data_sheet_share, True),
+    Column("peak_bytes", "memory", "bytes", "The most memory taken beyond the inputs."),
+    Column("recording", "recording", "s", "Time that recording for backward adds.", "backward.recording"),
+    Column("backward", "backward", "s", "The backward pass, on the GPU where there is one.", "backward.seconds"),
+    Column("backward_wall", "eager backward", "s", "By the wall.", "backward.wall.seconds", True),
+    Column("peer", "torch", "s", "The same in torch.", "peer.forward.peer_seconds"),
+    Column("ratio", "vs torch", "ratio", "torch's time over ours, in interleaved rounds.", "peer.forward.ratio"),
+    Column("ratio_spread", "rounds", "share", "How far the rounds lie apart.", "peer.forward.spread"),
+    Column("ratio_band", "band of torch", "text",
+           "faster from 1.05, level, near from 0.8, slower from 0.5, far; noise.", "peer.forward.band"),
+    Column("backward_ratio", "backward vs torch", "ratio", "The same for the backward pass.", "peer.backward.ratio"),
+    Column("peer_clock", "clock", "text", "The time that was compared: GPU or wall.", "peer.clock", True),
+    Column("peer_version", "torch version", "text", "Of torch.", "peer.version", True),
+    Column("peer_threads", "threads", "count", "That both may use on the CPU.", "peer.threads", True),
+    *(
+        Column(f"dispatch_{stage}", stage, "s", f"Host time of dispatch: {stage}.", f"dispatch.{stage}")
+        for stage in ("entry", "lookup", "allocate", "launch", "wrap")
+    ),
+    Column("issue", "primary issue", "text", "The issue that measurements found; empty if none.", "finding.issue"),
+    Column("issue_share", "of the time", "share", "The part of the time that goes with it.", "finding.share"),
+    Column("evidence", "because", "text", "What was measured.", "finding.evidence"),
+    Column("advice", "next", "text", "What would help.", "finding.advice"),
+    Column("noise", "noise", "text", "noisy: the machine was not quiet.", lambda m: "noisy" if m.is_noisy else ""),
 )  # fmt: skip
-BRIEF = {
-    "case", "wall", "wall_half_width", "gpu", "backward", "share", "band", "ratio", "ratio_band", "issue", "noise"
-}  # fmt: skip
+BRIEF = ["case", "wall", "wall_half_width", "gpu", "backward", "share", "band", "ratio", "ratio_band", "issue", "noise"]
 
 
-def brief(columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """The columns with which many cases fit on a line."""
-    return [replace(each, hidden=each.key not in BRIEF) for each in columns]
+def brief() -> list[Column]:
+    """The columns, where those that do not fit on a line of a terminal are hidden."""
+    return [replace(each, hidden=each.key not in BRIEF) for each in COLUMNS]
 
 
 def tables_of(measured: Sequence[Measured]) -> list[Table]:
@@ -392,12 +376,14 @@ def tables_of(measured: Sequence[Measured]) -> list[Table]:
     limits = {each.case.dtype.name: each.limits for each in measured}
     one = len(measured) == 1
     title = f"{measured[0].case.name}, {measured[0].case.dtype.name}"
-    ops = table("ops", "" if one else title, COLUMNS if one else brief(), measured, listed=one)
-    ops.notes += dict.fromkeys(note for each in measured for note in each.notes)
-    found = [table("limits", "measured now", LIMITS, limits.values()), ops]
+    notes = dict.fromkeys(note for each in measured for note in each.notes)
+    ops = table("ops", "" if one else title, COLUMNS if one else brief(), measured, listed=one, notes=notes)
     worst = min((m for m in measured if m.share is not None), key=lambda m: m.share or 0.0, default=None)
     if not one and worst is not None and worst.finding is not None:
         ops.notes.append(f"next: {worst.name}: {worst.finding.evidence}; {worst.finding.advice}")
-    rows = [(m.name, "forward", each) for m in measured for each in m.launches or ()]
-    rows += [(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches or ()]
+    rows = [kernels.Row(m.name, "forward", each) for m in measured for each in m.launches or ()]
+    rows += [
+        kernels.Row(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches or ()
+    ]
+    found = [table("limits", "measured now", LIMITS, limits.values()), ops]
     return [*found, table("kernels", "kernels", kernels.COLUMNS, rows)] if rows else found

@@ -1,10 +1,8 @@
-"""How long a call takes, on the wall and on a GPU alone, and how sure that is.
+"""How long a call takes, by the wall and on a GPU alone, and how sure that is.
 
-Samples are added until the median is precise or the time is over.
-
-The confidence interval of the median is that of order statistics, which assumes nothing about how times are
-distributed (Hahn & Meeker, Statistical Intervals, 1991, 5.2). Outliers, such as an interrupt, are recognized by their
-distance from the median in median absolute deviations.
+Samples are added until the median is precise or the time is over. The median's confidence interval is the one of order
+statistics, which assumes nothing about how times are distributed (Hahn & Meeker, Statistical Intervals, 1991, 5.2).
+Outliers, such as an interrupt, are far from the median in median absolute deviations.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,28 +18,28 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-Sampler = Callable[[int], float]  # seconds that so many calls take together
+Sampler = Callable[[int], float]  # takes a number of calls, returns the seconds of all of them together
 
-NORMAL_95 = 1.96  # standard deviations on both sides of a normal's centre that hold 95 % of it
-MAD_TO_SIGMA = 1.4826  # a normal's standard deviation in median absolute deviations
+NORMAL_95 = 1.96  # standard deviations around the centre of a normal that hold 95 % of it
+MAD_TO_SIGMA = 1.4826  # standard deviation of a normal in median absolute deviations
 OUTLIER_SIGMAS = 5.0
-LEAST_SAMPLES = 10  # fewer than 6 hold the median less often than 95 times in 100
-NOISY_SPREAD = 0.10  # quartiles this far apart, as a share of the median
-NOISY_OUTLIERS = 0.20  # so large a share of outliers is no accident
-REPLAY_SECONDS = 1e-3  # that a replay lasts at least, so that its start and end do not count
+LEAST_SAMPLES = 10  # the interval of fewer than 6 samples holds the median less often than 95 times in 100
+NOISY_SPREAD = 0.10  # distance of the quartiles, as a share of the median
+NOISY_OUTLIERS = 0.20  # share of outliers
+REPLAY_SECONDS = 1e-3  # least duration of a replay, so that its start and end do not count
 LEAST_CALLS, MOST_CALLS = 4, 100  # in a graph
-CACHES = 4  # times its size is written to empty the cache
+CACHES = 4  # sizes of the L2 that are written to empty it
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How hard to try.
+    """How long and how precisely to measure.
 
     Attributes:
-        precision: the half-width of the median's 95 % confidence interval to reach, as a share of the median.
-        seconds: the time after which no more samples are taken, warm-up left out.
-        warm_up: seconds of calls before the first sample; one call at least.
-        sample: seconds that one sample lasts at least: short calls are timed several at once.
+        precision: half-width of the median's 95 % confidence interval to reach, as a share of the median.
+        seconds: time after which sampling ends, without the warm-up.
+        warm_up: seconds of calls before the first sample; at least one call.
+        sample: least seconds of a sample: several short calls are timed together.
         most_calls: calls in one sample at most.
         clock: seconds, from any origin.
     """
@@ -59,12 +57,12 @@ class Timing(NamedTuple):
 
     Attributes:
         seconds: the median.
-        fastest: the shortest that is no outlier.
-        half_width: of its 95 % confidence interval, as a share of it; infinite with fewer than 6 samples.
-        spread: the distance of the quartiles, as a share of the median.
-        samples, calls: how many were kept, and how many calls each held.
-        outliers: how many were left out.
-        is_noisy: the requested precision was not reached, or the spread is large, or outliers are many.
+        fastest: the shortest sample that is not an outlier.
+        half_width: of the median's 95 % confidence interval, as a share of it; infinite with fewer than 6 samples.
+        spread: distance of the quartiles, as a share of the median.
+        samples, calls: number of samples kept, and of calls in each.
+        outliers: number of samples left out.
+        is_noisy: the precision was not reached, the spread is large, or outliers are many.
     """
 
     seconds: float
@@ -85,34 +83,26 @@ class Timing(NamedTuple):
 def measure(sample: Sampler, plan: Plan | None = None) -> Timing:
     """Warm up, choose how many calls make a sample, and sample until the median is precise or the time is over."""
     plan = Plan() if plan is None else plan
-    calls = _calls_a_sample(_warm_up(sample, plan), plan)
+    start, shortest = plan.clock(), sample(1)  # the shortest leaves out first touches of memory, and compilation
+    while plan.clock() - start < plan.warm_up:
+        shortest = min(shortest, sample(1))
+    calls = plan.most_calls if shortest <= 0 else min(max(math.ceil(plan.sample / shortest), 1), plan.most_calls)
     samples: list[float] = []
     start = plan.clock()
     while True:
         samples.append(sample(calls) / calls)
         found = summarize(samples, calls, plan.precision)
-        settled = found.samples >= LEAST_SAMPLES and found.half_width <= plan.precision
-        if settled or plan.clock() - start >= plan.seconds:
+        is_settled = found.samples >= LEAST_SAMPLES and found.half_width <= plan.precision
+        if is_settled or plan.clock() - start >= plan.seconds:
             return found
 
 
-def _warm_up(sample: Sampler, plan: Plan) -> float:
-    """Call for a while; the shortest time of a call, which first touches of memory and compilation are not in."""
-    start, shortest = plan.clock(), math.inf
-    while True:
-        shortest = min(shortest, sample(1))
-        if plan.clock() - start >= plan.warm_up:
-            return shortest
-
-
-def _calls_a_sample(seconds: float, plan: Plan) -> int:
-    """So many calls that a sample is long compared with the clock's own cost."""
-    return plan.most_calls if seconds <= 0 else min(max(math.ceil(plan.sample / seconds), 1), plan.most_calls)
-
-
 def summarize(samples: Sequence[float], calls: int = 1, precision: float = Plan.precision) -> Timing:
-    """The timing that samples (seconds a call) make."""
-    good = sorted(kept(samples))
+    """The timing of samples in seconds a call."""
+    middle = median(samples)
+    # Where nearly all samples are equal, 1 % of the median counts as a deviation.
+    deviation = max(MAD_TO_SIGMA * median([abs(s - middle) for s in samples]), 0.01 * middle)
+    good = sorted(s for s in samples if abs(s - middle) <= OUTLIER_SIGMAS * deviation)
     middle = median(good)
     low, high = median_interval(len(good))
     share = 1 / middle if middle > 0 else 0.0
@@ -123,15 +113,8 @@ def summarize(samples: Sequence[float], calls: int = 1, precision: float = Plan.
     return Timing(middle, good[0], half_width, spread, len(good), calls, outliers, is_noisy)
 
 
-def kept(samples: Sequence[float]) -> list[float]:
-    """Samples without outliers. Where nearly all are equal, 1 % of the median counts as a deviation."""
-    middle = median(samples)
-    deviation = max(MAD_TO_SIGMA * median([abs(s - middle) for s in samples]), 0.01 * middle)
-    return [s for s in samples if abs(s - middle) <= OUTLIER_SIGMAS * deviation]
-
-
 def median_interval(count: int) -> tuple[int, int]:
-    """Indices into `count` sorted samples between which the median lies with 95 %; the second is `count` if none do."""
+    """Indices into `count` sorted samples that enclose the median with 95 %; (0, count) for too few samples."""
     rank = math.floor((count + 1) / 2 - NORMAL_95 * math.sqrt(count) / 2)  # counted from 1
     return (rank - 1, count - rank) if rank >= 1 else (0, count)
 
@@ -143,13 +126,10 @@ def of_wall(
     *,
     of_host: bool = False,
 ) -> Sampler:
-    """Wall time of calls one after the other, with one device synchronization after them.
-
-    The synchronization before the first of them is not counted.
+    """Samples the wall time of consecutive calls, from one device synchronization to the next.
 
     Args:
-        of_host: the host's time alone: without the synchronization after the calls, all of which the device's queue
-            must hold.
+        of_host: leaves out the last synchronization, to time the host alone. The device's queue must hold the calls.
     """
 
     def sample(calls: int) -> float:
@@ -164,80 +144,68 @@ def of_wall(
     return sample
 
 
-# --- On a GPU alone: replays of a graph, or single calls after a fill that flushes the L2 -----------------------------
+# --- On a GPU alone ---------------------------------------------------------------------------------------------------
 
 
 def graph_calls(seconds: float) -> int:
-    """How many calls a graph should hold whose calls take so long."""
+    """The number of calls of so many seconds that a graph should hold."""
     return min(max(int(REPLAY_SECONDS / max(seconds, 1e-9)), LEAST_CALLS), MOST_CALLS)
 
 
-@contextmanager
-def _events(backend: CudaBackend) -> Iterator[tuple[int, int]]:
-    """A start and an end."""
+def _timed(backend: CudaBackend, stack: ExitStack) -> Callable[[Callable[[], object]], float]:
+    """Returns the GPU's seconds for what a call enqueues; the stack destroys the two events."""
     driver = backend.driver
-    start, end = driver.create_event(True), driver.create_event(True)
-    try:
-        yield start, end
-    finally:
-        driver.destroy_event(start)
-        driver.destroy_event(end)
+    start, end = (driver.create_event(True) for _ in range(2))
+    stack.callback(driver.destroy_event, start)
+    stack.callback(driver.destroy_event, end)
+
+    def seconds(call: Callable[[], object]) -> float:
+        driver.record_event(start, backend.stream)
+        call()
+        driver.record_event(end, backend.stream)
+        driver.synchronize_event(end)
+        return driver.elapsed(start, end)
+
+    return seconds
 
 
 @contextmanager
 def of_graph(call: Callable[[], object], backend: CudaBackend, held: int) -> Iterator[Sampler]:
-    """A sampler whose every sample is one replay of a graph of `held` calls, whatever number it is asked for.
+    """A sampler that replays a graph of `held` calls once for each sample, whatever number of calls it is asked for.
 
-    Another replay precedes it: while that one runs, the host launches the one that counts, which then begins
-    without a wait.
+    An uncounted replay runs first, while the host launches the counted one, which therefore starts without a gap.
 
     Raises:
         DeviceError: the call reads values on the host, which a graph cannot hold.
     """
-
-    def calls() -> None:
-        for _ in range(held):
-            call()
-
     from genesis.backend.cuda.graph import RawGraph
 
-    driver, graph = backend.driver, RawGraph(backend)
-    graph.capture(calls)
-    with _events(backend) as (start, end):
+    graph = RawGraph(backend)
+    graph.capture(lambda: [call() for _ in range(held)] and None)
+    with ExitStack() as stack:
+        stack.callback(graph.close)
+        seconds = _timed(backend, stack)
 
         def sample(count: int) -> float:
             graph.replay()
-            driver.record_event(start, backend.stream)
-            graph.replay()
-            driver.record_event(end, backend.stream)
-            driver.synchronize_event(end)
-            return driver.elapsed(start, end) * count / held
+            return seconds(graph.replay) * count / held
 
-        try:
-            yield sample
-        finally:
-            graph.close()
+        yield sample
 
 
 @contextmanager
 def cold_calls(call: Callable[[], object], backend: CudaBackend) -> Iterator[Sampler]:
-    """A sampler of single calls, each with a cache that holds nothing of its inputs.
+    """A sampler of single calls, each after a fill that evicts its inputs from the L2.
 
-    The host launches the call while the fill runs, so that its own time does not count.
+    The host launches the call while the fill runs, so the host's time does not count.
     """
-    driver, size = backend.driver, CACHES * backend.driver.properties.l2
+    size = CACHES * backend.driver.properties.l2
     room = backend.allocate(size)
-    with _events(backend) as (start, end):
+    with ExitStack() as stack:
+        seconds = _timed(backend, stack)
 
-        def sample(count: int) -> float:
-            total = 0.0
-            for _ in range(count):
-                driver.fill(room.pointer, 0, size, backend.stream)
-                driver.record_event(start, backend.stream)
-                call()
-                driver.record_event(end, backend.stream)
-                driver.synchronize_event(end)
-                total += driver.elapsed(start, end)
-            return total
+        def cold() -> float:
+            backend.driver.fill(room.pointer, 0, size, backend.stream)
+            return seconds(call)
 
-        yield sample
+        yield lambda count: sum(cold() for _ in range(count))

@@ -145,7 +145,7 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
             "bf16",
         ),
         (["--size", "0.5B", "--checkpointing", "half"], "'half' is not known", "--checkpointing", "none, selective"),
-        (["--size", "0.5B", "--vs", "jax"], "'jax' is no peer", "--vs", "use torch"),
+        (["--size", "0.5B", "--vs", "jax"], "'jax' is not a peer", "--vs", "use torch"),
         (["--size", "0.5B", "--vs", "torch", "--recipes", "quick"], "'quick' is no recipe", "--recipes", "eager, comp"),
         (["--size", "0.5B", "--torch-python", "x"], "nothing to compare with", "--torch-python", "add --vs torch"),
         ([], "Missing option '--size'", "command line", "genesis bench-model --help"),

@@ -111,7 +111,7 @@ def test_cuda_runs_in_the_interpreter() -> None:
         (["--op", "mean", "--shape", "4", "--dtype", "int32"], "takes float tensors", "--dtype", ".float()"),
         (["--op", "eq", "--backward"], "eq has no gradient", "--backward", "leave --backward out"),
         (["--op", "add", "--cold"], "only a GPU's cache", "--cold", "leave --cold out"),
-        (["--op", "add", "--vs", "jax"], "'jax' is no peer", "--vs", "use torch"),
+        (["--op", "add", "--vs", "jax"], "'jax' is not a peer", "--vs", "use torch"),
         (["--op", "add", "--torch-python", "x"], "nothing to compare with", "--torch-python", "add --vs torch"),
         (["--op", "add", "--kernel", "x"], "--kernel says whose code", "--kernel", "add --show ptx"),
         (["--op", "add", "--arch", "sm_90"], "--arch says whose code", "--arch", "add --show ptx"),

@@ -19,7 +19,7 @@ from genesis import cuda, no_grad
 from genesis.backend import Device
 from genesis.measure.cases import Axes, make_case, op_named
 from genesis.measure.limits import copy_rate, has_gpu_time, limits_of
-from genesis.measure.op import Settings, call_of, profile_case
+from genesis.measure.op import Settings, profile_case
 from genesis.measure.record import format_bytes, format_seconds
 from genesis.measure.timing import Plan
 
@@ -42,7 +42,7 @@ def axes_of(name: str) -> Axes:
 
 def by_hand(name: str, shape: tuple[int, ...]) -> float:
     """Seconds of a call: the median over replays of a graph that holds some, between two events."""
-    call = call_of(make_case(name, shape, axes_of(name), None, GPU))
+    call = make_case(name, shape, axes_of(name), None, GPU).call
     with no_grad():
         call()
         graph = cuda.Graph()
@@ -84,7 +84,7 @@ def main() -> int:
     """A line for each op."""
     if len(sys.argv) > 1:  # what ncu looks at
         with no_grad():
-            call_of(make_case(sys.argv[1], dict(CASES)[sys.argv[1]], axes_of(sys.argv[1]), None, GPU))()
+            make_case(sys.argv[1], dict(CASES)[sys.argv[1]], axes_of(sys.argv[1]), None, GPU).call()
         cuda.synchronize()
         return 0
     if not cuda.is_available() or not has_gpu_time(GPU):

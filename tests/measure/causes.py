@@ -24,7 +24,7 @@ from genesis.dtypes import float32
 from genesis.measure.cases import make_case
 from genesis.measure.causes import Finding, Subject, examine, of_function
 from genesis.measure.limits import has_gpu_time, limits_of
-from genesis.measure.op import _scaled, call_of
+from genesis.measure.op import scaled
 from genesis.measure.timing import Plan
 
 SHARE = 0.9  # of the cases must be named rightly
@@ -167,7 +167,7 @@ def norm_of_rows(x: Tensor) -> Tensor:
 def gathers(device: Device) -> Subject:
     """Single numbers of a table in random order; the op's own rule makes a smaller table."""
     case = make_case("index_get", (1 << 23, 1), None, None, device)
-    return Subject(call_of(case), device, partial(_scaled, case, limits_of(device, float32)))
+    return Subject(case.call, device, partial(scaled, case, limits_of(device, float32)))
 
 
 def found_in(case: Case, device: Device, plan: Plan) -> Finding | None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from genesis.backend import CPU
+from genesis.backend.cuda.compile import Signature
 from genesis.errors import DeviceError, UsageError
 from genesis.measure import code
 from genesis.measure.code import Code, code_of, disassembled, render_lines, target_named
@@ -56,7 +57,7 @@ def test_a_stage_that_is_none() -> None:
 def test_the_head_says_what_it_was_compiled_for() -> None:
     types = ("*fp32:16", ("i32:16", ("constexpr", 1)), ("constexpr", None))
     constants = (("BLOCK", 1024), ("F", render_lines))
-    found = Code("binary", [(4, 1, 1), (4, 1, 1)], (9, 0), types, constants, (), "llir", "a\nb\n")
+    found = Code("binary", [(4, 1, 1), (4, 1, 1)], (9, 0), Signature(types, constants, ()), "llir", "a\nb\n")
     assert list(render_lines(found)) == [
         "; binary: llir for sm_90, grid 4x1x1, launched 2 times",
         "; arguments (*fp32:16, (i32:16, 1), None)",

@@ -9,7 +9,7 @@ import pytest
 
 from genesis.backend.cuda.driver import KernelFacts, SMFacts
 from genesis.backend.cuda.launch import KernelLaunch
-from genesis.measure.kernels import Resources, _resources_of, resources
+from genesis.measure.kernels import Resources, resources, resources_of
 
 HOPPER = SMFacts(threads=2048, registers=65536, blocks=32, shared=228 << 10, reserved=1 << 10)
 
@@ -81,9 +81,9 @@ class FakeDriver:
 def test_a_launch_asks_the_driver() -> None:
     launched = KernelLaunch(lambda made: None, lambda: True, "fold", (4, 33, 1))
     driver: Any = FakeDriver()
-    assert _resources_of(launched, driver) is None  # memory that is set, say
+    assert resources_of(launched, driver) is None  # memory that is set, say
     launched.loaded = SimpleNamespace(function=SimpleNamespace(handle="handle"), threads=128, shared=2048)
-    found = _resources_of(launched, driver)
+    found = resources_of(launched, driver)
     assert found is not None
     assert (found.registers, found.shared, found.local, found.sm_count) == (40, 16 + 2048, 8, 132)
     assert (found.resident, found.waves) == (4, 0.25)

@@ -1,19 +1,28 @@
-"""What Genesis's ops are in torch: the name in their record, or a line in a table; and the timing of one call.
+"""The peer's side of a comparison, run as a script: it answers questions about torch's times, one JSON line each.
 
-Run by `child.py`.
+    python torch_ops.py '{"work": "ops", "device": "cuda:0", "threads": null}'
+
+It first prints torch's version, or what is missing. Then it answers each line of stdin with a line: `open` builds a
+job, `measure` samples it for a while (`seconds`) or a number of times (`count`), `close` forgets it. A job that fails
+is answered with its error. The jobs here are ops: the record of an op names it in torch, or a line of `CALLS`. Jobs of
+training steps are in `torch_steps.py`.
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
+import json
+import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-WALL_SAMPLE = 1e-3  # seconds that a sample by the clock on the wall lasts at least
-MOST_CALLS = 1000
-REPLAY = 1e-3  # seconds that a replay of a graph lasts at least
-GRAPH_CALLS = (4, 100)  # held by a graph: at least and at most
+WALL_SAMPLE, MOST_CALLS = 1e-3, 1000  # least seconds of a sample by the wall; calls in it at most
+REPLAY, GRAPH_CALLS = 1e-3, (4, 100)  # least seconds of a replay; calls in a graph at least and at most
+LEAST_SAMPLES = 5
 
 Call = Callable[..., Any]  # f(torch, attributes, *inputs)
 
@@ -21,7 +30,7 @@ Call = Callable[..., Any]  # f(torch, attributes, *inputs)
 
 
 def _named(t: Any, path: str, a: dict[str, Any]) -> Call:
-    """The function at `path`, such as "torch.nn.functional.silu", on the same operands and the same dimensions."""
+    """The function at `path`, such as "torch.nn.functional.silu", on the same operands and dimensions."""
     function = t
     for name in path.split(".")[1:]:
         function = getattr(function, name)
@@ -30,7 +39,7 @@ def _named(t: Any, path: str, a: dict[str, Any]) -> Call:
 
 
 def _product(t: Any, a: dict[str, Any], x: Any) -> Any:
-    """One dimension after the other, as torch's takes one at a time."""
+    """Reduces one dimension after the other, because torch's product takes one at a time."""
     dims = a["axes"]
     if dims is None:
         return t.prod(x)
@@ -73,7 +82,7 @@ def _swiglu(t: Any, a: dict[str, Any], gate: Any, up: Any) -> Any:
 
 
 def _head_loss(t: Any, a: dict[str, Any], x: Any, weight: Any, labels: Any) -> Any:
-    """The mean loss, and as here its gradients with it."""
+    """The mean loss. Its gradients are computed with it, as in Genesis."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     with t.enable_grad():
         logits = t.nn.functional.linear(x, weight).float()
@@ -82,7 +91,7 @@ def _head_loss(t: Any, a: dict[str, Any], x: Any, weight: Any, labels: Any) -> A
     return loss.detach()
 
 
-# Ops whose call in torch has another form. Of the others the record says what torch calls them (`Op.torch`).
+# Ops whose call in torch has another form. The record names the others (`Op.torch`).
 CALLS: dict[str, Call] = {
     "prod": _product,
     "sum_to_shape": lambda t, a, x: x.sum_to_size(a["shape"]),
@@ -117,7 +126,7 @@ class Job:
     """An op on inputs like Genesis's, forward and backward.
 
     Args:
-        path: what torch calls it, where it is not in `CALLS`.
+        path: torch's name of the op, where it is not in `CALLS`.
 
     Attributes:
         facts: the shape of the (first) result.
@@ -129,36 +138,32 @@ class Job:
         self.torch, self.device, self.clock = torch, device, clock
         values = [self._made(x) if isinstance(x, dict) else x for x in inputs]
         call, given = CALLS.get(op) or _named(torch, path, attrs), {"device": device, **attrs}
-        stream = torch.cuda.Stream() if device != "cpu" else None
-        self.stream = stream  # backward runs on the stream of forward: a graph of it must be captured there
+        # Autograd runs a backward op on the stream of its forward op, where a graph of it must be captured.
+        self.stream = torch.cuda.Stream() if device != "cpu" else None
         self.call: Callable[[], Any] = lambda: call(torch, given, *values)
         self.leaves = [x for x in values if isinstance(x, torch.Tensor) and x.is_floating_point()]
         self.samplers: dict[str, Callable[[], float]] = {}
-        with self._on_stream(), torch.no_grad():
+        with torch.cuda.stream(self.stream), torch.no_grad():
             made = self.call()
-        first = made if isinstance(made, torch.Tensor) else made[0]
-        self.facts = {"shape": list(first.shape)}
+        self.facts = {"shape": list((made if isinstance(made, torch.Tensor) else made[0]).shape)}
 
     def _made(self, x: dict[str, Any]) -> Any:
-        """An input of the given shape and strides, its values repeated as often as needed."""
+        """An input of the given shape and strides; its values are repeated as needed."""
         torch = self.torch
         some = torch.frombuffer(bytearray(base64.b64decode(x["values"])), dtype=getattr(torch, x["dtype"]))
         extent = 1 + sum((n - 1) * step for n, step in zip(x["shape"], x["strides"], strict=True))
         flat = some.to(self.device).repeat(-(-extent // len(some)))[:extent]
         return flat.as_strided(x["shape"], x["strides"])
 
-    def _on_stream(self) -> Any:
-        return self.torch.cuda.stream(self.stream)  # nothing where there is none
-
     def sampler(self, what: str) -> Callable[[], float]:
-        """What gives the seconds of a call, "forward" or "backward", time after time."""
+        """A function that returns the seconds of a call, "forward" or "backward"."""
         if what not in self.samplers:
             call = self._plain if what == "forward" else self._backward()
             self.samplers[what] = self._of_graph(call) if self.clock == "GPU" else self._of_wall(call)
         return self.samplers[what]
 
     def noted(self) -> dict[str, Any]:
-        """What else an answer holds."""
+        """Further entries of an answer."""
         return {}
 
     def _plain(self) -> Any:
@@ -170,23 +175,20 @@ class Job:
         torch = self.torch
         for leaf in self.leaves:
             leaf.requires_grad_()
-        with self._on_stream(), torch.enable_grad():
+        with torch.cuda.stream(self.stream), torch.enable_grad():
             made = self.call()
         tensors = made if isinstance(made, tuple) else (made,)
         outputs = [x for x in tensors if isinstance(x, torch.Tensor) and x.requires_grad]
         arriving = [torch.ones_like(x) for x in outputs]
         return lambda: torch.autograd.grad(outputs, self.leaves, arriving, retain_graph=True, allow_unused=True)
 
-    def _wait(self) -> None:
-        if self.device != "cpu":
-            self.torch.cuda.synchronize()
-
     def _timed(self, call: Callable[[], Any], count: int) -> float:
-        self._wait()
+        wait = self.torch.cuda.synchronize if self.device != "cpu" else lambda: None
+        wait()
         start = time.perf_counter()
         for _ in range(count):
             call()
-        self._wait()
+        wait()
         return (time.perf_counter() - start) / count
 
     def _of_wall(self, call: Callable[[], Any]) -> Callable[[], float]:
@@ -195,9 +197,9 @@ class Job:
         return lambda: self._timed(call, count)
 
     def _of_graph(self, call: Callable[[], Any]) -> Callable[[], float]:
-        """Replays of a graph that holds so many calls that its start and end do not count."""
+        """Replays of a graph of so many calls that its start and end do not count."""
         torch = self.torch
-        with self._on_stream():
+        with torch.cuda.stream(self.stream):
             self._timed(call, 3)
             count = min(max(int(REPLAY / self._timed(call, 10)), GRAPH_CALLS[0]), GRAPH_CALLS[1])
         graph = torch.cuda.CUDAGraph()
@@ -218,6 +220,67 @@ class Job:
         return sample
 
 
-def opened(torch: Any, device: str, **job: Any) -> Job:
-    """The job of a request."""
-    return Job(torch, device, **job)
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Serve until stdin ends."""
+    settings = json.loads(sys.argv[1])
+    device, answers = settings["device"], os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries print to stderr, not among the answers
+
+    def say(what: dict[str, Any]) -> None:
+        answers.write(json.dumps(what) + "\n")
+
+    torch: Any = None
+    try:
+        torch = importlib.import_module("torch")
+        missing = f"torch {torch.__version__} finds no GPU, and {device} was asked for"
+        missing = "" if device == "cpu" or torch.cuda.is_available() else missing
+    except ImportError as error:
+        missing = f"torch cannot be imported: {error}"
+    if missing:
+        say({"missing": missing})
+        return 3
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    sys.path.insert(0, str(Path(__file__).parent))
+    opened = importlib.import_module("torch_steps").opened if settings["work"] == "steps" else Job
+    say({"version": str(torch.__version__)})
+    job: Any = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        what, reply = request.pop("ask"), dict[str, Any]()
+        if what != "measure":
+            job = None  # its memory is freed before the next one is built
+            if device != "cpu":
+                torch.cuda.empty_cache()
+        try:
+            if what == "open":
+                job = opened(torch, device, **request)
+                reply = job.facts
+            elif what == "measure":
+                reply = {"samples": samples_of(job.sampler(request["what"]), **request), **job.noted()}
+        except ImportError as error:
+            reply = {"error": f"{error.name} is not installed there", "lacks": error.name}
+        except Exception as error:  # the peer's exceptions are answers
+            lines = str(error).strip().splitlines() or [""]
+            reply = {"error": f"{type(error).__name__}: {lines[0][:300]}"}
+        say(reply)
+    return 0
+
+
+def samples_of(sample: Callable[[], float], what: str, seconds: float = 0.0, count: int = 0) -> list[float]:
+    """So many samples, or those of so many seconds and a few at least."""
+    if count:
+        return [sample() for _ in range(count)]
+    end, found = time.perf_counter() + seconds, list[float]()
+    while len(found) < LEAST_SAMPLES or time.perf_counter() < end:
+        found.append(sample())
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Training steps in torch, as a peer takes them: a recipe's model, AdamW, clipping. Run by `child.py`.
+"""Training steps in torch, as a peer takes them: a recipe's model, AdamW, clipping. Run by `torch_ops.py`.
 
 Recipes: `eager` is Hugging Face's model as it is, `compile` the same under torch.compile, `lean` a model written for
 speed under torch.compile. In bf16 weights stay float32 and compute runs under autocast. Of several processes: `ddp` is
