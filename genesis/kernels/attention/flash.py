@@ -121,8 +121,7 @@ def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_firs
 
     Args:
         p_stats: [2, batches·heads·blocks·BM]: LSE, then delta, padded to whole blocks.
-        p_low: smallest first visible key of each block, [batches·blocks].
-        p_high: largest first visible key of each block, [batches·blocks].
+        p_low: smallest first visible key of each block, [batches·blocks]; `p_high` has the largest ones.
         p_first: first visible key of each query, [batches·blocks·BM].
         tile: (i_batch, i_head, i_block).
         sizes: (tokens, keys, batches, heads).

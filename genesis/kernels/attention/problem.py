@@ -74,11 +74,7 @@ def tma_region(x: Array) -> tuple[Shape, Shape]:
 
 
 def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None, *read: Array) -> Problem:
-    """Return the problem of a call. `read` holds q, k, then every other array that is read in tiles.
-
-    Raises:
-        ShapeError: the head dimension is above 256.
-    """
+    """Return a call's problem. `read` is q, k, then all arrays read in tiles. Raises ShapeError for heads above 256."""
     q, k = read[:2]
     (batches, tokens, heads, head_dim), (_, keys, key_heads, _) = q.shape, k.shape
     sign = (scale > 0) - (scale < 0)
@@ -174,9 +170,8 @@ def tiles_of(
 def l2_sections(
     rows: float, heads: int, bytes_per_row: int, blocks: int, section_bytes: int = 8 << 20
 ) -> tuple[int, int]:
-    """Return (section, sectioned) for `scheduled_tile`: heads per section, and heads that are scheduled in sections.
-
-    A section's `rows` rows per head, which many programs read, fit in L2. A head has `blocks` programs.
+    """Return (section, sectioned) for `scheduled_tile`: heads per section, whose `rows` rows per head fit in L2, and
+    heads that are scheduled in sections. A head has `blocks` programs.
     """
     head_bytes = rows * bytes_per_row
     if head_bytes < SECTION_HEAD_BYTES or head_bytes * heads < SECTION_TOTAL_BYTES:
@@ -188,9 +183,8 @@ def l2_sections(
 def _fitting(
     tile: AttentionTile, tokens: int, keys: int, row_bytes: int, shared: int, keeps_keys: bool
 ) -> AttentionTile:
-    """Return the tile, clamped to the sequences, with fewer stages or smaller blocks if shared memory is short.
-
-    Two tiles (of keys with `keeps_keys`, otherwise of queries) remain in shared memory, and two are pipelined.
+    """Return the tile, clamped to the sequences, with fewer stages or smaller blocks if shared memory is short. Two
+    tiles (of keys with `keeps_keys`, otherwise of queries) remain in shared memory, and two are pipelined.
     """
     m, n, _, stages = tile[:4]
     m = min(m, max(16, triton.next_power_of_2(tokens)))

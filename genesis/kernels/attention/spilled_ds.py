@@ -45,10 +45,7 @@ def ds_extent(tokens: int) -> tuple[int, int]:
 
 
 def ds_chunks_of(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> list[tuple[slice, slice]]:
-    """Return nearly equal chunks (sequences, key heads), the largest first.
-
-    The ds of a chunk has at most MAX_CHUNK_BYTES, unless a single key head has more.
-    """
+    """Return equal chunks (sequences, key heads), largest first, with MAX_CHUNK_BYTES of ds or a single key head."""
     head_bytes = heads // key_heads * math.prod(ds_extent(tokens)) * itemsize
     sequences = _even_part(batches, MAX_CHUNK_BYTES // (head_bytes * key_heads))
     width = _even_part(key_heads, MAX_CHUNK_BYTES // head_bytes)
@@ -95,12 +92,8 @@ def tile_origin(i_key, i_query, blocks):
 def store_fragment(warps: str, columns: int) -> tl.constexpr:
     """Return PTX that stores 16 values of a thread: base address $4, offsets $20 to $35, values $36 to $43.
 
-    The first line names the expected layout, which the compiler's layout is compared with. In it a thread's pairs of
-    neighbours alternate between a row and the row 8 below it, then move on by 8 columns.
-
-    Args:
-        warps: warps of a program in the layout.
-        columns: columns of a wgmma in the layout.
+    The first line names the expected layout (`warps` of a program, `columns` of a wgmma), which is compared with the
+    compiler's. In it a thread's pairs of neighbours alternate between a row and the row 8 below, in every 8 columns.
     """
     layout = f"versionMajor = 3, versionMinor = 0, warpsPerCTA = {warps}, instrShape = [16, {columns}, 16]"
     return tl.constexpr(

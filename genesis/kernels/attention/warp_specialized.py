@@ -10,8 +10,7 @@ The kernel is persistent, with one program per SM. The last queries, which see t
 round of tiles is assigned in reverse order, so that all programs finish together. With documents or a window the work
 per tile is not known in advance. `attention_fwd`, whose programs start wherever an SM is free, is then faster.
 
-The kernel is written in Gluon, Triton's lower-level dialect, which has no interpreter, so its results are checked on a
-GPU.
+The kernel is written in Gluon, Triton's lower-level dialect without an interpreter; its results are checked on a GPU.
 
 Tiles: BM queries (ROWS = BM / 2 per consumer), BN keys, BD columns (padded head dimension).
 """
@@ -144,10 +143,8 @@ def softmax_weights(b_s, b_max, b_end, start_n, scale_log2, sign, is_partial, LA
 
 @gluon.jit
 def ordered(x):
-    """Return x (at least 0), computed before any later operation with a side effect.
-
-    The assembler preserves the order of side effects, such as a nanosleep that no thread executes. Without it, the
-    assembler would wait for the tensor cores first.
+    """Return x, which is at least 0, computed before any later side effect. The assembler preserves the order of side
+    effects, such as a nanosleep that no thread executes; without it, it would wait for the tensor cores first.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f", [x],
@@ -253,9 +250,9 @@ def attention_fwd_ws(d_q, d_k, d_v, p_o, p_lse, sizes, head_dim, scales, so, CAU
     BD: gl.constexpr = TILE[2]
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # Allocate the tiles and their barriers in shared memory.
-    s_q = gl.allocate_shared_memory(d_q.dtype, [2, BM // 2, BD], SWIZZLED)  # [2, BM / 2, BD]
-    s_k = gl.allocate_shared_memory(d_k.dtype, [STAGES, BN, BD], SWIZZLED)  # [STAGES, BN, BD]
-    s_v = gl.allocate_shared_memory(d_v.dtype, [STAGES, BN, BD], SWIZZLED)  # [STAGES, BN, BD]
+    s_q = gl.allocate_shared_memory(d_q.dtype, [2, BM // 2, BD], SWIZZLED)
+    s_k = gl.allocate_shared_memory(d_k.dtype, [STAGES, BN, BD], SWIZZLED)
+    s_v = gl.allocate_shared_memory(d_v.dtype, [STAGES, BN, BD], SWIZZLED)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)

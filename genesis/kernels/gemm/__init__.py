@@ -1,1 +1,1 @@
-"""GEMMs for 2-byte floats, float32 (tf32), e4m3 and integers, and the ops that finish in their epilogues."""
+"""GEMMs of 2-byte floats, float32 (tf32), e4m3 and integers, and the ops that are fused into their epilogues."""

@@ -1,14 +1,16 @@
-"""Copies of a GEMM's operands into another layout, and operands side by side.
+"""Copies of a GEMM's operands into another layout, and concatenated operands.
 
 Plain reference: genesis/ops/elementwise.py: `copy`, `cast`; numpy.concatenate.
 
-- Between arrays whose contiguous axes differ: tiles are read along one's axis and stored along the other's, and
-  transposed in shared memory in between.
-- Of rows that TMA cannot address, into rows that begin at multiples of 16 bytes. Through pointers such rows are loaded
-  element by element, which leaves tensor cores idle for nine tenths of the time. A copy moves twice the operand's bytes
-  once, and the GEMM then loads by TMA.
-- Side by side along k: [x | u]·[W | B]ᵀ is x·Wᵀ + u·Bᵀ as one product, with any kernel and its epilogue. Copying costs
-  what x, W and their copies have in bytes; it saves passes over the product's result, which is wider.
+- Transposed copies, between arrays with different contiguous axes: tiles are read along one axis, transposed in shared
+  memory, and stored along the other axis.
+- Aligned copies, of rows that TMA cannot address to rows that begin at multiples of 16 bytes. Loading such rows through
+  pointers, element by element, leaves the tensor cores idle for nine tenths of the time. The copy reads and writes the
+  operand once, and the GEMM then loads by TMA.
+- Concatenation along k: [x | u]·[W | B]ᵀ = x·Wᵀ + u·Bᵀ as one GEMM, with any kernel and epilogue. Copying reads and
+  writes x and W, and saves passes over the result, which is wider.
+
+Tiles: R rows x C columns.
 """
 
 from __future__ import annotations
@@ -26,57 +28,57 @@ from genesis.dtypes import float32, int16, int32, int64
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices
 from genesis.ops.shape import contiguous
 
-MIN_EXTENT = 16  # elements along either axis, for tiles to be profitable
-MIN_MULTIPLY_ADDS = 1 << 25  # from which on an operand may be copied first
-MIN_USES = 32  # of each element, which save as much as reading and writing it once more costs
+MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
+MIN_MULTIPLY_ADDS = 1 << 25  # the fewest multiply-adds for which an operand is copied first
+MIN_USES = 32  # uses of each element that save as much as an extra read and write costs
 
 
 @triton.jit
 def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, batch, so, sx,
                      INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """out[batch, r, c] = x[batch, r, c], where x's elements are contiguous along r and out's along c."""
+    """Store out[batch, r, c] = x[batch, r, c], where x is contiguous along r and out along c."""
     program = tl.program_id(0)
     b = program // (blocks_r * blocks_c)
     r = program // blocks_c % blocks_r
     c = program % blocks_c
     if INT64:
         b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
-    r = (r * R + tl.arange(0, R))[:, None]
-    c = (c * C + tl.arange(0, C))[None, :]
-    m = (r < rows) & (c < columns)
+    r = (r * R + tl.arange(0, R))[:, None]  # [R, 1]
+    c = (c * C + tl.arange(0, C))[None, :]  # [1, C]
+    m = (r < rows) & (c < columns)  # [R, C]
     x = tl.load(p_x + offsets(b, batch, sx) + r + c * sx_c, mask=m)  # [R, C]
     tl.store(p_o + offsets(b, batch, so) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
 
 
 def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
-    """Whether copying a K-major operand B of a GEMM in exact float32, to be MN-major, saves more than it costs.
+    """Return whether copying a K-major operand B of an exact float32 GEMM to MN-major saves more than it costs.
 
-    Such GEMMs are multiply-adds whose operands come from shared memory, 16 bytes a thread: neighbouring columns for
-    neighbouring threads. K-major, these are in the same banks, and a load takes 32 cycles instead of 4.
+    Threads of such GEMMs load 16 bytes each from shared memory, neighbouring threads from neighbouring columns. If B is
+    K-major, these columns are in the same banks, and a load takes 32 cycles instead of 4.
 
     Args:
-        elements: of the operand.
-        multiply_adds: with all of its elements.
+        elements: elements of the operand.
+        multiply_adds: multiply-adds of the GEMM.
     """
     return multiply_adds >= max(MIN_MULTIPLY_ADDS, MIN_USES * elements)
 
 
 def tile(itemsize: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile: 128 bytes or more along both axes."""
+    """Return (rows, columns, warps) of a tile, which has at least 128 bytes along both axes."""
     side = {1: 128, 2: 64, 4: 32, 8: 32}[itemsize]
     return side, side, 4
 
 
 def transposed_copy(out: Array, x: Array) -> bool:
-    """out = x in out's dtype; False, with nothing done, unless they are contiguous along different axes."""
+    """Copy x to `out` in out's dtype. Return False, without copying, unless their contiguous axes differ."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     wide_enough = [d for d, n in enumerate(sizes) if n >= MIN_EXTENT]
     c = next((d for d in wide_enough if so[d] == 1), None)
     r = next((d for d in wide_enough if sx[d] == 1 and d != c), None)
     if c is None or r is None or sx[c] == 1 or min(*so, *sx) < 0:
         return False
-    rest = [d for d in range(len(sizes)) if d not in (r, c)]
-    batch, batch_so, batch_sx = (tuple(s[d] for d in rest) or (n,) for s, n in ((sizes, 1), (so, 0), (sx, 0)))
+    batch_dims = [d for d in range(len(sizes)) if d not in (r, c)]
+    batch, batch_so, batch_sx = (tuple(s[d] for d in batch_dims) or (n,) for s, n in ((sizes, 1), (so, 0), (sx, 0)))
     rows, columns, warps = tile(max(out.dtype.itemsize, x.dtype.itemsize))
     blocks_r, blocks_c = triton.cdiv(sizes[r], rows), triton.cdiv(sizes[c], columns)
     launch(
@@ -89,31 +91,31 @@ def transposed_copy(out: Array, x: Array) -> bool:
 # --- Aligned rows -----------------------------------------------------------------------------------------------------
 
 
-ROW = 64  # elements that the distance of a copy's rows is a multiple of: 16 units of 8 bytes, stored as vectors
-ELEMENTS = 2048  # of a tile
-LEAST = 1 << 25  # FLOPs of which TMA saves as much as launching a copy takes
-FLOPS_PER_BYTE = 36  # the same of a byte to copy: 60 TFLOP/s through pointers, 400 by TMA, copies of 2 TB/s (H100)
+ROW = 64  # the row stride of a copy is a multiple of this many elements: 16 units of 8 bytes, stored as vectors
+ELEMENTS = 2048  # elements per tile
+LEAST = 1 << 25  # FLOPs for which TMA saves as much time as launching a copy takes
+FLOPS_PER_BYTE = 36  # the same per byte copied: 60 TFLOP/s through pointers, 400 by TMA, copies at 2 TB/s (H100)
 
 
 @triton.jit
 def copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64: tl.constexpr, R: tl.constexpr,
               C: tl.constexpr):  # fmt: skip
-    """out[batch, r, c] = x[batch, r, c] for R rows and C columns."""
+    """Store out[batch, r, c] = x[batch, r, c] for R rows and C columns, and pad out's rows with 0."""
     blocks_r, blocks_c = tl.cdiv(rows, R), tl.cdiv(columns, C)
     b, r, c = program // (blocks_r * blocks_c), program // blocks_c % blocks_r, program % blocks_c
     if INT64:
         b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
-    r, c = (r * R + tl.arange(0, R))[:, None], (c * C + tl.arange(0, C))[None, :]
-    m_r = r < rows
+    r, c = (r * R + tl.arange(0, R))[:, None], (c * C + tl.arange(0, C))[None, :]  # [R, 1], [1, C]
+    m_r = r < rows  # [R, 1]
     x = tl.load(p_x + offsets(b, batch, sx) + r * sx_r + c, mask=m_r & (c < columns), other=0)  # [R, C]
-    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, x, mask=m_r & (c < so_r))  # with what pads a row
+    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, x, mask=m_r & (c < so_r))  # includes the padding
 
 
 @triton.jit
 def aligned_copies_kernel(p_o, p_x, p_o1, p_x1, programs, rows, columns, so_r, sx_r, batch, so, sx, rows1, columns1,
                           so_r1, sx_r1, batch1, so1, sx1, INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
                           R1: tl.constexpr, C1: tl.constexpr):  # fmt: skip
-    """One copy in the first `programs` programs, another, where there is one, in those behind."""
+    """Run one copy in the first `programs` programs and a second copy, if p_x1 is given, in the others."""
     program = tl.program_id(0)
     if program < programs:
         copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64, R, C)
@@ -122,12 +124,12 @@ def aligned_copies_kernel(p_o, p_x, p_o1, p_x1, programs, rows, columns, so_r, s
 
 
 class Copy(NamedTuple):
-    """A copy as the kernel takes it: batch dimensions apart, elements as wide as both sides allow."""
+    """A copy as the kernel takes it, with separate batch dimensions and elements as wide as both sides allow."""
 
     out: Array
     x: Array
-    sizes: tuple[int, int, int, int]  # rows, columns, and distances of rows
-    batch: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes, and strides of both
+    sizes: tuple[int, int, int, int]  # rows, columns, row stride of out, row stride of x
+    batch: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes, strides of out, strides of x
     tile: tuple[int, int]
 
     @property
@@ -137,17 +139,17 @@ class Copy(NamedTuple):
 
 
 def alignment_is_profitable(flops: int, nbytes: int) -> bool:
-    """Whether copying so many bytes of operands first makes a GEMM of so many FLOPs faster."""
+    """Return whether copying `nbytes` bytes of operands first makes a GEMM of `flops` FLOPs faster."""
     return flops > LEAST + FLOPS_PER_BYTE * nbytes
 
 
 def aligned_columns(columns: int) -> int:
-    """The distance of a copy's rows."""
+    """Return the row stride of an aligned copy, in elements."""
     return -(-columns // ROW) * ROW
 
 
 def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """out = x for one or two (out, x) of one dtype, columns contiguous, out's rows `aligned_columns` apart."""
+    """Copy x to out for one or two (out, x) of one dtype, with contiguous columns and out's row stride aligned."""
     copies = [_copy_of(out, x) for out, x in pairs]
     first, second = copies[0], copies[-1]
     wide = any(
@@ -162,10 +164,10 @@ def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _copy_of(out: Array, x: Array) -> Copy:
-    """In integers of up to 8 bytes."""
+    """Return the copy in integers of up to 8 bytes."""
     assert out.strides[-2] % ROW == 0, out.strides
     item, columns = x.dtype.itemsize, x.shape[-1]
-    base = 16 if x.data_ptr() % 16 == 0 else item  # replayed with another address, of which no more is known
+    base = 16 if x.data_ptr() % 16 == 0 else item  # a replay may have another address with only this alignment
     grain = math.gcd(base, 8, columns * item, *(st * item for st in x.strides[:-1]))
     ratio = max(grain // item, 1)
     kind = {2: int16, 4: int32, 8: int64}[item * ratio]
@@ -179,37 +181,37 @@ def _copy_of(out: Array, x: Array) -> Copy:
     return Copy(o, s, (rows, shape[-1], o.strides[-2], s.strides[-2]), batch, (ELEMENTS // c, c))  # type: ignore[arg-type]
 
 
-# --- Side by side -----------------------------------------------------------------------------------------------------
+# --- Concatenation ----------------------------------------------------------------------------------------------------
 
 
-GRAIN = 8  # elements: rows of 2-byte types that TMA can address
+GRAIN = 8  # TMA addresses rows of a multiple of this many 2-byte elements
 ROWS, COLUMNS = 32, 128
 
 
 @triton.jit
 def concat_columns_kernel(p_o, p_x, p_u, rows, width, rank, part, so, sx, su, INT64: tl.constexpr, R: tl.constexpr,
                           C: tl.constexpr):  # fmt: skip
-    """out[i] = [x[i] | 0 | u[i] | 0], u being in the columns of the part of `part` rows that i is in."""
+    """Store out[i] = [x[i] | 0 | u[i] | 0]. Each part of `part` rows has its own columns for u."""
     i, j = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)[None, :]
     if INT64:
         i = i.to(tl.int64)
-    i = i * R + tl.arange(0, R)[:, None]
-    is_x = (i < rows) & (j < width)
+    i = i * R + tl.arange(0, R)[:, None]  # [R, 1]
+    is_x = (i < rows) & (j < width)  # [R, C]
     j_u = j - width - i // part * rank
-    is_u = (i < rows) & (j_u >= 0) & (j_u < rank)
+    is_u = (i < rows) & (j_u >= 0) & (j_u < rank)  # [R, C]
     b_x = tl.load(p_x + i * sx + j, mask=is_x, other=0)  # [R, C]
-    b_u = tl.load(p_u + i * su + j_u, mask=is_u & (j >= width), other=0)
+    b_u = tl.load(p_u + i * su + j_u, mask=is_u & (j >= width), other=0)  # [R, C]
     tl.store(p_o + i * so + j, tl.where(j < width, b_x, b_u), mask=(i < rows) & (j < so))
 
 
 def can_extend(rows: int, width: int, rank: int) -> bool:
-    """Whether copying operands is the shorter way, for a product of so many rows whose result is wider than `width`."""
+    """Return whether concatenation is faster, for a product with `rows` rows and a result wider than `width`."""
     return rows >= width and width % GRAIN == rank % GRAIN == 0
 
 
 def concat_columns(x: Array, u: Array, parts: int = 1) -> Array:
-    """[x | u] of `[rows, width]` and `[rows, rank]` with contiguous rows; with `parts` > 1, which divides them, the
-    parts of u's rows in columns of their own, between zeros.
+    """Return [x | u] of x `[rows, width]` and u `[rows, rank]`, both with contiguous rows. With `parts` > 1, each of
+    these parts of u's rows has its own columns, and zeros fill the others.
     """
     (rows, width), rank = x.shape, u.shape[1]
     assert x.strides[1] == u.strides[1] == 1 and u.shape[0] == rows and rows % parts == 0
@@ -226,22 +228,22 @@ def concat_columns(x: Array, u: Array, parts: int = 1) -> Array:
 
 @triton.jit
 def concat_rows_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexpr):
-    """N elements of out: `size` of x, or 1 where x is None, then those of u."""
-    i = program_indices(N, INT64)
-    b_u = tl.load(p_u + (i - size), mask=(i >= size) & (i < total), other=0)
-    b_x = tl.load(p_x + i, mask=i < size, other=0) if p_x is not None else 1.0
+    """Store N elements of out, which holds `size` elements of x (1 if p_x is None), then the elements of u."""
+    i = program_indices(N, INT64)  # [N]
+    b_u = tl.load(p_u + (i - size), mask=(i >= size) & (i < total), other=0)  # [N]
+    b_x = tl.load(p_x + i, mask=i < size, other=0) if p_x is not None else 1.0  # [N]
     tl.store(p_o + i, converted(tl.where(i < size, b_x, b_u), p_o.dtype.element_ty), mask=i < total)
 
 
 def concat_rows(x: Array, u: Array) -> Array:
-    """[x ; u] of `[rows, width]` and `[rank, width]`."""
+    """Return [x ; u] of x `[rows, width]` and u `[rank, width]`."""
     out = empty((x.shape[0] + u.shape[0], x.shape[1]), x.dtype, x.device)
     _concat_rows_into(out, contiguous(x), u, x.size)
     return out
 
 
 def ones_and(count: int, u: Array) -> Array:
-    """`count` ones, then u `[n]`, in float32."""
+    """Return `count` ones, then u `[n]`, in float32."""
     out = empty((count + u.size,), float32, u.device)
     _concat_rows_into(out, None, u, count)
     return out

@@ -1,9 +1,11 @@
-"""GEMMs of few columns, as matrix times vector, on the CUDA cores: each element of A is read once, wherever it lies.
+"""GEMMs with few columns, such as matrix times vector, on the CUDA cores. Each element of A is read once.
 
 Plain reference: genesis/ops/linalg.py: `matmul`.
 
-A program multiplies tiles of A in registers by each column of B, and adds along k at the end, so that no tile passes
-through shared memory. Few rows are the columns of the swapped GEMM. `linalg.py` launches it.
+A program multiplies tiles of A in registers by each column of B and sums along k at the end, so that no tile passes
+through shared memory. A GEMM with few rows is swapped, so that its rows become columns. `linalg.py` launches it.
+
+The GEMM is [m, k] x [k, COLUMNS]; tiles are BM rows x BK elements along k.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from genesis.kernels.elements import converted, offsets
 from genesis.kernels.gemm.gemm import epilogue, grouped_tile, out_offsets
 from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
 
-MAX_COLUMNS = 2  # of a K-major A; one of another, where each load brings all lanes the same element of B
-ELEMENTS = 2048  # of A in a tile, 16 a thread
+MAX_COLUMNS = 2  # the most columns if A is K-major; otherwise 1, because all lanes then load the same element of B
+ELEMENTS = 2048  # elements of A per tile, 16 per thread
 PROGRAMS_PER_SM = 4
-MIN_STEPS = 4  # along k of a part
+MIN_STEPS = 4  # the fewest steps along k per part
 
 
 @triton.jit(do_not_specialize=["schedule"])
@@ -26,11 +28,11 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
                      schedule, EPILOGUE: tl.constexpr, INT64: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
                      BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
                      SPLIT: tl.constexpr, VECTORS: tl.constexpr):  # fmt: skip
-    """BM rows and all COLUMNS columns a program, or with SPLIT a part of their sums; see `gemm_pointers`.
+    """Compute BM rows and all COLUMNS columns, or with SPLIT a part of their sums; see `gemm_pointers`.
 
     Args:
-        VECTORS: elements along k are loaded 16 bytes at a time from both. A column of B is then a tile like A's, with
-            each element where it is needed, without a pass through shared memory.
+        VECTORS: both operands are loaded 16 bytes at a time along k. A column of B is then loaded as a tile like A's,
+            so that each element is already in the thread that needs it.
     """
     m, n, k = sizes
     split, steps_per_split = schedule
@@ -40,7 +42,7 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
         end = tl.minimum(begin + steps_per_split, end)
     i_batch, i_m, _ = grouped_tile(i_tile, tl.cdiv(m, BM), 1, GROUP, MATRICES)
     o_m, o_k, stop = i_m * BM + tl.arange(0, BM), tl.arange(0, BK), tl.minimum(end * BK, k)
-    # rows behind the last are read as that one, which spares masks
+    # Rows beyond the last read the last row, which avoids masks.
     x_batch, x_m, x_k = i_batch, tl.minimum(o_m, m - 1), begin * BK + o_k
     if INT64:
         x_batch, x_m, x_k = i_batch.to(tl.int64), x_m.to(tl.int64), x_k.to(tl.int64)
@@ -48,18 +50,18 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
     p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[None, :] * sb[1]  # [1, BK]
     if VECTORS:
         p_bk += x_m[:, None] * 0  # [BM, BK]
-    sums = ()  # of each column, [BM, BK]
+    sums = ()  # [BM, BK] for each column
     for _ in tl.static_range(COLUMNS):
         sums += (tl.zeros((BM, BK), tl.float32),)
     b_next = tl.load(p_ak, mask=(o_k < stop - begin * BK)[None, :], other=0.0)  # [BM, BK]
     for i_k in range(begin, end):
-        b_a = converted(b_next, tl.float32)
+        b_a = converted(b_next, tl.float32)  # [BM, BK]
         p_ak += BK * sa[2]
-        b_next = tl.load(p_ak, mask=(o_k < stop - (i_k + 1) * BK)[None, :], other=0.0)  # while b_a is multiplied
+        b_next = tl.load(p_ak, mask=(o_k < stop - (i_k + 1) * BK)[None, :], other=0.0)  # [BM, BK], one step ahead
         before, sums = sums, ()
         for j in tl.static_range(COLUMNS):
-            b_b = tl.load(p_bk + j * sb[2], mask=(o_k < stop - i_k * BK)[None, :], other=0.0)
-            sums += (before[j] + b_a * converted(b_b, tl.float32),)
+            b_b = tl.load(p_bk + j * sb[2], mask=(o_k < stop - i_k * BK)[None, :], other=0.0)  # [1, BK] or [BM, BK]
+            sums += (before[j] + b_a * converted(b_b, tl.float32),)  # [BM, BK]
         p_bk += BK * sb[1]
     operands = (p_vector, vector_stride, p_residual, alpha)
     for j in tl.static_range(COLUMNS):
@@ -73,14 +75,14 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
 
 
 def is_for_few_columns(n: int, a_row: int, a_column: int, b_row: int) -> bool:
-    """Whether the kernel takes n columns, by strides. More of them are faster on the tensor cores."""
+    """Return whether the kernel supports n columns with these strides. More columns are faster on the tensor cores."""
     if a_column == 1 and n <= MAX_COLUMNS:
         return n == 1 or b_row == 1
     return a_row == 1 and n == 1
 
 
 def few_columns_tile(matrices: int, m: int, n: int, k: int, is_k_major: bool, sm_count: int) -> GemmTile:
-    """Tiles along what is contiguous in A; as few rows as give each SM two programs, and parts along k beyond that."""
+    """Return a tile along A's contiguous axis, with few enough rows for two programs per SM, and splits along k."""
     bm = 8
     if is_k_major:
         while bm > 1 and matrices * triton.cdiv(m, bm) < 2 * sm_count:

@@ -1,11 +1,11 @@
-"""GEMMs in 8-bit floats: a kernel of its own quantises rows, and the GEMM takes their codes K-major.
+"""GEMMs in 8-bit floats: a separate kernel quantizes rows, and the GEMM takes their codes K-major.
 
 Plain reference: genesis/ops/fp8.py: `quantize_rows`, `quantized_matmul`.
 
-Hopper's tensor cores take 8-bit operands only K-major. Activations and gradients are so, and weights are in forward. In
-backward a weight's codes are transposed, tile by tile, for which the scales of its rows are computed first.
+Hopper's tensor cores take 8-bit operands only K-major. Activations and gradients are K-major, and so are weights in the
+forward pass. In the backward pass a weight's codes are transposed tile by tile, after the scales of its rows are known.
 
-A tile is [BM rows, BK columns]; codes are e4m3, and a scale is a power of two.
+Codes are e4m3, and a scale is a power of two. Tiles: BM rows x BK columns.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 from genesis.shapes import numel
 
-LONGEST = 20480  # elements of a row that stay in registers from its largest magnitude to its codes
+LONGEST = 20480  # the longest row that is held in registers until its codes are computed
 CHUNK = 2048  # elements of a longer row at a time
-TILE = 4096  # elements of a program's tile, where a row has fewer
+TILE = 4096  # elements per tile of shorter rows
 TRANSPOSE_TILE = 128, 64  # rows and columns of a tile of `quantize_transposed_kernel`
 
 
-# --- Quantising -------------------------------------------------------------------------------------------------------
+# --- Quantization -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def load_scaled(p_x, p_column_scale, i_m, i_k, rows, k):
-    """A tile [BM, BK] of x·diag(column_scale) in float32."""
+    """Load a tile [BM, BK] of x·diag(column_scale) in float32."""
     b_x = tl.load(p_x + i_m[:, None] * k + i_k[None, :], mask=(i_m < rows)[:, None] & (i_k < k)[None, :], other=0)
-    b_x = converted(b_x, tl.float32)
+    b_x = converted(b_x, tl.float32)  # [BM, BK]
     if p_column_scale is not None:
         b_x = b_x * tl.load(p_column_scale + i_k, mask=i_k < k, other=0)[None, :]
     return b_x
@@ -49,54 +49,57 @@ def load_scaled(p_x, p_column_scale, i_m, i_k, rows, k):
 
 @triton.jit
 def largest_magnitude(b_x):
-    """The bits of each row's largest magnitude [BM]: as integers, NaN is above infinity, and that above numbers."""
+    """Return the bits of each row's largest magnitude [BM]. As integers, NaN > infinity > numbers."""
     return tl.max(b_x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
 @triton.jit
 def scales_of(b_largest):
-    """The power of two for each largest magnitude that brings it to 448 or below, and its inverse; see ops/fp8.py."""
-    b_field = tl.maximum(((tl.minimum(b_largest, 0x7F800000) + 0x1FFFFF) >> 23) - 8, 1)
-    b_scale = tl.where(b_largest >= 0x7F800000, 0x7FC00000, b_field << 23)
+    """Return the power of two that brings each largest magnitude [BM] to 448 or below, and its inverse (ops/fp8.py)."""
+    b_field = tl.maximum(((tl.minimum(b_largest, 0x7F800000) + 0x1FFFFF) >> 23) - 8, 1)  # [BM]
+    b_scale = tl.where(b_largest >= 0x7F800000, 0x7FC00000, b_field << 23)  # [BM]
     return b_scale.to(tl.float32, bitcast=True), ((254 - b_field) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def store_codes(p_q, b_x, b_inverse, i_m, i_k, rows, k):
-    """The codes of a tile."""
-    b_q = converted(b_x * b_inverse[:, None], tl.float8e4nv)
+    """Store the codes of a tile [BM, BK]."""
+    b_q = converted(b_x * b_inverse[:, None], tl.float8e4nv)  # [BM, BK]
     tl.store(p_q + i_m[:, None] * k + i_k[None, :], b_q, mask=(i_m < rows)[:, None] & (i_k < k)[None, :])
 
 
 @triton.jit
 def quantize_block(program, p_q, p_scale, p_x, p_column_scale, rows, k, ONCE: tl.constexpr, INT64: tl.constexpr,
                    BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
-    """The BM rows of a program; ONCE: in one tile, and another of REST more columns. Without p_q only the scales."""
+    """Quantize BM rows, or compute only their scales without p_q. With ONCE, a row is one tile of BK columns, plus one
+    of REST columns.
+    """
     if INT64:
         program = program.to(tl.int64)
     i_m, i_k = program * BM + tl.arange(0, BM), tl.arange(0, BK)
     if ONCE:
         b_x = load_scaled(p_x, p_column_scale, i_m, i_k, rows, k)  # [BM, BK]
-        b_largest = largest_magnitude(b_x)
+        b_largest = largest_magnitude(b_x)  # [BM]
         if REST:
-            i_rest = BK + tl.arange(0, REST)
+            i_rest = BK + tl.arange(0, REST)  # [REST]
             b_rest = load_scaled(p_x, p_column_scale, i_m, i_rest, rows, k)  # [BM, REST]
             b_largest = tl.maximum(b_largest, largest_magnitude(b_rest))
-        b_scale, b_inverse = scales_of(b_largest)
+        b_scale, b_inverse = scales_of(b_largest)  # [BM] each
         if p_q is not None:
             store_codes(p_q, b_x, b_inverse, i_m, i_k, rows, k)
             if REST:
                 store_codes(p_q, b_rest, b_inverse, i_m, i_rest, rows, k)
     else:
-        b_largest = tl.zeros((BM,), tl.int32)
+        # Read long rows twice: for the largest magnitude, then for the codes.
+        b_largest = tl.zeros((BM,), tl.int32)  # [BM]
         for at in range(0, k, BK):
             b_largest = tl.maximum(
                 b_largest, largest_magnitude(load_scaled(p_x, p_column_scale, i_m, at + i_k, rows, k))
             )
-        b_scale, b_inverse = scales_of(b_largest)
+        b_scale, b_inverse = scales_of(b_largest)  # [BM] each
         if p_q is not None:
             for at in range(0, k, BK):
-                b_x = load_scaled(p_x, p_column_scale, i_m, at + i_k, rows, k)
+                b_x = load_scaled(p_x, p_column_scale, i_m, at + i_k, rows, k)  # [BM, BK]
                 store_codes(p_q, b_x, b_inverse, i_m, at + i_k, rows, k)
     tl.store(p_scale + i_m, b_scale, mask=i_m < rows)
 
@@ -104,28 +107,28 @@ def quantize_block(program, p_q, p_scale, p_x, p_column_scale, rows, k, ONCE: tl
 @triton.jit
 def quantize_rows_kernel(p_q, p_scale, p_x, p_column_scale, rows, k, ONCE: tl.constexpr, INT64: tl.constexpr,
                          BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
-    """The rows of one matrix."""
+    """Quantize the rows of a matrix."""
     quantize_block(tl.program_id(0), p_q, p_scale, p_x, p_column_scale, rows, k, ONCE, INT64, BM, BK, REST)
 
 
 @triton.jit
 def quantize_transposed_kernel(p_q, p_scale, p_x, rows, k, INT64: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """The transposed codes of a tile, by the scales of its rows; exponents of a scale and its inverse add up to 254."""
+    """Store the transposed codes of a tile, given its rows' scales. Exponents of a scale and its inverse sum to 254."""
     program, tiles_k = tl.program_id(0), tl.cdiv(k, BK)
     i_m, i_k = program // tiles_k * BM + tl.arange(0, BM), program % tiles_k * BK + tl.arange(0, BK)
     if INT64:
         i_m, i_k = i_m.to(tl.int64), i_k.to(tl.int64)
-    b_scale = tl.load(p_scale + i_m, mask=i_m < rows, other=1.0)
-    b_inverse = ((254 << 23) - b_scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-    b_q = converted(load_scaled(p_x, None, i_m, i_k, rows, k) * b_inverse[:, None], tl.float8e4nv)
-    mask = (i_m < rows)[:, None] & (i_k < k)[None, :]
+    b_scale = tl.load(p_scale + i_m, mask=i_m < rows, other=1.0)  # [BM]
+    b_inverse = ((254 << 23) - b_scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)  # [BM]
+    b_q = converted(load_scaled(p_x, None, i_m, i_k, rows, k) * b_inverse[:, None], tl.float8e4nv)  # [BM, BK]
+    mask = (i_m < rows)[:, None] & (i_k < k)[None, :]  # [BM, BK]
     tl.store(p_q + i_k[None, :] * rows + i_m[:, None], b_q, mask=mask)
 
 
 @triton.jit
 def quantize_operands_kernel(p_q, p_r, p_scales, p_x, p_w, m, n, k, ONCE: tl.constexpr, INT64: tl.constexpr,
                          BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
-    """The m rows of one matrix and the n rows of another."""
+    """Quantize the m rows of one matrix and the n rows of another."""
     program, first = tl.program_id(0), tl.cdiv(m, BM)
     if program < first:
         quantize_block(program, p_q, p_scales, p_x, None, m, k, ONCE, INT64, BM, BK, REST)
@@ -134,14 +137,14 @@ def quantize_operands_kernel(p_q, p_r, p_scales, p_x, p_w, m, n, k, ONCE: tl.con
 
 
 def _tile(k: int, *, column_scale: bool = False) -> dict[str, Any]:
-    """The constants for rows of k elements; `column_scale`: a program takes several rows, which share it."""
+    """Return the constants for rows of k elements. With `column_scale`, the rows of a program share its load."""
     block, rest = triton.next_power_of_2(max(k, 1)), 0
     if column_scale:
         once, block = block <= TILE, min(block, TILE)
         rows = max(TILE // block, min(4, 2 * TILE // block))
         return {"ONCE": once, "BM": rows, "BK": block, "REST": 0, "num_warps": 4}
     if block > TILE and (left := triton.next_power_of_2(k - block // 2)) < block // 2:
-        block, rest = block // 2, left  # fewer idle lanes
+        block, rest = block // 2, left  # leaves fewer lanes idle
     once = block + rest <= LONGEST
     if not once:
         block, rest = CHUNK, 0
@@ -155,7 +158,9 @@ def _check(device: Device) -> None:
 
 
 def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Array | None = None) -> None:
-    """Codes, unless None, and scales `[m]` of the rows of x·diag(column_scale), x `[m, k]`; all contiguous."""
+    """Write codes, unless None, and scales `[m]` of the rows of x·diag(column_scale), x `[m, k]`. All are contiguous.
+    Raises DeviceError if the GPU does not support fp8.
+    """
     _check(x.device)
     (rows, k), tile = x.shape, _tile(x.shape[1], column_scale=column_scale is not None)
     launch(
@@ -169,9 +174,9 @@ def quantize_rows(out: tuple[Array, Array], x: Array, column_scale: Array | None
     codes, scale = out
     rows, k = numel(x.shape[:-1]), x.shape[-1]
     if rows:
-        whole, column_scale = contiguous(x), None if column_scale is None else contiguous(column_scale)
+        x_rows, column_scale = contiguous(x), None if column_scale is None else contiguous(column_scale)
         quantize_into(
-            codes.view((rows, k), (k, 1)), scale.view((rows,), (1,)), whole.view((rows, k), (k, 1)), column_scale
+            codes.view((rows, k), (k, 1)), scale.view((rows,), (1,)), x_rows.view((rows, k), (k, 1)), column_scale
         )  # fmt: skip
 
 
@@ -181,14 +186,14 @@ def quantize_rows(out: tuple[Array, Array], x: Array, column_scale: Array | None
 def quantized_gemm_into(
     out: Array, x: Array, weight: Array, *, bias: Array | None = None, residual: Array | None = None
 ) -> None:
-    """out = x·weightᵀ + bias + residual, with the rows of both operands quantised.
+    """Write out = x·weightᵀ + bias + residual, with the rows of both operands quantized.
 
     Args:
-        out: `[m, n]`, its rows `out.strides[0]` apart.
+        out: `[m, n]`, with any row stride, but contiguous with a residual.
         x: `[m, k]`, contiguous.
         weight: `[n, k]`, contiguous.
         bias: `[n]`.
-        residual: `[m, n]`, contiguous, and out is so, too.
+        residual: `[m, n]`, contiguous.
     """
     if not out.size:
         return
@@ -197,7 +202,7 @@ def quantized_gemm_into(
 
 
 def quantize_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Codes of x `[m, k]` and of a weight `[n, k]`, and the scales of both `[m + n]`."""
+    """Return codes of x `[m, k]` and of a weight `[n, k]`, and the scales of both, `[m + n]`."""
     _check(x.device)
     (m, k), n, tile = x.shape, weight.shape[0], _tile(x.shape[1])
     scales = empty((m + n,), float32, x.device)
@@ -210,7 +215,7 @@ def quantize_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
 
 
 def quantize_scaled_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Codes of x·diag(scales of the weight's rows), of the weight transposed to `[k, n]`, and x's scales `[m]`."""
+    """Return codes of x·diag(scales of the weight's rows), codes of the weight as `[k, n]`, and x's scales `[m]`."""
     (n, k), (bm, bk) = weight.shape, TRANSPOSE_TILE
     transposed, column_scale = empty((k, n), float8_e4m3fn, weight.device), empty((n,), float32, weight.device)
     quantize_into(None, column_scale, weight)

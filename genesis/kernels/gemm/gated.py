@@ -2,8 +2,10 @@
 
 Plain reference: genesis/ops/linear.py: `packed_linear`, and genesis/ops/swiglu.py: `swiglu_packed`.
 
-A program computes the same columns of gate and up, so h is ready when both accumulators are: what the activation would
-read again, two thirds of its bytes, never leaves the registers. Gate and up are stored for backward.
+A program computes the same columns of gate and up, so it can compute h from the accumulators. That saves the loads of a
+separate activation kernel, two thirds of its traffic. Gate and up are stored for the backward pass.
+
+The GEMM is [m, k] x [k, n] twice; tiles are BM rows x BN columns of gate and of up, in steps of BK.
 """
 
 from __future__ import annotations
@@ -32,34 +34,34 @@ from genesis.ops.low_rank import LowRank, Operands
 
 
 class SwigluTile(NamedTuple):
-    """How the GEMM is tiled."""
+    """Tile sizes and launch options of the GEMM."""
 
     bm: int  # rows
     bn: int  # columns of gate and of up
     bk: int  # elements along k
-    warps: int  # of the compiled kernel
-    stages: int  # of its pipeline
+    warps: int  # warps per program
+    stages: int  # pipeline stages
     group: int = 8  # rows of tiles in a group of `grouped_tile`
-    ctas_per_sm: int = 1  # programs on an SM at a time
-    slices: int = 2  # in which the epilogue stores a tile
+    ctas_per_sm: int = 1  # programs per SM
+    slices: int = 2  # slices in which the epilogue stores a tile
 
 
-# Measured on an H200: two programs an SM, so that one's epilogue overlaps the other's main loop.
+# Measured on an H200: with two programs per SM, one's epilogue overlaps the other's main loop.
 _LARGE = SwigluTile(128, 64, 64, 8, 3, ctas_per_sm=2)
 _MEDIUM = SwigluTile(64, 64, 64, 4, 4, ctas_per_sm=2, slices=1)
 
 
 @triton.jit
 def swiglu(b_gate, b_up):
-    """silu(gate)·up in float32, by the same operations with which backward recomputes it."""
+    """Return silu(gate)·up in float32, with the same operations that the backward pass recomputes it with."""
     g, u = converted(b_gate, tl.float32), converted(b_up, tl.float32)
     return sigmoid(g, True) * g * u
 
 
 @triton.jit
 def store_tile(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr):
-    """Store a tile [BM, BN] of gate, up and h, which is computed from gate and up as they are stored."""
-    b_g, b_u = converted(b_gate, TYPE), converted(b_up, TYPE)
+    """Store a tile [BM, BN] of gate, up and h. h is computed from the rounded gate and up."""
+    b_g, b_u = converted(b_gate, TYPE), converted(b_up, TYPE)  # [BM, BN]
     d_gate.store([o_m, o_n], b_g)
     d_up.store([o_m, o_n], b_u)
     d_h.store([o_m, o_n], converted(swiglu(b_g, b_u), TYPE))
@@ -67,19 +69,19 @@ def store_tile(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr):
 
 @triton.jit
 def halves(x, BM: tl.constexpr, BN: tl.constexpr):
-    """The left and the right half [BM, BN // 2] of a tile's columns."""
+    """Return the left and right halves [BM, BN // 2] of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(x, (BM, 2, BN // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def store_slices(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  SLICES: tl.constexpr):  # fmt: skip
-    """`store_tile` in SLICES slices of columns, one after the other: that leaves more shared memory for stages."""
+    """Call `store_tile` for SLICES slices of columns in turn, which leaves more shared memory for stages."""
     if SLICES == 1:
         store_tile(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE)
     else:
-        g_left, g_right = halves(b_gate, BM, BN)
-        u_left, u_right = halves(b_up, BM, BN)
+        g_left, g_right = halves(b_gate, BM, BN)  # [BM, BN // 2] each
+        u_left, u_right = halves(b_up, BM, BN)  # [BM, BN // 2] each
         store_slices(g_left, u_left, d_gate, d_up, d_h, o_m, o_n, TYPE, BM, BN // 2, SLICES // 2)
         store_slices(g_right, u_right, d_gate, d_up, d_h, o_m, o_n + BN // 2, TYPE, BM, BN // 2, SLICES // 2)
 
@@ -87,12 +89,12 @@ def store_slices(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr, 
 @triton.jit(do_not_specialize=["m", "n", "k"])
 def gemm_swiglu(d_x, d_w, d_gate, d_up, d_h, m, n, k, TYPE: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
                 BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
-    """Tiles [BM, BN] of gate, up and h, in persistent programs. A tile of the weights holds BN rows of gate and, below
-    them, the same rows of up, so that one dot computes both.
+    """Compute tiles [BM, BN] of gate, up and h in persistent programs. A tile of the weights holds BN rows of gate and,
+    below them, the same rows of up, so that one dot computes both.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
-    # The store counts tiles itself: one counter for both would tie the loads of the next tile to this one's store.
+    # The store has its own tile counter: a shared one would make the next tile's loads depend on this tile's store.
     i_stored = start - programs
     for i_tile in tl.range(start, tiles_m * tiles_n, programs, flatten=True):
         _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
@@ -100,7 +102,7 @@ def gemm_swiglu(d_x, d_w, d_gate, d_up, d_h, m, n, k, TYPE: tl.constexpr, DOT: t
         for i_k in range(steps):
             b_x = converted(d_x.load([i_m * BM, i_k * BK]), DOT)  # [BM, BK]
             b_w = converted(d_w.load([0, i_n * BN, i_k * BK]).reshape(2 * BN, BK), DOT)  # [2 * BN, BK]
-            b_acc = tl.dot(b_x, b_w.T, b_acc)
+            b_acc = tl.dot(b_x, b_w.T, b_acc)  # [BM, 2 * BN]
         i_stored += programs
         _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
         b_gate, b_up = halves(b_acc, BM, 2 * BN)  # [BM, BN] each
@@ -108,16 +110,16 @@ def gemm_swiglu(d_x, d_w, d_gate, d_up, d_h, m, n, k, TYPE: tl.constexpr, DOT: t
 
 
 def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: SwigluTile | None = None) -> bool:
-    """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up.
+    """Write gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up.
 
     Args:
         h: `[m, f]`, contiguous, of x's 2-byte type.
         gate_up: `[m, 2·f]`, contiguous.
         x: `[m, k]`, contiguous.
-        weight: `[2·f, k]`: the rows of gate, then those of up.
+        weight: `[2·f, k]`: the rows of gate, then the rows of up.
 
     Returns:
-        False, with nothing done, where the device has no TMA or it cannot address the operands.
+        False, without launching, where the device has no TMA or TMA cannot address the operands.
     """
     if tile is None and ws_swiglu_into(h, gate_up, x, weight):
         return True
@@ -147,12 +149,10 @@ def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: Sw
 def adapted_gemm_swiglu_into(
     h: Array, gate_up: Array, u: Array, x: Array, weight: Array, operands: Operands, low_rank: LowRank
 ) -> bool:
-    """The same with low-rank pairs, as [x | u]·[weight | B]ᵀ; also u. False like above, or where copies cost more.
+    """Do as `gemm_swiglu_into` with low-rank pairs, as [x | u]·[weight | B]ᵀ, and write u `[m, rank]`, contiguous.
 
-    Args:
-        u: `[m, rank]`, contiguous.
-        operands, low_rank: pairs of gate and up, of one rank, their B one operand. Factors, which make one more
-            rounding, are for bfloat16 and products that the warp-specialized kernel takes.
+    Returns False, without writing h and gate_up, where copying costs more, or unless gate and up have pairs of the same
+    rank with a single operand B. Factors, which add a rounding, require bfloat16 and `is_for_swiglu`.
     """
     halves, factors = [(0, h.shape[1]), (h.shape[1], 2 * h.shape[1])], operands.factors
     is_regular = [p[:2] for p in low_rank.pairs] == halves and len({p.rank for p in low_rank.pairs}) == 1
@@ -173,7 +173,7 @@ def adapted_gemm_swiglu_into(
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
-    """The same in 8-bit floats, on any device; where tiles are few, silu(gate)·up has a kernel of its own."""
+    """Do as `gemm_swiglu_into` in 8-bit floats, on any device. With few tiles, a separate kernel computes h."""
     if not h.size:
         return
     codes, rows, scales = quantize_operands(x, weight)

@@ -2,20 +2,22 @@
 
 Plain reference: genesis/ops/linalg.py: `matmul`, `matmul_add`, `add_matmul`; genesis/ops/linear.py: `linear`.
 
-`gemm_tma` is persistent, one program an SM, and loads tiles through tensor descriptors by TMA; `gemm_pointers` computes
-one tile a program on any device and with any strides; `gemm_rank1` computes without tensor cores what these do not
+`gemm_tma` is persistent, with one program per SM, and loads tiles by TMA through tensor descriptors. `gemm_pointers`
+computes one tile per program on any device and with any strides. `gemm_rank1` handles types that tensor cores do not
 support. Tiles are transposed on the way to the tensor cores. Tiles that are split along k store partial sums in
-float32, which `gemm_reduce_splits` adds in order, so that results never depend on timing. `linalg.py` chooses and
-launches them.
+float32, which `gemm_reduce_splits` adds in order, so that results never depend on timing. `linalg.py` selects and
+launches the kernels.
 
-The GEMM is [m, k] x [k, n] for each of several matrices; BM, BN, BK are the tile's sizes. Arguments of several kernels:
+The GEMM is [m, k] x [k, n] for each of several matrices; tiles are BM x BN, with steps of BK. Arguments of several
+kernels:
 
     sizes          (m, n, k)
-    batches, so    sizes of the batch dimensions; strides of out by matrix, row and column
-    p_vector       bias, or scale of rows, with `vector_stride`
+    batches        sizes of the batch dimensions
+    so             strides of out by matrix, row and column
+    p_vector       bias, or scales of rows, with `vector_stride`
     schedule       how tiles are split along k: see `tiles.Schedule`
     TILE           (BM, BN, BK)
-    INT64          offsets beyond 2^31 occur
+    INT64          some offsets exceed 2^31
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from genesis.kernels.maths import exp, tanh
 # --- Epilogue ---------------------------------------------------------------------------------------------------------
 
 
-# EPILOGUE of the kernels is the sum of those that apply.
+# The kernels' EPILOGUE is the sum of these flags.
 ALPHA = tl.constexpr(1)
 BIAS_N = tl.constexpr(2)
 BIAS_M = tl.constexpr(4)
@@ -41,18 +43,18 @@ GELU_TANH = tl.constexpr(64)
 SILU = tl.constexpr(128)
 ALPHA_POINTER = tl.constexpr(256)  # alpha is in device memory
 SCALE_N = tl.constexpr(512)  # `p_vector` scales columns
-SCALE_M = tl.constexpr(1024)  # or rows
-DEQUANT_M = tl.constexpr(2048)  # alpha points to the quantisation scales of the m rows
-DEQUANT_N = tl.constexpr(4096)  # and, after them, of the n columns
+SCALE_M = tl.constexpr(1024)  # `p_vector` scales rows
+DEQUANT_M = tl.constexpr(2048)  # alpha points to the quantization scales of the m rows
+DEQUANT_N = tl.constexpr(4096)  # the scales of the n columns follow them
 DEQUANT = tl.constexpr(2048 + 4096)
 RESIDUAL_BY_TMA = tl.constexpr(8192)  # instead of RESIDUAL: `p_residual` is a descriptor like out's
 
 
 @triton.jit
 def activation(x, EPILOGUE: tl.constexpr):
-    """The activation of a tile, if EPILOGUE has one."""
+    """Apply the activation of EPILOGUE, if any, to a tile."""
     if RELU & EPILOGUE:
-        x = tl.where(x < 0, 0, x)  # NaN stays
+        x = tl.where(x < 0, 0, x)  # preserves NaN
     if SILU & EPILOGUE:
         x = x / (1 + exp(-x))
     if GELU_TANH & EPILOGUE:
@@ -62,7 +64,7 @@ def activation(x, EPILOGUE: tl.constexpr):
 
 @triton.jit
 def dequantized(b_acc, o_m, o_n, m, n, p_scales, EPILOGUE: tl.constexpr):
-    """b_acc [BM, BN] times the scales of its rows, then of its columns: the product of two scales may underflow."""
+    """Return b_acc [BM, BN] times the scales of rows, then of columns. The product of both scales could underflow."""
     if DEQUANT_M & EPILOGUE:
         b_acc = b_acc * tl.load(p_scales + o_m, mask=o_m < m, other=0)[:, None]
     if DEQUANT_N & EPILOGUE:
@@ -73,7 +75,7 @@ def dequantized(b_acc, o_m, o_n, m, n, p_scales, EPILOGUE: tl.constexpr):
 @triton.jit
 def epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, WORK: tl.constexpr, EPILOGUE: tl.constexpr,
              INT64: tl.constexpr):  # fmt: skip
-    """The tile [BM, BN] to store: activation(alpha·scale·acc + bias) + residual + what out held.
+    """Return the tile [BM, BN] to store: activation(alpha·scale·acc + bias) + residual + previous value of out.
 
     Args:
         operands: (p_vector, vector_stride, p_residual, alpha).
@@ -95,7 +97,7 @@ def epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, WORK: tl.constex
     b_acc = activation(b_acc, EPILOGUE)
     if (RESIDUAL | ACCUMULATE) & EPILOGUE:
         o = out_offsets(i_batch, o_m, o_n, so, INT64)
-        mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+        mask = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
         if RESIDUAL & EPILOGUE:
             b_acc += converted(tl.load(p_residual + o, mask=mask, other=0), WORK)
         if ACCUMULATE & EPILOGUE:
@@ -105,7 +107,7 @@ def epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, WORK: tl.constex
 
 @triton.jit
 def out_offsets(i_batch, o_m, o_n, so, INT64: tl.constexpr):
-    """Offsets of a tile of out, [BM, BN]."""
+    """Return the offsets [BM, BN] of a tile of out."""
     if INT64:
         i_batch, o_m, o_n = tl.zeros((1, 1), tl.int64) + i_batch, o_m.to(tl.int64), o_n.to(tl.int64)
     return i_batch * so[0] + o_m[:, None] * so[1] + o_n[None, :] * so[2]
@@ -116,19 +118,19 @@ def out_offsets(i_batch, o_m, o_n, so, INT64: tl.constexpr):
 
 @triton.jit
 def quotient(x, y):
-    """x // y for 0 <= x < 2^21 and y > 0, by a reciprocal that loops can hoist: integer division takes ten times as
-    long.
+    """Return x // y for 0 <= x < 2^21 and y > 0, with a reciprocal that loops can hoist.
 
-    (x + 1/2) / y is at least 1 / 2y from any integer, and the rounding error is less.
+    Integer division takes ten times as long. (x + 1/2) / y differs by at least 1 / 2y from any integer, which exceeds
+    the rounding error.
     """
     return ((tl.cast(x, tl.float32) + 0.5) * (1.0 / tl.cast(y, tl.float32))).to(tl.int32)
 
 
 @triton.jit
 def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.constexpr):
-    """Matrix, row and column of a tile. Tiles go by groups of GROUP rows, so that neighbours in time share L2.
+    """Return matrix, row and column of a tile. Groups of GROUP rows of tiles let concurrent tiles share operands in L2.
 
-    MATRICES: there are 1 ("one"), or several with fewer than 2^21 tiles in all ("few") or more ("many").
+    MATRICES is "one", "few" for several matrices with fewer than 2^21 tiles in all, or "many".
     """
     if MATRICES == "many":
         i_batch = i_tile // (tiles_m * tiles_n)
@@ -154,24 +156,23 @@ def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.con
 
 @triton.jit
 def load_box(d_x, i_batch, batches, at0, at1, LAYOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile [ROWS, COLUMNS] in memory's order.
+    """Load a tile [ROWS, COLUMNS] in the order of memory. LAYOUT is a layout of `accumulate`.
 
-    Args:
-        LAYOUT: of `accumulate`; Triton 3.6 takes no tuple out of a tuple as an argument.
+    LAYOUT is passed whole because Triton 3.6 does not accept an element of a tuple that is itself a tuple.
     """
     BATCH: tl.constexpr = LAYOUT[1]
     if len(BATCH) == 0:
-        return d_x.load([at0, at1])
+        return d_x.load([at0, at1])  # [ROWS, COLUMNS]
     elif len(BATCH) == 1:
-        return d_x.load([i_batch * BATCH[0], at0, at1]).reshape(ROWS, COLUMNS)
+        return d_x.load([i_batch * BATCH[0], at0, at1]).reshape(ROWS, COLUMNS)  # [ROWS, COLUMNS]
     else:
         outer, inner = i_batch // batches[1], i_batch % batches[1]
-        return d_x.load([outer * BATCH[0], inner * BATCH[1], at0, at1]).reshape(ROWS, COLUMNS)
+        return d_x.load([outer * BATCH[0], inner * BATCH[1], at0, at1]).reshape(ROWS, COLUMNS)  # [ROWS, COLUMNS]
 
 
 @triton.jit
 def in_registers(x):
-    """x, moved by an instruction, after which wgmma takes it from registers: in shared memory it must be K-major."""
+    """Return x moved by an instruction, so that wgmma reads it from registers. In shared memory it must be K-major."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
 
 
@@ -179,20 +180,19 @@ if is_interpreted():
 
     @triton.jit
     def in_registers(x):
-        """The same, for the interpreter."""
         return x
 
 
 @triton.jit
 def accumulate(d_a, d_b, i_batch, batches, o_m, o_n, begin, end, A_LAYOUT: tl.constexpr, B_LAYOUT: tl.constexpr,
                DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """The accumulator [BM, BN] at (o_m, o_n) over steps [begin, end) along k.
+    """Return the accumulator [BM, BN] at (o_m, o_n) over steps [begin, end) along k.
 
     Args:
-        A_LAYOUT, B_LAYOUT: (whether the operand is transposed in memory: A MN-major, B K-major; 1 for each
-            batch dimension with a stride, 0 for others).
-        DOT: (operands' type; input_precision; how many terms of 8-bit floats are summed in the few bits that tensor
-            cores have for them, None for all).
+        A_LAYOUT: (whether A is transposed in memory, MN-major; 1 per batch dimension with a stride, 0 for others).
+        B_LAYOUT: (whether B is transposed in memory, K-major; the same flags).
+        DOT: (operands' type, input_precision, terms of 8-bit floats that tensor cores sum at low precision or None
+            for all).
     """
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
@@ -206,23 +206,23 @@ def accumulate(d_a, d_b, i_batch, batches, o_m, o_n, begin, end, A_LAYOUT: tl.co
                 b_a = in_registers(b_a)
         else:
             b_a = load_box(d_a, i_batch, batches, o_m, o_k, A_LAYOUT, BM, BK)  # [BM, BK]
-        b_a = converted(b_a, DOT[0])
+        b_a = converted(b_a, DOT[0])  # [BM, BK]
         if B_LAYOUT[0]:
             b_b = load_box(d_b, i_batch, batches, o_n, o_k, B_LAYOUT, BN, BK).T  # [BK, BN]
         else:
             b_b = load_box(d_b, i_batch, batches, o_k, o_n, B_LAYOUT, BK, BN)  # [BK, BN]
-        b_b = converted(b_b, DOT[0])
-        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=DOT[1], max_num_imprecise_acc=DOT[2])
+        b_b = converted(b_b, DOT[0])  # [BK, BN]
+        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=DOT[1], max_num_imprecise_acc=DOT[2])  # [BM, BN]
     return b_acc
 
 
 @triton.jit
 def load_out(d_o, i_batch, o_m, o_n, OUT_LAYOUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """What out holds at (o_m, o_n), [BM, BN] in float32, through its descriptor or that of its transpose."""
+    """Load out at (o_m, o_n), [BM, BN] in float32, through a descriptor of out or of its transpose."""
     if OUT_LAYOUT[0] == "rows":
-        b_o = d_o.load([i_batch, o_m, o_n]).reshape(BM, BN) if OUT_LAYOUT[1] else d_o.load([o_m, o_n])
+        b_o = d_o.load([i_batch, o_m, o_n]).reshape(BM, BN) if OUT_LAYOUT[1] else d_o.load([o_m, o_n])  # [BM, BN]
     else:
-        b_o = (d_o.load([i_batch, o_n, o_m]).reshape(BN, BM) if OUT_LAYOUT[1] else d_o.load([o_n, o_m])).T
+        b_o = (d_o.load([i_batch, o_n, o_m]).reshape(BN, BM) if OUT_LAYOUT[1] else d_o.load([o_n, o_m])).T  # [BM, BN]
     return converted(b_o, tl.float32)
 
 
@@ -232,11 +232,11 @@ def store_tile(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE:
     """Apply the epilogue to b_acc [BM, BN] and store it at (o_m, o_n).
 
     Args:
-        OUT_LAYOUT: (through a descriptor of out, "rows", of its transpose, "columns", or "pointers"; whether the
+        OUT_LAYOUT: ("rows" for a descriptor of out, "columns" for one of its transpose, or "pointers"; whether the
             descriptor has a batch dimension).
     """
-    i_m, i_n = o_m + tl.arange(0, BM), o_n + tl.arange(0, BN)
-    # What is added to comes by TMA, too: through pointers each thread waits for one load after the other.
+    i_m, i_n = o_m + tl.arange(0, BM), o_n + tl.arange(0, BN)  # [BM], [BN]
+    # Previous values of out are loaded by TMA, too: through pointers each thread would wait for one load at a time.
     ACCUMULATE_BY_TMA: tl.constexpr = (ACCUMULATE & EPILOGUE) if OUT_LAYOUT[0] != "pointers" else 0
     b_y = epilogue(
         b_acc, i_batch, i_m, i_n, m, n, p_o, operands, so, tl.float32, EPILOGUE - ACCUMULATE_BY_TMA, INT64
@@ -245,7 +245,7 @@ def store_tile(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE:
         b_y += load_out(operands[2], i_batch, o_m, o_n, OUT_LAYOUT, BM, BN)
     if ACCUMULATE_BY_TMA:
         b_y += load_out(d_o, i_batch, o_m, o_n, OUT_LAYOUT, BM, BN)
-    b_y = converted(b_y, p_o.dtype.element_ty)
+    b_y = converted(b_y, p_o.dtype.element_ty)  # [BM, BN]
     if OUT_LAYOUT[0] == "rows":
         if OUT_LAYOUT[1]:
             d_o.store([i_batch, o_m, o_n], b_y.reshape(1, BM, BN))
@@ -257,7 +257,7 @@ def store_tile(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE:
         else:
             d_o.store([o_n, o_m], b_y.T)
     else:
-        mask = (i_m < m)[:, None] & (i_n < n)[None, :]
+        mask = (i_m < m)[:, None] & (i_n < n)[None, :]  # [BM, BN]
         tl.store(p_o + out_offsets(i_batch, i_m, i_n, so, INT64), b_y, mask=mask)
 
 
@@ -265,7 +265,7 @@ def store_tile(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE:
 def store_slices(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE: tl.constexpr,
                  OUT_LAYOUT: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  SLICES: tl.constexpr):  # fmt: skip
-    """`store_tile` in SLICES slices of columns, one after the other: that leaves more shared memory for stages."""
+    """Call `store_tile` for SLICES slices of columns in turn, which leaves more shared memory for stages."""
     if SLICES == 1:
         store_tile(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE, OUT_LAYOUT, INT64, BM, BN)
     else:
@@ -282,8 +282,8 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
              A_LAYOUT: tl.constexpr, B_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr, DOT: tl.constexpr,
              EPILOGUE: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
              MATRICES: tl.constexpr, SCHEDULE: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
-    """`full` tiles over all of k, then, with SCHEDULE "split_k", `leftover` tiles in `split` parts of `steps_per_split`
-    steps each, which go to `p_parts`. With SCHEDULE "one_tile" a program has a single tile and no loop over tiles.
+    """Compute `full` tiles over all of k in persistent programs. With SCHEDULE "split_k", `leftover` tiles follow in
+    `split` parts of `steps_per_split` steps, stored to `p_parts`. With "one_tile", a program has one tile and no loop.
     """
     m, n, k = sizes
     full, leftover, split, steps_per_split = schedule
@@ -294,11 +294,11 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, TILE[2])
     if SCHEDULE == "one_tile":
         i_batch, i_m, i_n = grouped_tile(start, tiles_m, tiles_n, GROUP, MATRICES)
-        # A residual that is loaded before the main loop has arrived after it.
+        # A residual that is loaded before the main loop has arrived by its end.
         EARLY: tl.constexpr = (DEQUANT | EPILOGUE) == (DEQUANT | RESIDUAL)
         if EARLY:
-            o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
-            mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+            o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
+            mask = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
             b_residual = tl.load(p_residual + out_offsets(i_batch, o_m, o_n, so, INT64), mask=mask, other=0)  # [BM, BN]
         b_acc = accumulate(
             d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_LAYOUT, B_LAYOUT, DOT, TILE
@@ -308,7 +308,7 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
         store_slices(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, operands, so, 0 if EARLY else EPILOGUE,
                      OUT_LAYOUT, INT64, BM, BN, SLICES)  # fmt: skip
     else:
-        # The store counts tiles itself: one counter for both would tie the loads of the next tile to this one's store.
+        # The store has its own tile counter: a shared one would make the next tile's loads depend on this tile's store.
         i_stored = start - programs
         for i_tile in tl.range(start, full, programs, flatten=True):
             i_batch, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, MATRICES)
@@ -319,13 +319,14 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
             i_batch, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
             store_slices(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, operands, so, EPILOGUE, OUT_LAYOUT, INT64,
                          BM, BN, SLICES)  # fmt: skip
+    # Store partial sums of the leftover tiles.
     if SCHEDULE == "split_k":
         for i_part in tl.range(start, leftover * split, programs):
             i_batch, i_m, i_n = grouped_tile(full + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
             begin = i_part % split * steps_per_split
             b_acc = accumulate(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, begin,
                                tl.minimum(begin + steps_per_split, steps), A_LAYOUT, B_LAYOUT, DOT, TILE)  # fmt: skip
-            o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+            o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]  # [BM, BN]
             tl.store(p_parts + i_part * (BM * BN) + o, b_acc)
 
 
@@ -333,18 +334,18 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
 def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha, m, n, so, full, split,
                        EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                        GROUP: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """ROWS rows of a split tile: the sum of its parts, from first to last, and the epilogue."""
+    """Sum the parts of ROWS rows of a split tile, from first to last, and apply the epilogue."""
     i_leftover, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
     i_batch, i_m, i_n = grouped_tile(full + i_leftover, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
-    o_row = i_rows * ROWS + tl.arange(0, ROWS)
-    p_part = p_parts + i_leftover * split * (BM * BN) + o_row[:, None] * BN + tl.arange(0, BN)[None, :]
+    o_row = i_rows * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    p_part = p_parts + i_leftover * split * (BM * BN) + o_row[:, None] * BN + tl.arange(0, BN)[None, :]  # [ROWS, BN]
     b_acc = tl.load(p_part)  # [ROWS, BN]
     for i_part in range(1, split):
-        b_acc += tl.load(p_part + i_part * (BM * BN))
-    o_m, o_n = i_m * BM + o_row, i_n * BN + tl.arange(0, BN)
+        b_acc += tl.load(p_part + i_part * (BM * BN))  # [ROWS, BN]
+    o_m, o_n = i_m * BM + o_row, i_n * BN + tl.arange(0, BN)  # [ROWS], [BN]
     operands = (p_vector, vector_stride, p_residual, alpha)
     b_y = epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, tl.float32, EPILOGUE, INT64)
-    mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+    mask = (o_m < m)[:, None] & (o_n < n)[None, :]  # [ROWS, BN]
     tl.store(p_o + out_offsets(i_batch, o_m, o_n, so, INT64), converted(b_y, p_o.dtype.element_ty), mask=mask)
 
 
@@ -356,16 +357,15 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
                   schedule, DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr,
                   EVEN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
                   SPLIT: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
-    """One tile a program. With SPLIT one of `split` parts of a tile, of `steps_per_split` steps along k, which goes to
-    `p_parts`.
+    """Compute one tile per program, or with SPLIT one of `split` parts of a tile, stored to `p_parts`.
 
     Args:
-        sa, sb: (strides along the batch dimensions, row stride, column stride).
+        sa: (strides of A along the batch dimensions, row stride, column stride); `sb` likewise.
         schedule: (split, steps_per_split).
         DOT: (operands' type, accumulator's type, input_precision).
         EVEN: BK divides k.
-        AHEAD: tiles of a step are loaded into registers during the step before, as what is loaded element by element
-            cannot go to shared memory by itself.
+        AHEAD: load tiles into registers one step ahead, because loads of single elements cannot be pipelined through
+            shared memory.
     """
     m, n, k = sizes
     split, steps_per_split = schedule
@@ -379,7 +379,7 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
         end = tl.minimum(begin + steps_per_split, end)
     i_batch, i_m, i_n = grouped_tile(i_tile, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
     o_m, o_n, o_k = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN), tl.arange(0, BK)
-    m_m, m_n = (o_m < m)[:, None], (o_n < n)[None, :]
+    m_m, m_n = (o_m < m)[:, None], (o_n < n)[None, :]  # [BM, 1], [1, BN]
     x_batch, x_m, x_n, x_k = i_batch, o_m, o_n, begin * BK + o_k
     if INT64:
         x_batch, x_m, x_n, x_k = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64), x_k.to(tl.int64)
@@ -387,26 +387,26 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
     p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[:, None] * sb[1] + x_n[None, :] * sb[2]  # [BK, BN]
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
     if AHEAD:
-        m_k = o_k < tl.minimum(end * BK, k) - begin * BK
+        m_k = o_k < tl.minimum(end * BK, k) - begin * BK  # [BK]
         next_a = tl.load(p_ak, mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
         next_b = tl.load(p_bk, mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
     for i_k in range(begin, end):
         if AHEAD:
-            m_k = o_k < tl.minimum(end * BK, k) - (i_k + 1) * BK
+            m_k = o_k < tl.minimum(end * BK, k) - (i_k + 1) * BK  # [BK]
             b_a, b_b = next_a, next_b
-            next_a = tl.load(p_ak + BK * sa[2], mask=m_m & m_k[None, :], other=0.0)
-            next_b = tl.load(p_bk + BK * sb[1], mask=m_n & m_k[:, None], other=0.0)
+            next_a = tl.load(p_ak + BK * sa[2], mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
+            next_b = tl.load(p_bk + BK * sb[1], mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
         elif EVEN:
             b_a, b_b = tl.load(p_ak, mask=m_m, other=0.0), tl.load(p_bk, mask=m_n, other=0.0)  # [BM, BK], [BK, BN]
         else:
-            m_k = o_k < k - i_k * BK
+            m_k = o_k < k - i_k * BK  # [BK]
             b_a = tl.load(p_ak, mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
             b_b = tl.load(p_bk, mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
-        b_acc = tl.dot(converted(b_a, DOT[0]), converted(b_b, DOT[0]), b_acc, input_precision=DOT[2])
+        b_acc = tl.dot(converted(b_a, DOT[0]), converted(b_b, DOT[0]), b_acc, input_precision=DOT[2])  # [BM, BN]
         p_ak += BK * sa[2]
         p_bk += BK * sb[1]
     if SPLIT:
-        o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]  # [BM, BN]
         tl.store(p_parts + tl.program_id(0) * (BM * BN) + o, b_acc)
     else:
         operands = (p_vector, vector_stride, p_residual, alpha)
@@ -419,12 +419,12 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
 def gemm_rank1(p_o, p_a, p_b, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
                WORK: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr,
                BN: tl.constexpr, MATRICES: tl.constexpr):  # fmt: skip
-    """One tile a program as a sum of k rank-1 updates: for integers, which wrap around, and float64. `sa` and `sb` are
-    as for `gemm_pointers`.
+    """Compute one tile per program as a sum of k rank-1 updates: for integers, which wrap around, and float64. `sa` and
+    `sb` are as in `gemm_pointers`.
     """
     m, n, k = sizes
     i_batch, i_m, i_n = grouped_tile(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), 8, MATRICES)
-    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
+    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
     x_batch, x_m, x_n = i_batch, o_m, o_n
     if INT64:
         x_batch, x_m, x_n = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64)
@@ -433,10 +433,10 @@ def gemm_rank1(p_o, p_a, p_b, p_vector, vector_stride, p_residual, alpha, sizes,
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
     for _ in tl.range(0, k, loop_unroll_factor=4):
         b_a, b_b = tl.load(p_ak, mask=o_m < m, other=0), tl.load(p_bk, mask=o_n < n, other=0)  # [BM], [BN]
-        b_acc += converted(b_a, WORK)[:, None] * converted(b_b, WORK)[None, :]
+        b_acc += converted(b_a, WORK)[:, None] * converted(b_b, WORK)[None, :]  # [BM, BN]
         p_ak += sa[2]
         p_bk += sb[1]
     operands = (p_vector, vector_stride, p_residual, alpha)
     b_y = epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, WORK, EPILOGUE, INT64)
-    mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+    mask = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
     tl.store(p_o + out_offsets(i_batch, o_m, o_n, so, INT64), converted(b_y, p_o.dtype.element_ty), mask=mask)

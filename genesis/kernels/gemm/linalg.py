@@ -1,10 +1,10 @@
-"""CUDA implementations of matmul, and `matmul_into`, with which other implementations multiply and fuse an epilogue.
+"""CUDA implementations of matmul, and `matmul_into`, which other implementations call for a GEMM with an epilogue.
 
 Plain reference: genesis/ops/linalg.py: `matmul`, `mixed_matmul`, `matmul_add`, `add_matmul`.
 
-The kernels are those of gemm.py, and of warp_specialized.py, tf32_rs.py and few_columns.py where these are faster.
-Operands are read in the layout that they have; one is copied first only where float32 profits from another layout, or
-where TMA cannot address it and the GEMM is large. Tiles that whole rounds over the SMs leave over are split along k.
+The kernels are defined in gemm.py; warp_specialized.py, tf32_rs.py, thin.py and few_columns.py have faster kernels for
+some GEMMs. Operands are read in place. An operand is copied first only if float32 needs another layout, or if TMA
+cannot address it and the GEMM is large. Tiles left over after full rounds over the SMs are split along k.
 
 The GEMM is [m, k] x [k, n] for each of several matrices.
 """
@@ -73,8 +73,8 @@ from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
-THIN, MIN_WIDTH, MIN_TERMS = 64, 512, 2048  # rows at most, columns and terms at least, of what `_launch_thin` takes
-MIN_SUM = 64  # terms at least of what `_launch_few_columns` takes
+THIN, MIN_WIDTH, MIN_TERMS = 64, 512, 2048  # the most rows, the fewest columns and terms for `_launch_thin`
+MIN_SUM = 64  # the fewest terms for `_launch_few_columns`
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 
@@ -82,7 +82,7 @@ FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 
 class Operand(NamedTuple):
-    """An operand, or out, as matrices: strides along the batch dimensions, between rows and between columns."""
+    """An operand, or out, as matrices, with strides along the batch dimensions, between rows and between columns."""
 
     array: Array
     batch: Shape
@@ -94,7 +94,7 @@ class Operand(NamedTuple):
         return self._replace(row=self.column, column=self.row)
 
     def matrix(self, rows: int, columns: int) -> Array:
-        """The only matrix of it."""
+        """Return the operand as a matrix. It has no batch dimensions."""
         return self.array.view((rows, columns), (self.row, self.column), self.array.offset)
 
 
@@ -120,20 +120,20 @@ class Gemm(NamedTuple):
 
     @property
     def out_strides(self) -> Shape:
-        """By matrix, row and column."""
+        """Strides of out by matrix, row and column."""
         return self.o.batch[-1], self.o.row, self.o.column
 
 
 class Scales(NamedTuple):
-    """Scales of quantised operands: float32 `[m]` of A's rows, or `[m + n]`, where those of B's columns follow."""
+    """Scales of quantized operands: float32 `[m]` for A's rows, or `[m + n]` for A's rows, then B's columns."""
 
     array: Array
     of_columns: bool
 
 
 class Epilogue(NamedTuple):
-    """What is applied to the accumulator: see `matmul_into`. `bias` is along "n", or along "m" in a swapped GEMM;
-    `row_scale`, which excludes a bias, is along the other. A GEMM with `scales` is not swapped.
+    """The operations on the accumulator; see `matmul_into`. `bias` is along "n", or along "m" in a swapped GEMM, and
+    `row_scale`, which excludes a bias, along the other axis. A GEMM with `scales` is never swapped.
     """
 
     bias: Array | None
@@ -147,32 +147,32 @@ class Epilogue(NamedTuple):
 
     @property
     def flags(self) -> int:
-        """EPILOGUE of the kernels."""
-        found = {None: 0, "relu": RELU.value, "gelu_tanh": GELU_TANH.value, "silu": SILU.value}[self.activation]
+        """The kernels' EPILOGUE."""
+        bits = {None: 0, "relu": RELU.value, "gelu_tanh": GELU_TANH.value, "silu": SILU.value}[self.activation]
         if self.bias is not None:
-            found |= BIAS_N.value if self.along == "n" else BIAS_M.value
+            bits |= BIAS_N.value if self.along == "n" else BIAS_M.value
         if self.row_scale is not None:
-            found |= SCALE_M.value if self.along == "n" else SCALE_N.value
-        found |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
+            bits |= SCALE_M.value if self.along == "n" else SCALE_N.value
+        bits |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
         if self.scales is not None:
-            return int(found | DEQUANT_M.value | DEQUANT_N.value * self.scales.of_columns)
+            return int(bits | DEQUANT_M.value | DEQUANT_N.value * self.scales.of_columns)
         if isinstance(self.alpha, Array):
-            return int(found | ALPHA_POINTER.value)
-        return int(found | ALPHA.value * (self.alpha != 1.0))
+            return int(bits | ALPHA_POINTER.value)
+        return int(bits | ALPHA.value * (self.alpha != 1.0))
 
     @property
     def reads(self) -> bool:
-        """Whether it reads as much as it stores."""
+        """True if the epilogue reads as much as it stores."""
         return self.accumulate or self.residual is not None
 
     @property
     def is_early(self) -> bool:
-        """Whether it only adds a residual, which is then loaded before the main loop, in programs of one tile."""
+        """True if the epilogue only adds a residual. Programs of one tile then load it before the main loop."""
         return self.flags & ~DEQUANT.value == RESIDUAL.value
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """p_vector, vector_stride, p_residual and alpha of the kernels."""
+        """The kernels' p_vector, vector_stride, p_residual and alpha."""
         alpha = self.alpha if self.scales is None else self.scales.array
         alpha = alpha if isinstance(alpha, Array) else float(alpha)
         vector = self.bias if self.row_scale is None else self.row_scale
@@ -184,7 +184,7 @@ class Epilogue(NamedTuple):
 
 
 def _gemm_of(out: Array, x: Array, y: Array, transpose_b: bool) -> Gemm:
-    """Vectors as matrices, batches broadcast and merged; one GEMM over all rows where y has no batch of its own."""
+    """Return the GEMM of x·y. Vectors become matrices; batches are merged, with x's rows if y has no batches."""
     if transpose_b:
         y_shape, y_strides = (*y.shape[:-2], y.shape[-1], y.shape[-2]), (*y.strides[:-2], y.strides[-1], y.strides[-2])
     else:
@@ -197,13 +197,14 @@ def _gemm_of(out: Array, x: Array, y: Array, transpose_b: bool) -> Gemm:
     row_x, row_o = (x.strides[-2], tail.pop(0)) if x.ndim > 1 else (0, 0)
     column_y, column_o = (y_strides[-1], tail.pop(0)) if y.ndim > 1 else (0, 0)
     row_y = y_strides[-2] if y.ndim > 1 else y_strides[0]
+    # Without batches of y, merge x's batches with its rows if memory allows.
     if not any(bb):
         sizes, merged_x, merged_o = collapse((*batch, m), (*ba, row_x), (*bo, row_o))
         if len(sizes) == 1:
             batch, ba, bb, bo = (), (), (), ()
             (m,), (row_x,), (row_o,) = sizes, merged_x, merged_o
     batch, ba, bb, bo = collapse(batch, ba, bb, bo)
-    if batch == (1,):  # a stride of 0 is a constant, which leaves the tiles' alignment known
+    if batch == (1,):  # a stride of 0 is a constant, which keeps the tiles' alignment known to the compiler
         ba = bb = bo = (0,)
     a, b = Operand(x, ba, row_x, x.strides[-1]), Operand(y, bb, row_y, column_y)
     return Gemm(batch, m, n, k, a, b, Operand(out, bo, row_o, column_o))
@@ -212,19 +213,19 @@ def _gemm_of(out: Array, x: Array, y: Array, transpose_b: bool) -> Gemm:
 class TmaRegion(NamedTuple):
     """An operand as TMA addresses it."""
 
-    transposed: bool  # its rows are contiguous, not its columns
-    shape: Shape  # of the region
-    strides: Shape  # of the region
-    batch: Shape  # for each batch dimension 1 where the operand has a stride, 0 where it is broadcast
+    transposed: bool  # whether elements along a column are contiguous, instead of elements along a row
+    shape: Shape
+    strides: Shape
+    batch: Shape  # per batch dimension: 1 if the operand has a stride, 0 if it is broadcast
 
     def descriptor(self, array: Array, rows: int, columns: int, tf32: bool = False) -> Descriptor:
-        """Tiles of [rows, columns]."""
+        """Return a descriptor of tiles [rows, columns]."""
         block = (columns, rows) if self.transposed else (rows, columns)
         return Descriptor(array, self.shape, self.strides, (*(1,) * len(self.batch), *block), tf32)
 
 
 def _tma_region(x: Operand, batches: Shape, rows: int, columns: int) -> TmaRegion | None:
-    """The region of an operand, or None where TMA cannot address it."""
+    """Return the region of an operand, or None if TMA cannot address it."""
     batch = tuple(int(stride != 0 and size > 1) for stride, size in zip(x.batch, batches, strict=True))
     if len(batch) > 2:
         return None
@@ -244,7 +245,7 @@ def _tma_region(x: Operand, batches: Shape, rows: int, columns: int) -> TmaRegio
     return None
 
 
-# --- Launching --------------------------------------------------------------------------------------------------------
+# --- Launches ---------------------------------------------------------------------------------------------------------
 
 
 @cuda_impl("matmul")
@@ -254,30 +255,30 @@ def matmul_into(
     alpha: float | Array = 1.0, row_scale: Array | None = None, scales: Scales | None = None,
     tile: GemmTile | None = None,
 ) -> None:  # fmt: skip
-    """out = activation(alpha·diag(row_scale)·a·b + bias) + residual, plus what out held where `accumulate` is set.
+    """Write out = activation(alpha·diag(row_scale)·a·b + bias) + residual, plus out's previous value if `accumulate`.
 
-    The epilogue is computed in float32 (float64 for float64, the integers' own type for integers) and rounded once; a
-    residual of 2-byte operands may be added to a result that was rounded before, where that is faster.
+    The epilogue is computed in float32 (float64 for float64, the integers' own type for integers) and rounded once. A
+    residual of 2-byte operands may be added after the result is rounded, where that is faster.
 
     Args:
-        out: `[..., m, n]`, contiguous, of any float dtype where the operands are floats.
-        a, b: `[..., m, k]` and `[..., k, n]` of one dtype and any strides; batch dimensions broadcast. A vector is a
-            row on the left and a column on the right, and its dimension is missing in out.
-        transpose_b: b is `[..., n, k]`, as weights are.
+        out: `[..., m, n]`, contiguous, of any float dtype if the operands are floats.
+        a: `[..., m, k]` with any strides. A vector is a row, and out then has no dimension m.
+        b: `[..., k, n]` of a's dtype with any strides. A vector is a column, and out then has no dimension n.
+        transpose_b: b is `[..., n, k]`, like a weight.
         bias: `[n]`, with any stride.
         activation: "relu", "gelu_tanh" or "silu".
-        residual: of out's shape, contiguous.
+        residual: array of out's shape, contiguous.
         alpha: a number, or an array of one element in the accumulator's type.
-        row_scale: `[m]`, of a single matrix without a bias, with any stride.
-        scales: of quantised operands of a single matrix, instead of alpha.
-        tile: instead of the table's choice, for benchmarks.
+        row_scale: `[m]`, with any stride; requires a single matrix and no bias.
+        scales: scales of quantized operands; requires a single matrix, and alpha = 1.
+        tile: tile that replaces the table's choice, for benchmarks.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
         return
     p = _gemm_of(out, a, b, transpose_b)
-    assert row_scale is None or (bias is None and out.ndim == 2)  # both are passed in one parameter of the kernels
-    assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # passed in alpha's place
+    assert row_scale is None or (bias is None and out.ndim == 2)  # kernels have one parameter for both
+    assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # kernels take it as alpha
     e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales)
     special = (_launch_warp_specialized, _launch_tf32_rs, _launch_thin, _launch_few_columns)
     if tile is None and any(is_launched(p, e) for is_launched in special):
@@ -297,12 +298,12 @@ def _table(dtype: DType, k: int) -> str:
 
 
 def _dot_type(dtype: DType) -> Any:
-    """The operands' type in tl.dot; the interpreter's dot has neither bfloat16 nor 8-bit floats."""
+    """Return the operands' type in tl.dot. The interpreter's dot supports neither bfloat16 nor 8-bit floats."""
     return TRITON[(float32 if is_interpreted() and dtype in (bfloat16, float8_e4m3fn) else dtype).name]
 
 
 def _launch_warp_specialized(p: Gemm, e: Epilogue) -> bool:
-    """Launch a warp-specialized kernel for a K-major weight; False where it has no such epilogue, or is slower."""
+    """Launch a warp-specialized kernel for a K-major weight. Return False if it lacks the epilogue or is slower."""
     is_scaled = e.scales is not None and e.flags & ~DEQUANT.value == 0
     if not (e.is_early or is_scaled) or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
         return False
@@ -316,7 +317,7 @@ def _launch_warp_specialized(p: Gemm, e: Epilogue) -> bool:
 
 
 def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
-    """Launch the tf32 kernel for an MN-major operand B; False where it does not apply, or is slower."""
+    """Launch the tf32 kernel for an MN-major operand B. Return False if it does not apply or is slower."""
     if not (p.a.array.dtype is p.o.array.dtype is float32 and allow_tf32) or e.flags or p.matrices != 1:
         return False
     if p.a.column != 1 or p.b.column != 1 or p.o.column != 1 or p.k == 0:
@@ -325,7 +326,7 @@ def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
 
 
 def _launch_thin(p: Gemm, e: Epilogue) -> bool:
-    """Launch the kernel for few rows of a sum over many, as of gradients of low-rank matrices; False for others."""
+    """Launch the kernel for few rows and a long k, as in gradients of low-rank matrices. Return False for others."""
     if e.flags & ~ACCUMULATE.value or p.matrices != 1 or p.a.row != 1 or p.b.column != 1 or p.o.column != 1:
         return False
     if p.m > THIN or p.n < MIN_WIDTH or p.k < MIN_TERMS:
@@ -335,7 +336,7 @@ def _launch_thin(p: Gemm, e: Epilogue) -> bool:
 
 
 def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
-    """Launch `gemm_few_columns`, in parts along k too; False where it does not apply, or is slower."""
+    """Launch `gemm_few_columns`, possibly split along k. Return False if it does not apply or is slower."""
     if p.a.array.dtype not in (bfloat16, float16, float32) or e.scales is not None or p.k < MIN_SUM:
         return False
     if p.m < p.n:
@@ -359,12 +360,12 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
 
 
 def _is_addressed_by_tma(p: Gemm) -> bool:
-    """Whether TMA can address both operands: rows begin at multiples of 16 bytes."""
+    """Return whether TMA can address both operands: rows begin at multiples of 16 bytes."""
     return all(_tma_region(*x) is not None for x in ((p.a, p.batches, p.m, p.k), (p.b, p.batches, p.k, p.n)))
 
 
 def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
-    """Launch `gemm_tma`; False where the device has no TMA or it cannot address the operands."""
+    """Launch `gemm_tma`. Return False if the device has no TMA or TMA cannot address the operands."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
     table = _table(dtype, p.k)
     if properties.capability < (9, 0) or table not in ("half", "tf32", "fp8", "fp8_long") or p.k == 0:
@@ -379,15 +380,17 @@ def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
     tile = tile or choose(
         table, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory, e.reads, p.o.array.dtype.itemsize
     )
-    if e.is_early and not tile.is_single and table == "half":  # adding it separately beats a large tile's epilogue
+    # Adding a residual separately is faster than in a large tile's epilogue.
+    if e.is_early and not tile.is_single and table == "half":
         _launch_tma(p, e._replace(residual=None), tile)
         assert e.residual is not None
         add(p.o.array, e.residual, out=p.o.array)
         return True
     if tile.swapped:
-        assert e.scales is None  # whose order is that of the operands
+        assert e.scales is None  # scales are in the order of the operands
         p, e = p.swapped, e.swapped
         a, b = b._replace(transposed=not b.transposed), a._replace(transposed=not a.transposed)
+    # Make float32 operands K-major where that is faster.
     if tile.transposed_copies and min(p.m, p.n, p.k) >= MIN_EXTENT:
         if not b.transposed:
             p = p._replace(b=_contiguous_copy(p.b.transposed, p.batches, p.n, p.k).transposed)
@@ -400,42 +403,42 @@ def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
 
 
 def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
-    """A copy whose rows of columns are contiguous, or begin at multiples of 16 bytes where these are none."""
+    """Return a copy with contiguous columns. Rows are contiguous too, or padded to multiples of 16 bytes."""
     is_aligned = columns * x.array.dtype.itemsize % 16 == 0
-    y, source, found = _copied(x, batches, rows, columns, columns if is_aligned else aligned_columns(columns))
-    done = transposed_copy(y, source)
-    assert done, (source, x)
-    return found
+    y, source, copied = _copied(x, batches, rows, columns, columns if is_aligned else aligned_columns(columns))
+    is_copied = transposed_copy(y, source)
+    assert is_copied, (source, x)
+    return copied
 
 
-def _copied(x: Operand, batches: Shape, rows: int, columns: int, distance: int) -> tuple[Array, Array, Operand]:
-    """Memory for a copy with rows `distance` elements apart, what is to be copied, and the copy as an operand."""
+def _copied(x: Operand, batches: Shape, rows: int, columns: int, row_stride: int) -> tuple[Array, Array, Operand]:
+    """Return memory for a copy with this row stride in elements, the array to copy, and the copy as an operand."""
     shape = tuple(size if step else 1 for size, step in zip(batches, x.batch, strict=True))
-    whole = empty((*shape, rows, distance), x.array.dtype, x.array.device)
-    y = whole.view((*shape, rows, columns), whole.strides)
-    batch = tuple(own if step else 0 for step, own in zip(x.batch, whole.strides[:-2], strict=True))
-    return y, x.array.view(y.shape, (*x.batch, x.row, x.column)), Operand(y, batch, distance, 1)
+    padded = empty((*shape, rows, row_stride), x.array.dtype, x.array.device)
+    y = padded.view((*shape, rows, columns), padded.strides)
+    batch = tuple(own if step else 0 for step, own in zip(x.batch, padded.strides[:-2], strict=True))
+    return y, x.array.view(y.shape, (*x.batch, x.row, x.column)), Operand(y, batch, row_stride, 1)
 
 
 def _with_aligned_operands(p: Gemm, has_a: bool, has_b: bool) -> Gemm:
-    """The same GEMM with copies that TMA can address of A, unless `has_a`, and of B, where that is profitable. 2-byte
-    floats stay in the order that they have; float32 becomes K-major, as tensor cores take it.
+    """Return the GEMM with copies that TMA can address of A, unless `has_a`, and B, unless `has_b`, if profitable.
+    2-byte floats keep their order; float32 becomes K-major, as tensor cores require.
     """
     item = p.a.array.dtype.itemsize
     elements = (0 if has_a else _b_elements(p.swapped)) + (0 if has_b else _b_elements(p))
     if not alignment_is_profitable(2 * p.matrices * p.m * p.n * p.k, elements * item):
         return p
-    pairs = []  # of the same order
+    pairs = []  # copies that keep the order
 
     def copied(x: Operand, rows: int, columns: int) -> Operand:
         if x.column != 1 and x.row == 1 and item == 2:
             return copied(x.transposed, columns, rows).transposed
-        y, source, found = _copied(x, p.batches, rows, columns, aligned_columns(columns))
+        y, source, operand = _copied(x, p.batches, rows, columns, aligned_columns(columns))
         if x.column == 1:
             pairs.append((y, source))
         elif not transposed_copy(y, source):
             copy(source, out=y)
-        return found
+        return operand
 
     a = p.a if has_a else copied(p.a, p.m, p.k)
     b = p.b if has_b else copied(p.b.transposed, p.n, p.k).transposed
@@ -445,14 +448,15 @@ def _with_aligned_operands(p: Gemm, has_a: bool, has_b: bool) -> Gemm:
 
 
 def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRegion, sm_count: int) -> None:
-    """Launch `gemm_tma`, and `gemm_reduce_splits` where tiles are split along k."""
+    """Launch `gemm_tma`, and `gemm_reduce_splits` if tiles are split along k."""
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
     tiles, programs = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), sm_count * t.ctas_per_sm
     s = persistent_schedule(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
     partial = empty((s.leftover * s.split * t.bm * t.bn,), float32, out.device) if s.split > 1 else None
     o = _tma_region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if s.full else None
-    if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # TMA wrote past the end of such rows
+    if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # TMA would write past the end of such rows
         o = None
+    # Programs without a loop over tiles, if each has one tile or a residual is loaded early.
     one_tile = t.is_single and s.full == tiles and (tiles <= programs or e.is_early)
     columns = t.bn // epilogue_slices(t, out.dtype.itemsize, e.reads and not one_tile)
     programs = backend_of(out.device).persistent_programs(t.ctas_per_sm)
@@ -474,7 +478,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
 
 
 def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) -> tuple[int, tuple[Any, ...]]:
-    """EPILOGUE and operands of `gemm_tma`: a residual comes through a descriptor, too, where what out held does."""
+    """Return EPILOGUE and operands of `gemm_tma`. With `accumulate`, a residual is loaded by TMA, like out."""
     x = e.residual
     if x is None or o is None or not e.accumulate or not is_describable(x, o.shape, o.strides):
         return e.flags, e.operands
@@ -484,11 +488,10 @@ def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) 
 
 
 def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
-    """The same GEMM with an MN-major operand B where that is profitable: see `copy_is_profitable`.
+    """Return the GEMM with an MN-major operand B if that is profitable; see `copy_is_profitable`.
 
-    An M-major operand A becomes B without a copy; otherwise one of the two is copied, the smaller one if
-    possible. In a tile of 64 x 64 x 16, shared memory is then read in 768 cycles beside 512 of multiply-adds, where it
-    took 2560.
+    An M-major operand A becomes B without a copy. Otherwise one operand is copied, the smaller one if possible. In a
+    tile of 64 x 64 x 16, shared memory reads then take 768 cycles (2560 with a K-major B), multiply-adds 512.
     """
     if p.b.row != 1 or p.b.column == 1 or e.scales is not None:
         return p, e
@@ -502,7 +505,7 @@ def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
 
 
 def _b_copy_is_profitable(p: Gemm) -> bool:
-    """Whether B is K-major, and copying it to be MN-major saves more than it costs."""
+    """Return whether B is K-major and copying it to MN-major saves more than it costs."""
     return (
         p.b.row == 1
         and min((*p.b.batch, p.b.column)) >= 0
@@ -516,7 +519,7 @@ def _b_elements(p: Gemm) -> int:
 
 
 def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
-    """Launch `gemm_pointers`, and `gemm_reduce_splits` where tiles are split along k."""
+    """Launch `gemm_pointers`, and `gemm_reduce_splits` if tiles are split along k."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
     table = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
     if table == "float32":
@@ -567,14 +570,14 @@ def _launch_rank1(p: Gemm, e: Epilogue) -> None:
 
 
 def _matrices(p: Gemm, tiles: int) -> str:
-    """MATRICES of `grouped_tile`."""
+    """Return MATRICES of `grouped_tile`."""
     if tiles >= 1 << 21:
         return "many"
     return "one" if p.matrices == 1 else "few"
 
 
 def _needs_int64(p: Gemm) -> bool:
-    """Whether an offset of any operand exceeds 2^31."""
+    """Return whether an offset of any operand exceeds 2^31."""
     return (
         needs_int64((*p.batches, p.m, p.k), (*p.a.batch, p.a.row, p.a.column))
         or needs_int64((*p.batches, p.k, p.n), (*p.b.batch, p.b.row, p.b.column))
@@ -599,7 +602,7 @@ def matmul_add(out: Array, x: Array, y: Array, addend: Array) -> None:
 
 @cuda_impl("add_matmul")
 def add_matmul(out: tuple[()], target: Array, x: Array, y: Array) -> None:
-    whole = contiguous(target)
-    matmul_into(whole, x, y, accumulate=True)
-    if whole is not target:
-        copy(whole, out=target)
+    sums = contiguous(target)
+    matmul_into(sums, x, y, accumulate=True)
+    if sums is not target:
+        copy(sums, out=target)

@@ -1,4 +1,4 @@
-"""CUDA implementations of linear layers: GEMMs with K-major weights; bias and residual join before the single rounding.
+"""CUDA implementations of linear layers: GEMMs with K-major weights that add bias and residual before rounding once.
 
 Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`.
 """
@@ -25,7 +25,7 @@ def linear(
     out: Array | tuple[Array, ...], x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None,
     *pairs: Array, fp8: int = 0, low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
-    """y = x·Wᵀ + b + residual; with pairs also u and z."""
+    """Write y = x·Wᵀ + b + residual; with pairs also u and z."""
     if isinstance(out, tuple):
         _adapted(out, x, [weight], [] if bias is None else [bias], residual, pairs, low_rank, fp8)
         return
@@ -45,7 +45,7 @@ def linear(
 def packed_linear(
     out: Array | tuple[Array, ...], x: Array, *parameters: Array, fp8: int = 0, low_rank: LowRank | None = None
 ) -> None:
-    """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], a GEMM for each weight: those contiguous in memory were joined before."""
+    """Write [x·W1ᵀ + b1, …, x·Wnᵀ + bn] with one GEMM per weight. Callers have joined weights adjacent in memory."""
     if isinstance(out, tuple):
         own, _ = split_pairs(parameters, low_rank)
         _adapted(out, x, *split_parameters(own), None, parameters[len(own) :], low_rank, fp8)
@@ -70,8 +70,8 @@ def _adapted(
     out: tuple[Array, ...], x: Array, weights: list[Array], biases: list[Array], residual: Array | None,
     pairs: Sequence[Array], low_rank: LowRank | None, fp8: int,
 ) -> None:  # fmt: skip
-    """`linear` and `packed_linear` with low-rank pairs: y, u and, with c, z, unless only y is kept, which then holds it
-    in between. The pairs' path is in x's type, also where x·Wᵀ is in 8-bit floats.
+    """Compute `linear` or `packed_linear` with low-rank pairs: y, u and, with factors c, z. If z is not an output, y
+    holds it temporarily. Low-rank terms are computed in x's type, even if x·Wᵀ is computed in 8-bit floats.
     """
     assert low_rank is not None
     _, operands = split_pairs(pairs, low_rank)
@@ -81,6 +81,7 @@ def _adapted(
     make_u(u, x, operands, low_rank)
     terms, factors = terms_of(u, operands, low_rank), operands.factors
     z = y if factors is None or len(out) < 3 else out[2]
+    # z = x·Wᵀ + low-rank terms; without factors it includes bias and residual, and is y.
     added = (biases, residual) if factors is None else ([], None)
     if len(weights) == 1 and not is_wide_enough(fp8, y.shape[-1]):
         bias = added[0][0] if added[0] else None
@@ -91,9 +92,10 @@ def _adapted(
     else:
         packed_linear(z, x, *weights, *added[0], fp8=fp8)
         add_terms(z, terms, True)
+    # y = c∘z + bias + residual.
     if factors is not None and y.size:
-        whole = [as_matrix(a) for a in (y, z)]
-        parts = [columns(a, [w.shape[0] for w in weights]) for a in (*whole, contiguous(factors))]
-        rest = None if residual is None else as_matrix(residual)
+        matrices = [as_matrix(a) for a in (y, z)]
+        parts = [columns(a, [w.shape[0] for w in weights]) for a in (*matrices, contiguous(factors))]
+        residual_rows = None if residual is None else as_matrix(residual)
         for i, (part, source, c) in enumerate(zip(*parts, strict=True)):
-            scale_columns_into(part, source, c, contiguous(biases[i]) if biases else None, rest)
+            scale_columns_into(part, source, c, contiguous(biases[i]) if biases else None, residual_rows)

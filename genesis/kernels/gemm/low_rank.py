@@ -1,7 +1,8 @@
-"""Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py; and DoRA's
-factors of a layer's rows in one kernel, and passes that scale columns.
+"""Low-rank pairs on CUDA: products with low-rank terms, composed of GEMMs of linalg.py, and kernels for DoRA's factors.
 
-Plain reference: genesis/ops/low_rank.py. `low_rank_product` is the one place where x·Wᵀ meets u·Bᵀ.
+Plain reference: genesis/ops/low_rank.py. Only `low_rank_product` combines x·Wᵀ with u·Bᵀ.
+
+Shapes: x [m, k], W [n, k], A [r, k], B [n, r], u = x·Aᵀ. Each kernel's docstring names its tile.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from genesis.ops.shape import contiguous, slices, window
 
 
 class Term(NamedTuple):
-    """An addition u·b to columns [start, stop) of a product."""
+    """A low-rank term u·b that is added to columns [start, stop) of a product."""
 
     start: int
     stop: int
     u: Array  # `[..., r]`
-    b: Array  # `[r, stop - start]`, or its transpose where the product's weight is transposed
+    b: Array  # `[r, stop - start]`, or its transpose if the product's weight is transposed
 
 
 def low_rank_product(
     out: Array, x: Array, weight: Array, terms: Sequence[Term], *, transpose_b: bool = False,
     bias: Array | None = None, residual: Array | None = None,
 ) -> None:  # fmt: skip
-    """out = x·weight + Σ u·b in the terms' columns + bias + residual; `transpose_b`: as for `matmul_into`.
+    """Write out = x·weight + Σ u·b in the terms' columns + bias + residual. `transpose_b` is as in `matmul_into`.
 
-    Terms that cover all columns are stored first and read by the base product's epilogue: what is rounded to out's type
-    in between is then small, and all the rest is added in float32. Other terms are added to a result that was rounded.
+    Terms that cover all columns are stored first, rounded while they are small, and the epilogue of x·weight adds them
+    in float32. Other terms are added to the rounded result.
     """
     if sum(term.stop - term.start for term in terms) < out.shape[-1]:
         matmul_into(out, x, weight, transpose_b=transpose_b, bias=bias, residual=residual)
@@ -57,13 +58,13 @@ def low_rank_product(
 
 
 def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False, accumulate: bool = True) -> None:
-    """out += Σ u·b in the terms' columns, or = with `accumulate` False."""
+    """Add Σ u·b to out in the terms' columns, or overwrite them if `accumulate` is False."""
     for start, stop, u, b in terms:
         matmul_into(window(out, start, stop), u, b, transpose_b=transpose_b, accumulate=accumulate)
 
 
 def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
-    """The additions of pairs, for a transposed weight."""
+    """Return the terms of pairs, for a transposed weight."""
     parts = operands.b
     if len(parts) < len(low_rank.pairs):
         parts = slices(parts[0], [p.stop - p.start for p in low_rank.pairs])
@@ -72,7 +73,7 @@ def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
 
 
 def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
-    """u = s·dropout(x)·Aᵀ: one GEMM where the A are one operand and have one scale."""
+    """Write u = s·dropout(x)·Aᵀ, with a single GEMM if all A are one operand with one scale."""
     if low_rank.dropout is not None:
         dropped = empty(x.shape, x.dtype, x.device)
         dropout(dropped, x, *operands.where, **low_rank.noise)
@@ -92,12 +93,13 @@ def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
 def low_rank_backward(
     out: tuple[Array, ...], g: Array, u: Array, *rest: Array, pairs: tuple[Pair, ...], is_result: bool = False
 ) -> None:
-    """v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and, with c and z, dc: one pass over g where that is possible."""
+    """Write v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and, with c and z, dc, in one pass over g if possible."""
     count, (v, *d) = len(pairs), out
     c, z = (contiguous(x) for x in rest[count:]) if len(rest) > count else (None, None)
     sums = None if c is None else d.pop()
     b, rows, ranges = [contiguous(x) for x in rest[:count]], as_matrix(contiguous(g)), [p[:2] for p in pairs]
     operands = as_matrix(v), d, rows, b, as_matrix(contiguous(u))
+    # One pass over g, if the kernel supports the ranges.
     covers = sums is None or (sums.dtype is float32 and sum(p.stop - p.start for p in pairs) == g.shape[-1])
     if covers and len({p.scale for p in pairs}) == 1:
         of_z = None if z is None else as_matrix(z)
@@ -105,6 +107,7 @@ def low_rank_backward(
             *operands, ranges, scale=pairs[0].scale, z=of_z, factors=c, sums=sums, divides=is_result
         ):  # fmt: skip
             return
+    # Otherwise one kernel for dc and GEMMs for v and dB.
     if sums is not None and c is not None and z is not None:
         column_sums_into(sums, rows, as_matrix(z))
         if is_result:
@@ -115,9 +118,9 @@ def low_rank_backward(
 def gemm_products(
     v: Array, d: Sequence[Array], g: Array, b: Sequence[Array], u: Array, pairs: Sequence[Pair], c: Array | None = None
 ) -> None:
-    """v = s·g·(c∘Bi) and dBi = c∘(gᵀ·u) by a GEMM for each product of each pair: B is smaller than g."""
+    """Write v = s·g·(c∘Bi) and dBi = c∘(gᵀ·u) by one GEMM per product of each pair. B, the smaller, is scaled."""
     start = 0
-    for p, weight, found in zip(pairs, b, d, strict=True):
+    for p, weight, d_weight in zip(pairs, b, d, strict=True):
         part, stop = window(g, p.start, p.stop), start + p.rank
         factors = None if c is None else window(c, p.start, p.stop)
         scaled = weight
@@ -125,7 +128,7 @@ def gemm_products(
             scaled = empty(weight.shape, weight.dtype, weight.device)
             scale_rows(scaled, weight, factors)
         matmul_into(window(v, start, stop), part, scaled, alpha=p.scale)
-        matmul_into(found, transposed(part), window(u, start, stop), row_scale=factors)
+        matmul_into(d_weight, transposed(part), window(u, start, stop), row_scale=factors)
         start = stop
 
 
@@ -135,7 +138,7 @@ def matmul_sum(out: Array, x: Array, y: Array, u: Array, w: Array, addend: Array
     low_rank_product(out, x, y, [Term(0, w.shape[-1], u, w)], residual=residual)
 
 
-LARGEST_RANK = 128  # A·Aᵀ is in registers
+LARGEST_RANK = 128  # limited by registers, which hold A·Aᵀ
 
 
 # --- DoRA: the factors ------------------------------------------------------------------------------------------------
@@ -143,8 +146,8 @@ LARGEST_RANK = 128  # A·Aᵀ is in registers
 
 @triton.jit
 def store_factors(p_c, p_norm, m, total, i_n, n):
-    """norm = √total and c = m / norm of rows i_n."""
-    norm = tl.sqrt(tl.maximum(total, 0))  # rounding must not make a root of less than 0
+    """Store norm = √total and c = m / norm of rows i_n."""
+    norm = tl.sqrt(tl.maximum(total, 0))  # [BM]; rounding may make the total negative
     tl.store(p_norm + i_n, norm, mask=i_n < n)
     tl.store(p_c + i_n, converted(converted(m, total.dtype) / norm, p_c.dtype.element_ty), mask=i_n < n)
 
@@ -153,45 +156,45 @@ def store_factors(p_c, p_norm, m, total, i_n, n):
 def dora_factors_kernel(p_c, p_norm, p_m0, p_m1, p_m2, p_s0, p_s1, p_s2, p_w0, p_w1, p_w2, p_a0, p_a1, p_a2, p_b0, p_b1,
                         p_b2, k, r, scale, starts, stops, DOT: tl.constexpr, INT64: tl.constexpr,
                         TILE: tl.constexpr):  # fmt: skip
-    """c and the norms of BM columns of one of several layers: of W `[n, k]`, A `[r, k]`, B `[n, r]`, m and ‖W‖² by
-    rows, all contiguous.
+    """Store c and the norms of BM columns of one of several layers. A layer has W `[n, k]`, A `[r, k]`, B `[n, r]`, m
+    `[n]` and ‖W‖² `[n]`, all contiguous.
 
     Args:
-        starts, stops: columns of c of each layer.
+        starts: first column of each layer in c; `stops` are the ends.
         DOT: (operands' type, input_precision).
-        TILE: (BM, BK, R).
+        TILE: (BM, BK, R): rows of W, step along k, padded rank.
     """
     BM: tl.constexpr = TILE[0]
     BK: tl.constexpr = TILE[1]
     R: tl.constexpr = TILE[2]
     i, start, stop, first = range_of(tl.program_id(0), starts, stops, BM)
-    i_c, i_r = first + tl.arange(0, BM), tl.arange(0, R)
+    i_c, i_r = first + tl.arange(0, BM), tl.arange(0, R)  # [BM], [R]
     i_n, n = i_c - start, stop - start
     if INT64:
         i_n = i_n.to(tl.int64)
     m_n, m_r = (i_n < n)[:, None], i_r < r
-    # What the end needs is loaded beside the first tiles, not behind the last.
-    squares = converted(tl.load(picked(i, p_s0, p_s1, p_s2) + i_n, mask=i_n < n, other=0), tl.float32)
-    m = tl.load(picked(i, p_m0, p_m1, p_m2) + i_n, mask=i_n < n, other=0)
+    # Load the operands of the last step early, to hide their latency.
+    squares = converted(tl.load(picked(i, p_s0, p_s1, p_s2) + i_n, mask=i_n < n, other=0), tl.float32)  # [BM]
+    m = tl.load(picked(i, p_m0, p_m1, p_m2) + i_n, mask=i_n < n, other=0)  # [BM]
     p_b = picked(i, p_b0, p_b1, p_b2) + (i_n * r)[:, None] + i_r[None, :]
     b_b = converted(tl.load(p_b, mask=m_n & m_r[None, :], other=0), tl.float32)  # [BM, R]
     p_w, p_a = picked(i, p_w0, p_w1, p_w2) + (i_n * k)[:, None], picked(i, p_a0, p_a1, p_a2) + (i_r * k)[:, None]
     b_cross, b_gram = tl.zeros((BM, R), tl.float32), tl.zeros((R, R), tl.float32)  # W·Aᵀ [BM, R], A·Aᵀ [R, R]
     for o_k in range(0, k, BK):
-        i_k = o_k + tl.arange(0, BK)
+        i_k = o_k + tl.arange(0, BK)  # [BK]
         m_k = (i_k < k)[None, :]
         b_w = converted(tl.load(p_w + i_k[None, :], mask=m_n & m_k, other=0), DOT[0])  # [BM, BK]
         b_a = converted(tl.load(p_a + i_k[None, :], mask=m_r[:, None] & m_k, other=0), DOT[0])  # [R, BK]
-        b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=DOT[1])
-        b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=DOT[1])
+        b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=DOT[1])  # [BM, R]
+        b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=DOT[1])  # [R, R]
     b_change = 2 * b_cross + scale * tl.dot(b_b, b_gram, input_precision="ieee")  # [BM, R]
     store_factors(p_c, p_norm, m, squares + scale * tl.sum(b_change * b_b, 1), i_c, stop)
 
 
 @triton.jit
 def dora_quotient_kernel(p_c, p_norm, p_m, p_total, n, BM: tl.constexpr):
-    """The factors where the squares of the norms are known."""
-    i_n = tl.program_id(0) * BM + tl.arange(0, BM)
+    """Store the norms and factors of BM rows, given the squares of the norms."""
+    i_n = tl.program_id(0) * BM + tl.arange(0, BM)  # [BM]
     m, total = tl.load(p_m + i_n, mask=i_n < n, other=0), tl.load(p_total + i_n, mask=i_n < n, other=0)
     store_factors(p_c, p_norm, m, total, i_n, n)
 
@@ -201,10 +204,10 @@ def dora_factors(
     out: tuple[Array, Array], *arrays: Array, columns: tuple[tuple[int, int], ...], scales: tuple[float, ...],
     width: int,
 ) -> None:  # fmt: skip
-    """c of several layers side by side, 1 in columns of none; also the norms."""
+    """Write c and the norms of several layers side by side, with 1 in columns that belong to no layer."""
     if sum(stop - start for start, stop in columns) < width:
-        for whole in out:
-            fill(whole, value=1, shape=whole.shape, dtype=whole.dtype)
+        for factors in out:
+            fill(factors, value=1, shape=factors.shape, dtype=factors.dtype)
     layers = [_Layer(range_, scale, *map(contiguous, x)) for range_, scale, x in zip(
         columns, scales, zip(*split_layers(arrays), strict=True), strict=True
     )]  # fmt: skip
@@ -214,7 +217,7 @@ def dora_factors(
 
 
 class _Layer(NamedTuple):
-    """A layer's columns of c, and its operands, contiguous."""
+    """A layer's columns of c, and its contiguous operands."""
 
     columns: tuple[int, int]
     scale: float
@@ -226,7 +229,7 @@ class _Layer(NamedTuple):
 
 
 def _factors(c: Array, norm: Array, layers: Sequence[_Layer]) -> None:
-    """Of layers of one rank, width and scale."""
+    """Write c and the norms of layers with the same rank, width and scale."""
     w, (r, k) = layers[0].w, layers[0].a.shape
     if r > LARGEST_RANK or norm.dtype is float64 or w.dtype is float64:
         for layer in layers:
@@ -247,16 +250,16 @@ def _factors(c: Array, norm: Array, layers: Sequence[_Layer]) -> None:
 
 
 def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
-    """BM, BK, warps and stages: about as many programs as SMs, and steps so wide that latency is not most of them."""
+    """Return BM, BK, warps and stages: about one program per SM, with steps wide enough to hide latency."""
     if is_float32:
         return 32 if rank > 64 else 64, 32, 8 if rank > 32 else 4, 3
-    if rank > 64:  # A·Aᵀ takes the registers
+    if rank > 64:  # A·Aᵀ occupies most registers
         return 16, 128, 8, 2
     return 16 if n <= 2048 else 32, 256 if rank <= 32 else 128, 8 if rank > 32 else 4, 4
 
 
 def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
-    """The same, by products in memory."""
+    """Do as `_factors` for one layer, with products in memory."""
     (start, stop), scale, m, squares, w, a, b = layer
     c, norm = (window(x, start, stop) for x in (c, norm))
     kind = norm.dtype
@@ -268,47 +271,47 @@ def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
     launch(dora_quotient_kernel, triton.cdiv(b.shape[0], 256), c, norm, m, total, b.shape[0], BM=256)
 
 
-# --- Scaling columns --------------------------------------------------------------------------------------------------
+# --- Scaled columns and rows ------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def scale_columns_kernel(p_y, p_z, p_c, p_b, p_residual, n, h, sy, sz, WORK: tl.constexpr, INT64: tl.constexpr,
                          BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    """c∘z + b + residual of a tile [BN, BH]; the residual has y's strides."""
+    """Store c∘z + b + residual of a tile [BN, BH]. The residual has y's strides."""
     i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)
     m_h = i_h < h
     m = (i_n < n)[:, None] & m_h[None, :]
-    o_y = (i_n * sy)[:, None] + i_h[None, :]
-    z = converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)
-    y = z * converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]
+    o_y = (i_n * sy)[:, None] + i_h[None, :]  # [BN, BH]
+    z = converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)  # [BN, BH]
+    y = z * converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]  # [BN, BH]
     if p_b is not None:
-        y += converted(tl.load(p_b + i_h, mask=m_h, other=0), WORK)[None, :]
+        y += converted(tl.load(p_b + i_h, mask=m_h, other=0), WORK)[None, :]  # [BN, BH]
     if p_residual is not None:
-        y += converted(tl.load(p_residual + o_y, mask=m, other=0), WORK)
+        y += converted(tl.load(p_residual + o_y, mask=m, other=0), WORK)  # [BN, BH]
     tl.store(p_y + o_y, converted(y, p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def column_sums_kernel(p_partial, p_g, p_z, n, h, sg, sz, WORK: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
-    """The sums of g∘z over every programs-th tile of rows, of BH columns."""
-    i_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    """Store the sums of g∘z over a program's tiles of rows, for BH columns. Programs take tiles of BN rows in turn."""
+    i_h = tl.program_id(0) * BH + tl.arange(0, BH)  # [BH]
     m_h = i_h < h
     b_sum = tl.zeros((BN, BH), WORK)  # [BN, BH]
     for first in range(tl.program_id(1) * BN, n, tl.num_programs(1) * BN):
-        i_n = first + tl.arange(0, BN).to(tl.int64)
+        i_n = first + tl.arange(0, BN).to(tl.int64)  # [BN]
         m = (i_n < n)[:, None] & m_h[None, :]
-        g = converted(tl.load(p_g + (i_n * sg)[:, None] + i_h[None, :], mask=m, other=0), WORK)
-        b_sum += g * converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+        g = converted(tl.load(p_g + (i_n * sg)[:, None] + i_h[None, :], mask=m, other=0), WORK)  # [BN, BH]
+        b_sum += g * converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)  # [BN, BH]
     tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
 
 
 @triton.jit
 def scale_rows_kernel(p_o, p_w, p_c, n, k, sw, so, WORK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """c∘W of a tile [BN, BK]."""
+    """Store c∘W of a tile [BN, BK]."""
     i_n, i_k = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN), tl.program_id(1) * BK + tl.arange(0, BK)
     m = (i_n < n)[:, None] & (i_k < k)[None, :]
     w = converted(tl.load(p_w + (i_n * sw)[:, None] + i_k[None, :], mask=m, other=0), WORK)  # [BN, BK]
-    c = converted(tl.load(p_c + i_n, mask=i_n < n, other=0), WORK)
+    c = converted(tl.load(p_c + i_n, mask=i_n < n, other=0), WORK)  # [BN]
     tl.store(p_o + (i_n * so)[:, None] + i_k[None, :], converted(w * c[:, None], p_o.dtype.element_ty), mask=m)
 
 
@@ -324,7 +327,7 @@ def scale_columns(
 
 
 def scale_columns_into(y: Array, z: Array, factors: Array, bias: Array | None, residual: Array | None) -> None:
-    """The same for matrices whose rows may have any stride (y and the residual the same one); z may be y itself."""
+    """Write y = c∘z + bias + residual. Rows may have any stride (the residual the same as y), and z may be y."""
     (n, h), work = y.shape, work_type(z.dtype)
     columns = min(triton.next_power_of_2(h), 256)
     rows = min(max(1, 2048 // columns), triton.next_power_of_2(n))
@@ -347,7 +350,7 @@ def scale_rows(out: Array, w: Array, factors: Array) -> None:
 
 
 def column_sums_into(sums: Array, g: Array, z: Array) -> None:
-    """Σ rows g∘z of matrices with contiguous rows: partial sums of some rows each, added in order."""
+    """Write the sums over all rows of g∘z. Rows are contiguous; partial sums are added in order."""
     n, h = z.shape
     work = work_type(z.dtype)
     if not n:

@@ -1,7 +1,8 @@
-"""CUDA implementations of RMSNorm followed by linear layers, alone and as a gated MLP with the residual around it.
+"""CUDA implementations of RMSNorm followed by linear layers, alone and as a gated MLP with a residual.
 
-Plain reference: genesis/ops/norm_linear.py: `norm_linear`, `norm_mlp`. The norm goes to a buffer of its own, then the
-GEMM; gate and up have SwiGLU in their epilogue. Few rows that are not recorded are normalised in the GEMM itself.
+Plain reference: genesis/ops/norm_linear.py: `norm_linear`, `norm_mlp`. The normalized input is written to a buffer,
+which the GEMM reads; the GEMM of gate and up applies SwiGLU in its epilogue. For few rows outside of autograd, the
+GEMM kernel normalizes the input itself.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ def norm_mlp(
     eps: float, keep: bool = False, fp8: int = 0, low_rank: LowRank | None = None,
     down_low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
-    """x + h·Wdᵀ + bd. Where one weight without bias holds gate and up, one kernel computes them and h."""
+    """Write x + h·Wdᵀ + bd. If one weight without bias holds gate and up, one kernel computes them and h."""
     own, _ = split_pairs(parameters, down_low_rank)
     at_down, of_pairs = parameters[len(own) :], out[5 if keep else 3 :]
     y, rstd, gate_up = out[:3]
+    # Few rows: kernels that stream the weights once.
     if not (keep or of_pairs or fp8) and all(w.ndim == 2 for w in own) and is_for_few_rows(x, *own, down):
         h = _empty_like(x, gate_up.shape[-1] // 2)
         gate, up = own if len(own) == 2 else slices(own[0], [own[0].shape[0] // 2] * 2)
@@ -52,6 +54,7 @@ def norm_mlp(
         few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
         linear(y, h, down, down_bias, x)
         return
+    # Norm, then gate, up and h.
     normed, h = out[3:5] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
     rms_norm((normed, rstd), x, scale, eps)
     parts = tuple(map(as_matrix, (h, gate_up, normed)))
@@ -69,6 +72,7 @@ def norm_mlp(
     elif is_quantized or len(own) != 1 or not gemm_swiglu_into(*parts, own[0]):
         packed_linear(gate_up, normed, *own, fp8=fp8)
         swiglu_packed(h, gate_up)
+    # Free the normalized input before the down projection.
     del normed, parts
     results = (y, *of_pairs) if of_pairs else y
     linear(results, h, down, down_bias, x, *at_down, fp8=fp8, low_rank=down_low_rank)

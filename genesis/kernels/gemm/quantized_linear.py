@@ -1,9 +1,9 @@
-"""The CUDA implementation of a linear layer with weights in 8 bits.
+"""CUDA implementation of a linear layer with 8-bit weights.
 
 Plain reference: genesis/ops/quantized_linear.py: `quantized_linear`, `dequantize_rows`.
 
-Few rows, as in a step of generation, stream the codes once (few_rows.py). For more rows, as in a prompt, the weight is
-converted to memory of x's type first, and multiplied as any other: a pass over it, which the matmul outweighs.
+For few rows, as in a step of generation, the kernel streams the codes once (few_rows.py). For more rows, as in a
+prompt, the weight is first converted to x's type in memory; that pass costs little compared with the matmul.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from genesis.ops.norm import statistics_type
 from genesis.ops.quantized_linear import KINDS
 from genesis.ops.shape import contiguous, slices
 
-TILE = 4096  # elements of a row in a program
+TILE = 4096  # elements of a row per program
 
 
 @triton.jit(do_not_specialize=["k"])
 def dequantize_kernel(p_w, p_codes, p_scale, k, TYPE: tl.constexpr, BK: tl.constexpr):
-    """A row of W = diag(scale)·codes [BK], rounded."""
+    """Store BK elements of a row of W = diag(scale)·codes, rounded."""
     row, o_k = tl.program_id(0).to(tl.int64), tl.program_id(1) * BK + tl.arange(0, BK)
     b_w = converted(tl.load(p_codes + row * k + o_k, mask=o_k < k, other=0.0), tl.float32) * tl.load(p_scale + row)
     tl.store(p_w + row * k + o_k, converted(b_w, TYPE), mask=o_k < k)
@@ -47,7 +47,7 @@ def dequantize_rows(out: Array, codes: Array, scale: Array, *, dtype: DType) -> 
 
 
 def _as_codes(codes: Array) -> Array:
-    """Codes as what their dtype says they are. Raises: DeviceError where the GPU has no e4m3."""
+    """Return the codes as an array of their real type. Raises DeviceError if that is e4m3 and the GPU lacks it."""
     kind = KINDS[codes.dtype]
     lack = lacking(backend_of(codes.device).driver.properties.capability, codes.device)
     if kind is float8_e4m3fn and lack is not None:
@@ -73,6 +73,7 @@ def quantized_linear(
         else:
             few_rows_into(y, rows, weight, bias=bias, residual=None if residual is None else as_matrix(residual), **how)
         return
+    # More rows: dequantize the weight, then multiply.
     if norm is not None:
         normed = empty(rows.shape, x.dtype, x.device)
         rms_norm((normed, empty((rows.shape[0],), statistics_type(x.dtype), x.device)), rows, norm, eps)

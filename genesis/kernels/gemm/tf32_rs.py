@@ -2,12 +2,12 @@
 
 Plain reference: genesis/ops/linalg.py: `matmul`.
 
-wgmma takes 4-byte operands from shared memory only K-major, but its first operand from registers as well. So the kernel
-computes the transposed GEMM yᵀ·xᵀ: a tile of y is read transposed into registers while the tile before it is
-multiplied, where `linalg.py` would first copy all of y. The kernel is in Gluon, like warp_specialized.py, and its
-results, too, are checked on a GPU.
+wgmma reads 4-byte operands from shared memory only if they are K-major, but its first operand may be in registers. The
+kernel therefore computes the transposed GEMM yᵀ·xᵀ. It reads a tile of y transposed into registers while it multiplies
+the previous tile, whereas `linalg.py` would first copy all of y. Like warp_specialized.py, it is written in Gluon, so
+its results are checked on a GPU.
 
-The GEMM is [m, k] x [k, n]; BM, BN, BK are the tile's sizes.
+The GEMM is [m, k] x [k, n]; tiles are BM x BN, in steps of BK.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import is_describable
 from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load, tma_tiles
 
-TILE = 256, 128, 32  # BM, BN, BK; measured on an H200, as all here
+# Measured on an H200.
+TILE = 256, 128, 32  # BM, BN, BK
 STAGES = 4
 GROUP = 8  # rows of tiles in a group
 WARPS = 8
-MAX_ROUNDS = 8  # of all SMs: with more tiles, copying y costs less than reading it transposed
-MIN_UTILIZATION = 0.9  # of SMs over all rounds, and of steps within k
+MAX_ROUNDS = 8  # the most rounds over all SMs; with more tiles, copying y is cheaper than reading it transposed
+MIN_UTILIZATION = 0.9  # least share of SMs that are busy over all rounds, and of steps that are within k
 
 
 @gluon.jit
 def issue_loads(d_x, d_y, s_x, s_y, full, stage, i_m, i_n, i_k, pred, BM: gl.constexpr, BN: gl.constexpr,
                 BK: gl.constexpr):  # fmt: skip
-    """Issue the loads of step i_k of the tile, if `pred`."""
+    """Issue the loads of step i_k of the tile if `pred` is set."""
     loaded = full.index(stage)
     mbarrier.expect(loaded, (BM + BN) * BK * 4, pred=pred)
     tma_load(d_x, [i_m * BM, i_k * BK], loaded, s_x.index(stage), pred=pred)  # [BM, BK]
@@ -50,10 +51,10 @@ def issue_loads(d_x, d_y, s_x, s_y, full, stage, i_m, i_n, i_k, pred, BM: gl.con
 @gluon.jit
 def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
                  STAGES: gl.constexpr, GROUP: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
-    """One tile of out = x·y, whose rows are `row_stride` elements apart.
+    """Compute one tile of out = x·y. Rows of out are `row_stride` elements apart.
 
-    All wgmmas are waited for once in 2·STAGES steps: the assembler serializes those of a loop that has some in flight
-    at its back edge.
+    The kernel waits for all wgmmas once every 2·STAGES steps, because the assembler serializes the wgmmas of a loop
+    that has any in flight at its back edge.
     """
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BM, 8])
     OPERAND_A: gl.constexpr = gl.DotOperandLayout(0, ACC, 1)
@@ -65,7 +66,7 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
     i_m, i_n = grouped_tile(gl.program_id(0), gl.cdiv(m, BM), gl.cdiv(n, BN), GROUP)
-    steps = gl.cdiv(k, BK * UNROLL) * UNROLL  # beyond k, zeros are loaded
+    steps = gl.cdiv(k, BK * UNROLL) * UNROLL  # loads beyond k return zeros
     for i in gl.static_range(STAGES - 1):
         issue_loads(d_x, d_y, s_x, s_y, full, i, i_m, i_n, i, True, BM, BN, BK)
     acc = gl.zeros((BN, BM), gl.float32, ACC)  # [BN, BM]
@@ -73,17 +74,17 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
         for i in gl.static_range(UNROLL):
             mbarrier.wait(full.index(i % STAGES), i // STAGES)
             b_y = s_y.index(i % STAGES).permute((1, 0)).load(OPERAND_A)  # [BN, BK]
-            acc = warpgroup_mma(b_y, s_x.index(i % STAGES).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma(b_y, s_x.index(i % STAGES).permute((1, 0)), acc, is_async=True)  # [BN, BM]
             acc = warpgroup_mma_wait(0 if i == UNROLL - 1 else 1, deps=(acc,))
-            ahead = first + i + STAGES - 1  # into the stage of the previous step, which is done
+            ahead = first + i + STAGES - 1  # is loaded into the stage of the previous step, which is done
             issue_loads(d_x, d_y, s_x, s_y, full, (i + STAGES - 1) % STAGES, i_m, i_n, ahead, ahead < steps, BM, BN, BK)
-    o_n = i_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
-    o_m = i_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))
+    o_n = i_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))  # [BN]
+    o_m = i_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))  # [BM]
     gl.store(p_o + o_m[None, :] * row_stride + o_n[:, None], acc, mask=(o_n < n)[:, None] & (o_m < m)[None, :])
 
 
 def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
-    """out = x·y of float32 with contiguous rows, rounded to tf32; False, with nothing done, where it is slower."""
+    """Write out = x·y for float32 with contiguous rows, in tf32. Return False, without launching, if it is slower."""
     (m, k), n, (bm, bn, bk) = x.shape, y.shape[1], TILE
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn)
     if is_interpreted() or not _is_faster(tiles, k, backend_of(out.device).driver.properties):
@@ -98,7 +99,7 @@ def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
 
 
 def _is_faster(tiles: int, k: int, properties: Properties) -> bool:
-    """On Hopper, with few rounds that fill the SMs, and few steps beyond k."""
+    """Return whether the kernel is faster: on Hopper, with few rounds that fill the SMs, and few steps beyond k."""
     rounds = triton.cdiv(tiles, properties.sm_count)
     return (
         properties.capability[0] == 9

@@ -1,6 +1,6 @@
-"""Which tile a GEMM uses: a table of tuned shapes, the nearest one for a given shape, and the split along k.
+"""The choice of a GEMM's tile: a table of tuned shapes, the nearest entry for a given shape, and the split along k.
 
-Tuned ahead of time with benchmarks/gpu/matmul.py, which prints rows to paste here. Nothing is measured in a run.
+The table is tuned ahead of time with benchmarks/gpu/matmul.py, which prints rows to paste. Runs measure nothing.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import NamedTuple
 
 
 class GemmTile(NamedTuple):
-    """How a GEMM is tiled."""
+    """Tile sizes and launch options of a GEMM."""
 
     bm: int  # rows of a tile
-    bn: int  # its columns
+    bn: int  # columns of a tile
     bk: int  # elements along k
-    warps: int  # of the compiled kernel
-    stages: int  # of its pipeline
+    warps: int  # warps per program
+    stages: int  # pipeline stages
     group: int = 8  # rows of tiles in a group of `grouped_tile`
-    split: int = 0  # parts along k of each tile that whole rounds over the SMs leave over; 0 lets `best_split` decide
+    split: int = 0  # parts along k of each tile left over after full rounds over the SMs; 0 means `best_split`
     swapped: bool = False  # compute outᵀ = bᵀ·aᵀ
-    ctas_per_sm: int = 1  # programs on an SM at a time; one's epilogue overlaps the other's main loop
-    # 1 copies operand B to be K-major first, 2 operand A as well: tensor cores take float32 from shared memory only
-    # K-major
+    ctas_per_sm: int = 1  # programs per SM; one's epilogue overlaps the other's main loop
+    # 1 copies operand B to K-major first, 2 copies operand A too: tensor cores read float32 from shared memory only
+    # K-major.
     transposed_copies: int = 0
 
     @property
     def is_single(self) -> bool:
-        """Whether a program with a single tile has no loop over tiles: large tiles gain nothing from that."""
+        """True if a program with a single tile has no loop over tiles, which is not profitable for large tiles."""
         return self.bm * self.bn < 1 << 15
 
 
 class TunedShape(NamedTuple):
-    """A measured shape; layout "nt" is x·wᵀ, with "t" for an MN-major operand A or a K-major B."""
+    """A measured shape. Its layout has a "t" for an MN-major operand A and for a K-major B: "nt" is x·wᵀ."""
 
     layout: str
     m: int
@@ -158,7 +158,7 @@ TABLE: dict[str, tuple[TunedShape, ...]] = {
         TunedShape("nn", 128, 896, 151936, GemmTile(128, 128, 64, 4, 4, split=16)),
         TunedShape("tn", 151936, 896, 128, _PAIR),
     ),
-    "fp8": (  # accumulated in the tensor cores throughout
+    "fp8": (  # the tensor cores accumulate all terms
         TunedShape("nt", 8192, 9728, 896, _DEEP8),
         TunedShape("nt", 8192, 4864, 896, _PAIR8),
         TunedShape("nt", 8192, 1152, 896, _PAIR8),
@@ -168,7 +168,7 @@ TABLE: dict[str, tuple[TunedShape, ...]] = {
         TunedShape("nt", 128, 4864, 896, GemmTile(64, 128, 128, 4, 4, split=1)),
         TunedShape("nt", 128, 896, 896, GemmTile(64, 64, 128, 4, 4, split=1)),
     ),
-    "fp8_long": (  # promoted after every step, which needs as many registers again
+    "fp8_long": (  # sums are promoted to float32 after every step, which doubles the registers
         TunedShape("nt", 8192, 896, 4864, _SQUARE8),
         TunedShape("nt", 8192, 896, 9728, _SQUARE8),
         TunedShape("nt", 2048, 896, 4864, _SQUARE8),
@@ -199,7 +199,7 @@ TABLE: dict[str, tuple[TunedShape, ...]] = {
         TunedShape("nn", 1024, 1024, 1024, GemmTile(64, 64, 16, 4, 3)),
         TunedShape("nn", 64, 64, 64, GemmTile(32, 32, 16, 4, 3)),
     ),
-    "pointers": (  # 2-byte floats, and float32 in tf32, that TMA cannot load
+    "pointers": (  # 2-byte floats and tf32 that TMA cannot load
         TunedShape("nn", 8192, 8192, 8192, GemmTile(128, 128, 32, 8, 3)),
         TunedShape("nn", 1024, 1024, 1024, GemmTile(64, 64, 32, 4, 4)),
         TunedShape("nn", 64, 64, 64, GemmTile(32, 32, 32, 4, 3)),
@@ -208,35 +208,34 @@ TABLE: dict[str, tuple[TunedShape, ...]] = {
     ),
 }
 
-# Terms of 8-bit floats that tensor cores accumulate by themselves. Hopper's accumulators keep some 14 bits and truncate
-# the rest, 32 terms at a time: at most 2^-13 of the sum for each, here 0.8 % where e4m3 itself is uncertain by 4 %.
+# The most terms of 8-bit floats that tensor cores alone accumulate. Hopper's accumulators keep some 14 bits and drop
+# the rest every 32 terms, by at most 2^-13 of the sum: 0.8 % for 2048 terms, while e4m3 itself is uncertain by 4 %.
 MAX_IMPRECISE = 2048
-THIN, MIN_ROWS, MIN_TERMS = 64, 2048, 512  # columns at most, rows and terms at least, of a thin product
-FULL_ROWS = (
-    6144  # from which on a thin product is not split: nearly every SM has a tile, and loads fill its memory's share
-)
-RESERVED = 1 << 10  # bytes of shared memory that each program on an SM takes besides
+THIN, MIN_ROWS, MIN_TERMS = 64, 2048, 512  # the most columns, the fewest rows and terms of a thin product
+# Thin products with at least this many rows are not split: nearly every SM has a tile, whose loads saturate memory.
+FULL_ROWS = 6144
+RESERVED = 1 << 10  # bytes of shared memory that the driver reserves for each program
 LAYOUT_PENALTY = 2.0  # distance of another layout, in doublings of a size
-SPLIT_COST = 8  # of a part's prologue, store and reading it back, in steps along k
-REDUCE_COST = 4  # of the launch of the reduction, in steps
-MAX_SPLIT = 32  # more only move more partial sums
-PROGRAMS_PER_SM = 4  # without tensor cores, which an SM has room for: a single one leaves latency exposed
-MIN_STEPS = 16  # along k of a part, without tensor cores
+SPLIT_COST = 8  # cost of a part's prologue, store and load, in steps along k
+REDUCE_COST = 4  # cost of launching the reduction, in steps along k
+MAX_SPLIT = 32  # more parts only move more partial sums
+PROGRAMS_PER_SM = 4  # programs without tensor cores that fit on an SM; a single one leaves latency exposed
+MIN_STEPS = 16  # the fewest steps along k per part, without tensor cores
 
 
 @functools.lru_cache(4096)
 def choose(
     table: str, layout: str, m: int, n: int, k: int, item: int, shared: int, reads: bool = False, out: int = 0
 ) -> GemmTile:
-    """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold.
+    """Return the tile of the nearest row, with as many stages as `shared` bytes of a program's shared memory hold.
 
-    A tuned split only suits the tiles that its own shape leaves over: `best_split` decides for others. Thin products
-    of 2-byte floats have a tile of their own.
+    A tuned split only suits its own shape; `best_split` decides for other shapes. Thin products of 2-byte floats have
+    their own tile.
 
     Args:
-        item: bytes of an operand's element.
-        reads: the epilogue reads as much as it stores.
-        out: bytes of an element of out; those of an operand's by default.
+        item: bytes per element of the operands.
+        reads: whether the epilogue reads as much as it stores.
+        out: bytes per element of out; 0 means `item`.
     """
 
     if table == "half" and is_thin(m, n, k):
@@ -252,20 +251,20 @@ def choose(
 
 
 def is_thin(m: int, n: int, k: int) -> bool:
-    """Whether a product reads far more than it computes, as those of low-rank pairs: a tile as narrow as n then leaves
-    nothing to compute, or to add up after a split, of columns that are not there.
+    """Return whether a product reads far more than it computes, like products of low-rank pairs. A tile as narrow as n
+    then neither computes nor reduces columns out of bounds.
     """
     return n <= THIN and m >= MIN_ROWS and k >= MIN_TERMS
 
 
 def thin_tile(n: int) -> GemmTile:
-    """The tile of a thin product, two programs an SM, so that loads are always on their way."""
+    """Return the tile of a thin product, with two programs per SM so that loads are always in flight."""
     return GemmTile(64, 16 if n <= 16 else 32 if n <= 32 else 64, 128, 4, 4 if n <= 32 else 3, ctas_per_sm=2)
 
 
 def unaligned_tile(matrices: int, m: int, n: int, k: int, item: int, sm_count: int) -> GemmTile:
-    """The tile of operands that are loaded element by element, each waiting for memory: so small that every SM has a
-    tile, and in parts along k of at least 4 steps until it has four.
+    """Return the tile of operands that are loaded element by element, which is bound by memory latency. It is small
+    enough for each SM to have a tile, and split along k, in parts of at least 4 steps, for each SM to have four.
     """
     bm, bn, bk = *(max(16, min(64, 1 << (x - 1).bit_length())) for x in (m, n)), 128 // item
     while max(bm, bn) > 32 and matrices * -(-m // bm) * -(-n // bn) < sm_count:
@@ -276,14 +275,14 @@ def unaligned_tile(matrices: int, m: int, n: int, k: int, item: int, sm_count: i
 
 
 def shared_bytes(tile: GemmTile, item: int, reads: bool = False, out: int = 0) -> int:
-    """Shared memory that the kernel takes: the stages of both tiles, and room for the store, and for what is read."""
+    """Return the bytes of shared memory that the kernel uses: for the stages of both tiles, and for the epilogue."""
     stage, out = (tile.bm + tile.bn) * tile.bk * item, out or item
     epilogue = _epilogue_bytes(tile, out, reads) // epilogue_slices(tile, out, reads)
     return tile.stages * stage + epilogue + 1024
 
 
 def epilogue_slices(tile: GemmTile, out: int, reads: bool = False) -> int:
-    """In how many slices the epilogue stores a tile: 32 KiB an SM each, of at least 32 columns."""
+    """Return how many slices the epilogue stores a tile in: at most 32 KiB per SM, but at least 32 columns, each."""
     count = 1
     while tile.ctas_per_sm * _epilogue_bytes(tile, out, reads) // count > 32 << 10 and tile.bn // count > 32:
         count *= 2
@@ -291,15 +290,14 @@ def epilogue_slices(tile: GemmTile, out: int, reads: bool = False) -> int:
 
 
 def _epilogue_bytes(tile: GemmTile, out: int, reads: bool) -> int:
-    """Bytes of shared memory through which a whole tile would be stored, and read. What is read of a swapped tile,
-    whose columns are contiguous in memory, Triton upcasts before it changes the layout to the accumulator's; else
-    after.
+    """Return the bytes of shared memory that storing, and reading, an unsliced tile would use. Triton upcasts values of
+    a swapped tile, whose columns are contiguous, before it changes their layout, and other values afterwards.
     """
     return tile.bm * tile.bn * (out + reads * (max(out, 4) if tile.swapped else out))
 
 
 def fitted(tile: GemmTile, item: int, shared: int, reads: bool = False, out: int = 0) -> GemmTile:
-    """The tile with fewer stages, then smaller, until it fits."""
+    """Return the tile with fewer programs per SM, fewer stages, then smaller sizes, until it fits `shared` bytes."""
     while shared_bytes(tile, item, reads, out) > (shared + RESERVED) // tile.ctas_per_sm - RESERVED:
         if tile.ctas_per_sm > 1:
             tile = tile._replace(ctas_per_sm=1)
@@ -313,7 +311,7 @@ def fitted(tile: GemmTile, item: int, shared: int, reads: bool = False, out: int
 
 
 class Schedule(NamedTuple):
-    """How tiles are distributed: `full` of them over all of k, `leftover` in `split` parts of `steps_per_split`."""
+    """The distribution of tiles: `full` tiles over all of k, `leftover` tiles in `split` parts of `steps_per_split`."""
 
     full: int
     leftover: int
@@ -323,7 +321,7 @@ class Schedule(NamedTuple):
 
 @functools.lru_cache(4096)
 def persistent_schedule(tiles: int, steps: int, programs: int, split: int = 0) -> Schedule:
-    """Full rounds over the programs and leftover tiles in parts, none of them empty; `split` 0 takes `best_split`."""
+    """Return full rounds over the programs, and leftover tiles in non-empty parts. `split` 0 means `best_split`."""
     split = min(split or best_split(tiles, steps, programs), steps)
     steps_per_split = -(-steps // split)
     split = -(-steps // steps_per_split)
@@ -334,7 +332,7 @@ def persistent_schedule(tiles: int, steps: int, programs: int, split: int = 0) -
 
 
 def simt_schedule(tiles: int, steps: int, sm_count: int, tile: GemmTile) -> Schedule:
-    """Without tensor cores: parts where tiles are so few that SMs would have one, so that programs share an SM."""
+    """Return the schedule of a GEMM without tensor cores. Few tiles are split, so that several programs share an SM."""
     split = tile.split
     if split == 0 and tiles < 2 * sm_count:
         split = min(PROGRAMS_PER_SM * sm_count // max(tiles, 1), steps // MIN_STEPS, MAX_SPLIT)
@@ -342,16 +340,15 @@ def simt_schedule(tiles: int, steps: int, sm_count: int, tile: GemmTile) -> Sche
 
 
 def split_schedule(tiles: int, steps: int, split: int) -> Schedule:
-    """All tiles in `split` parts, none of them empty."""
+    """Return all tiles in `split` non-empty parts."""
     steps_per_split = -(-steps // max(split, 1))
     split = -(-steps // max(steps_per_split, 1))
     return Schedule(0, tiles, split, steps_per_split) if split > 1 else Schedule(tiles, 0, 1, steps)
 
 
 def best_split(tiles: int, steps: int, programs: int) -> int:
-    """Into how many parts along k to split each of the tiles that whole rounds over the programs leave over. A round of
-    parts takes its share of the steps, and storing and adding parts; 1 where splitting gains less than a twentieth of
-    the whole.
+    """Return the number of parts along k for each tile left over after full rounds over the programs. A round of parts
+    costs its share of the steps, plus storing and adding the parts. 1 if that saves less than a twentieth of the total.
     """
     rounds, leftover = divmod(tiles, programs)
     if leftover == 0 or steps < 2:

@@ -3,14 +3,16 @@
 Plain reference: genesis/ops/linear.py: `linear`, with a residual; genesis/ops/swiglu.py: `swiglu_packed` and
 `swiglu_linear_backward`; genesis/ops/fp8.py: `quantized_matmul`.
 
-Eight MMA warps compute tile after tile, and load ahead by TMA; they store a complete accumulator to shared memory,
-rounded, and go on with the next tile. Four or eight epilogue warps process it from there: they add a residual, apply
-SwiGLU or its backward, with loads that were issued during the main loop. In a single stream of instructions, as Triton
-generates it, the tensor cores wait for all that. Accumulators of 8-bit operands are stored unscaled, and the epilogue
-scales them. The kernel is in Gluon, Triton's lower-level dialect, which has no interpreter: its results are checked on
-a GPU, against the kernels used elsewhere (`linalg.py`, `gated.py`, `swiglu.py`).
+Eight MMA warps compute tile after tile and load ahead by TMA. They round a complete accumulator, store it to shared
+memory and start the next tile. Four or eight epilogue warps read it from there and add a residual, or apply SwiGLU or
+its backward, with loads issued during the main loop. In a single instruction stream, as Triton generates it, the tensor
+cores would wait for all of that. Accumulators of 8-bit operands are stored unscaled, and the epilogue scales them.
 
-The GEMM is [m, k] x [k, n]; BM, BN, BK are the tile's sizes. The epilogue takes slices of [SLICE_ROWS, SLICE_COLUMNS].
+The kernel is written in Gluon, Triton's lower-level dialect, which has no interpreter. Its results are checked on a GPU
+against other kernels (`linalg.py`, `gated.py`, `swiglu.py`).
+
+The GEMM is [m, k] x [k, n]; tiles are BM x BN, in steps of BK. Epilogues process slices [SLICE_ROWS, SLICE_COLUMNS],
+written [SR, SC] in the comments.
 """
 
 from __future__ import annotations
@@ -40,19 +42,20 @@ tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 RENAMED = gl.constexpr(hasattr(tma, "async_load"))
 
-BYTES = gl.constexpr(128)  # of a step along k
+BYTES = gl.constexpr(128)  # bytes of a row per step along k
 GROUP = 8  # rows of tiles in a group
-WARPS = 8  # for MMA
+WARPS = 8  # MMA warps
 SLICE_ROWS = gl.constexpr(64)
 SLICE_COLUMNS = gl.constexpr(64)
-PROMOTE_TERMS = 1024  # of a long sum of e4m3 that tensor cores accumulate by themselves
-ROUNDS = 1.5  # tiles an SM from which on this is profitable
+PROMOTE_TERMS = 1024  # terms of a long e4m3 sum that the tensor cores accumulate before it is promoted to float32
+ROUNDS = 1.5  # the fewest tiles per SM for which the kernel is profitable
 
-RESIDUAL = gl.constexpr(1)  # FORM: acc + residual
+# Values of FORM, the epilogue.
+RESIDUAL = gl.constexpr(1)  # acc + residual
 SWIGLU = gl.constexpr(2)  # gate and up, and silu(gate)·up
-SWIGLU_BACKWARD = gl.constexpr(3)  # the gradients of gate and up from that of silu(gate)·up, which is acc
-SCALED_ROWS = gl.constexpr(4)  # acc of quantised operands, times the scales of its rows
-SCALED = gl.constexpr(5)  # the same, and times those of its columns
+SWIGLU_BACKWARD = gl.constexpr(3)  # gradients of gate and up from acc, the gradient of silu(gate)·up
+SCALED_ROWS = gl.constexpr(4)  # acc of quantized operands times the scales of its rows
+SCALED = gl.constexpr(5)  # acc of quantized operands times the scales of its rows and of its columns
 
 
 # --- Scheduling, and slices of a tile ---------------------------------------------------------------------------------
@@ -60,13 +63,13 @@ SCALED = gl.constexpr(5)  # the same, and times those of its columns
 
 @gluon.jit
 def quotient(x, y):
-    """x // y for 0 <= x < 2^21 and y > 0: see `gemm.quotient`."""
+    """Return x // y for 0 <= x < 2^21 and y > 0; see `gemm.quotient`."""
     return ((gl.cast(x, gl.float32) + 0.5) * (1.0 / gl.cast(y, gl.float32))).to(gl.int32)
 
 
 @gluon.jit
 def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: gl.constexpr):
-    """Row and column of a tile. Tiles go by groups of GROUP rows, so that neighbours in time share L2."""
+    """Return row and column of a tile. Groups of GROUP rows let concurrent tiles share operands in L2."""
     i_group = quotient(i_tile, GROUP * tiles_n)
     rows = gl.minimum(tiles_m - i_group * GROUP, GROUP)
     i_in_group = i_tile - i_group * GROUP * tiles_n
@@ -76,10 +79,10 @@ def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: gl.constexpr):
 
 @gluon.jit
 def slice_offsets(i, i_m, i_n, m, n, row_stride, BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-    """Offsets and mask [SLICE_ROWS, SLICE_COLUMNS] of slice i of the tile [BM, BN]."""
+    """Return offsets and mask [SR, SC] of slice i of the tile [BM, BN]."""
     IN_ROWS: gl.constexpr = BM // SLICE_ROWS
-    o_m = i_m * BM + i % IN_ROWS * SLICE_ROWS + gl.arange(0, SLICE_ROWS, gl.SliceLayout(1, BLOCKED))
-    o_n = i_n * BN + i // IN_ROWS * SLICE_COLUMNS + gl.arange(0, SLICE_COLUMNS, gl.SliceLayout(0, BLOCKED))
+    o_m = i_m * BM + i % IN_ROWS * SLICE_ROWS + gl.arange(0, SLICE_ROWS, gl.SliceLayout(1, BLOCKED))  # [SR]
+    o_n = i_n * BN + i // IN_ROWS * SLICE_COLUMNS + gl.arange(0, SLICE_COLUMNS, gl.SliceLayout(0, BLOCKED))  # [SC]
     return o_m[:, None] * row_stride + o_n[None, :], (o_m < m)[:, None] & (o_n < n)[None, :]
 
 
@@ -89,7 +92,7 @@ def slice_offsets(i, i_m, i_n, m, n, row_stride, BLOCKED: gl.constexpr, BM: gl.c
 @gluon.jit
 def issue_loads(d_x, d_w, s_x, s_w, full, stage, i_m, i_n, i_k, n, pred, FORM: gl.constexpr, TRANSPOSED: gl.constexpr,
                 BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
-    """Issue the loads of step i_k of a tile, if `pred`. With SWIGLU they take BN / 2 rows of gate and of up."""
+    """Issue the loads of step i_k of a tile if `pred` is set. With SWIGLU they load BN / 2 rows of gate and of up."""
     loaded, s_b = full.index(stage), s_w.index(stage)
     mbarrier.expect(loaded, (BM + BN) * BYTES, pred=pred)
     tma_load(d_x, [i_m * BM, i_k * BK], loaded, s_x.index(stage), pred=pred)  # [BM, BK]
@@ -105,7 +108,7 @@ def issue_loads(d_x, d_w, s_x, s_w, full, stage, i_m, i_n, i_k, n, pred, FORM: g
 
 @gluon.jit
 def store_to_smem(acc, s_o, FIRST: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-    """Store acc [BM, BN] to shared memory, rounded, in slices of SLICE_COLUMNS columns from slice FIRST on."""
+    """Round acc [BM, BN] and store it to shared memory, in slices of SLICE_COLUMNS columns from slice FIRST on."""
     if BN == SLICE_COLUMNS:
         s_o.index(FIRST).store(acc.to(s_o.dtype))
     else:
@@ -118,11 +121,11 @@ def store_to_smem(acc, s_o, FIRST: gl.constexpr, BM: gl.constexpr, BN: gl.conste
 def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, steps, FORM: gl.constexpr,
              TRANSPOSED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
              GROUP: gl.constexpr):  # fmt: skip
-    """Accumulate a loaded step into acc [BM, BN], and issue loads into the stage that is empty by then.
+    """Accumulate a loaded step into acc [BM, BN], and issue loads into the stage that has become empty.
 
     Args:
-        now: (the stage, the phase of its barrier).
-        ahead: (tile that is loaded, its row and column, its step along k, the stage for it).
+        now: (stage, phase of its barrier).
+        ahead: (tile to load, its row, its column, its step along k, the stage to load into).
     """
     stage, phase = now
     i_ahead, m_ahead, n_ahead, k_ahead, stage_ahead = ahead
@@ -131,8 +134,8 @@ def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, ste
     s_b = s_w.index(stage)
     if TRANSPOSED:
         s_b = s_b.permute((1, 0))  # [BK, BN]
-    acc = warpgroup_mma(s_x.index(stage), s_b, acc, is_async=True)
-    acc = warpgroup_mma_wait(1, deps=(acc,))  # the previous step is done: its stage is empty
+    acc = warpgroup_mma(s_x.index(stage), s_b, acc, is_async=True)  # [BM, BN]
+    acc = warpgroup_mma_wait(1, deps=(acc,))  # [BM, BN]; the previous step is done, so its stage is empty
     issue_loads(d_x, d_w, s_x, s_w, full, stage_ahead, m_ahead, n_ahead, k_ahead, n, i_ahead < tiles, FORM, TRANSPOSED,
                 BM, BN, BK)  # fmt: skip
     stage_ahead = gl.where(stage_ahead == STAGES - 1, 0, stage_ahead + 1)
@@ -150,13 +153,14 @@ def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, ste
 def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n, steps, FORM: gl.constexpr,
                   TRANSPOSED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
                   GROUP: gl.constexpr, WARPS: gl.constexpr, PROMOTE: gl.constexpr):  # fmt: skip
-    """Accumulate tile after tile. Loads are issued STAGES - 1 steps ahead, across tiles. With PROMOTE, the sums of so
-    many steps are added up outside of the tensor cores.
+    """Accumulate tile after tile, with loads issued STAGES - 1 steps ahead, across tiles. With PROMOTE, sums over that
+    many steps are added up outside the tensor cores.
     """
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, BK // 4])
     first, programs, tiles = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n
     i_ahead, k_ahead, stage_ahead = first, 0, 0
     m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, GROUP)
+    # Fill the pipeline.
     for _ in gl.static_range(STAGES - 1):
         issue_loads(d_x, d_w, s_x, s_w, full, stage_ahead, m_ahead, n_ahead, k_ahead, n, i_ahead < tiles, FORM,
                     TRANSPOSED, BM, BN, BK)  # fmt: skip
@@ -173,12 +177,13 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
                 for _ in range(begin, gl.minimum(begin + PROMOTE, steps)):
                     part, now, ahead = mma_step(part, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, steps,
                                                 FORM, TRANSPOSED, BM, BN, BK, STAGES, GROUP)  # fmt: skip
-                acc += warpgroup_mma_wait(0, deps=(part,))
+                acc += warpgroup_mma_wait(0, deps=(part,))  # [BM, BN]
         else:
             for _ in range(steps):
                 acc, now, ahead = mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, steps, FORM,
                                            TRANSPOSED, BM, BN, BK, STAGES, GROUP)  # fmt: skip
             acc = warpgroup_mma_wait(0, deps=(acc,))
+        # Pass the accumulator to the epilogue warps.
         mbarrier.wait(free, is_free)
         store_to_smem(acc, s_o, 0, BM, BN)
         fence_async_shared()
@@ -191,9 +196,9 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
 
 @gluon.jit
 def sigmoid(x):
-    """1 / (1 + e^-x) in float32: the same bits as `activation.sigmoid` for 2-byte floats above -87; 0 below.
+    """Return 1 / (1 + e^-x) in float32: the bits of `activation.sigmoid` for 2-byte floats above -87, and 0 below.
 
-    Four instructions: subnormals, which cost as many again, are added to 1 here or are the result.
+    Flushing subnormals halves the instructions to four. Subnormals are either added to 1 or the result.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000;"
@@ -204,37 +209,37 @@ def sigmoid(x):
 
 @gluon.jit
 def next_slice(i, slices, i_m, i_n, next_m, next_n):
-    """The slice after slice i: after a tile's last, the first of the next tile."""
+    """Return the slice after slice i, and its tile. The first slice of the next tile follows a tile's last slice."""
     last = i == slices - 1
     return gl.where(last, 0, i + 1), gl.where(last, next_m, i_m), gl.where(last, next_n, i_n)
 
 
 @gluon.jit
 def row_scales(p_scales, i, i_m, m, BLOCKED: gl.constexpr, BM: gl.constexpr):
-    """The scales [SLICE_ROWS] of the rows of slice i."""
-    o_m = i_m * BM + i % (BM // SLICE_ROWS) * SLICE_ROWS + gl.arange(0, SLICE_ROWS, gl.SliceLayout(1, BLOCKED))
+    """Load the scales [SR] of the rows of slice i."""
+    o_m = i_m * BM + i % (BM // SLICE_ROWS) * SLICE_ROWS + gl.arange(0, SLICE_ROWS, gl.SliceLayout(1, BLOCKED))  # [SR]
     return gl.load(p_scales + o_m, mask=o_m < m, other=0)
 
 
 @gluon.jit
 def column_scales(p_scales, i, i_n, m, n, BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-    """The scales [SLICE_COLUMNS] of the columns of slice i, which follow those of the m rows."""
+    """Load the scales [SC] of the columns of slice i, which are stored after the scales of the m rows."""
     IN_ROWS: gl.constexpr = BM // SLICE_ROWS
-    o_n = i_n * BN + i // IN_ROWS * SLICE_COLUMNS + gl.arange(0, SLICE_COLUMNS, gl.SliceLayout(0, BLOCKED))
+    o_n = i_n * BN + i // IN_ROWS * SLICE_COLUMNS + gl.arange(0, SLICE_COLUMNS, gl.SliceLayout(0, BLOCKED))  # [SC]
     return gl.load(p_scales + m + o_n, mask=o_n < n, other=0)
 
 
 @gluon.jit
 def epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, OF_COLUMNS: gl.constexpr,
                    BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    """Out = acc times the scales of its rows and, with OF_COLUMNS, of its columns."""
+    """Store acc times the scales of its rows and, with OF_COLUMNS, of its columns."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
         i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP)
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
-            b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SLICE_ROWS, SLICE_COLUMNS], like all slices
+            b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
             b_y = b_y * row_scales(p_scales, i, i_m, m, BLOCKED, BM)[:, None]
             if OF_COLUMNS:
                 b_y = b_y * column_scales(p_scales, i, i_n, m, n, BLOCKED, BM, BN)[None, :]
@@ -247,28 +252,28 @@ def epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, 
 @gluon.jit
 def epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
                       BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    """Out = acc + residual; the residual is loaded a slice ahead."""
+    """Store acc + residual. The residual is loaded one slice ahead."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     i_m, i_n = grouped_tile(first, tiles_m, tiles_n, GROUP)
     o, mask = slice_offsets(0, i_m, i_n, m, n, n, BLOCKED, BM, BN)
-    b_r = gl.load(p_r + o, mask=mask, other=0)
+    b_r = gl.load(p_r + o, mask=mask, other=0)  # [SR, SC]
     if p_scales is not None:
-        b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)
-        b_columns = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, BN)
+        b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
+        b_columns = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, BN)  # [SC]
     for i_tile in range(first, tiles, programs):
         next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n, GROUP)
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
-            b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)
+            b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
             i_ahead, m_ahead, n_ahead = next_slice(i, SLICES, i_m, i_n, next_m, next_n)
             if p_scales is not None:
                 b_y = b_y * b_rows[:, None] * b_columns[None, :]
-                b_rows = row_scales(p_scales, i_ahead, m_ahead, m, BLOCKED, BM)
-                b_columns = column_scales(p_scales, i_ahead, n_ahead, m, n, BLOCKED, BM, BN)
-            b_y += b_r.to(gl.float32)
+                b_rows = row_scales(p_scales, i_ahead, m_ahead, m, BLOCKED, BM)  # [SR]
+                b_columns = column_scales(p_scales, i_ahead, n_ahead, m, n, BLOCKED, BM, BN)  # [SC]
+            b_y += b_r.to(gl.float32)  # [SR, SC]
             o_ahead, mask_ahead = slice_offsets(i_ahead, m_ahead, n_ahead, m, n, n, BLOCKED, BM, BN)
-            b_r = gl.load(p_r + o_ahead, mask=mask_ahead, other=0)
+            b_r = gl.load(p_r + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
             o, mask = slice_offsets(i, i_m, i_n, m, n, n, BLOCKED, BM, BN)
             gl.store(p_o + o, b_y.to(p_o.dtype.element_ty), mask=mask)
         mbarrier.arrive(free, count=1)
@@ -278,7 +283,7 @@ def epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n
 @gluon.jit
 def epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
                     BM: gl.constexpr, HALF: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    """Gate and up as they were accumulated, and h = silu(gate)·up of what is stored of them."""
+    """Store gate and up, rounded, and h = silu(gate)·up of the rounded values."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (HALF // SLICE_COLUMNS)
     COLUMN_SLICES: gl.constexpr = HALF // SLICE_COLUMNS
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
@@ -289,10 +294,10 @@ def epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles
             tma_store(d_gate, [i_m * BM, i_n * HALF + j * SLICE_COLUMNS], s_o.index(j))
             tma_store(d_up, [i_m * BM, i_n * HALF + j * SLICE_COLUMNS], s_o.index(COLUMN_SLICES + j))
         for i in range(SLICES):
-            b_gate = s_slices.index(i).load(BLOCKED).to(gl.float32)
-            b_up = s_slices.index(SLICES + i).load(BLOCKED).to(gl.float32)
+            b_gate = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
+            b_up = s_slices.index(SLICES + i).load(BLOCKED).to(gl.float32)  # [SR, SC]
             o, mask = slice_offsets(i, i_m, i_n, m, n, n, BLOCKED, BM, HALF)
-            b_h = sigmoid(b_gate) * b_gate * b_up
+            b_h = sigmoid(b_gate) * b_gate * b_up  # [SR, SC]
             gl.store(p_h + o, b_h.to(p_h.dtype.element_ty), mask=mask)
         tma.store_wait(0)
         mbarrier.arrive(free, count=1)
@@ -302,29 +307,29 @@ def epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles
 @gluon.jit
 def epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
                            BM: gl.constexpr, HALF: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    """[gate, up] at p_o from unscaled accumulators, and h = silu(gate)·up of what is stored of them."""
+    """Scale the accumulators, store [gate, up] at p_o, and h = silu(gate)·up of the rounded values."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (HALF // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
         i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP)
-        b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)
-        b_gates = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, HALF)
-        b_ups = column_scales(p_scales + n, 0, i_n, m, n, BLOCKED, BM, HALF)
+        b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
+        b_gates = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
+        b_ups = column_scales(p_scales + n, 0, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
-            b_gate = s_slices.index(i).load(BLOCKED).to(gl.float32) * b_rows[:, None] * b_gates[None, :]
+            b_gate = s_slices.index(i).load(BLOCKED).to(gl.float32) * b_rows[:, None] * b_gates[None, :]  # [SR, SC]
             b_up = s_slices.index(SLICES + i).load(BLOCKED).to(gl.float32) * b_rows[:, None] * b_ups[None, :]
             i_ahead = gl.minimum(i + 1, SLICES - 1)
-            b_rows = row_scales(p_scales, i_ahead, i_m, m, BLOCKED, BM)
-            b_gates = column_scales(p_scales, i_ahead, i_n, m, n, BLOCKED, BM, HALF)
-            b_ups = column_scales(p_scales + n, i_ahead, i_n, m, n, BLOCKED, BM, HALF)
-            b_g, b_u = b_gate.to(p_o.dtype.element_ty), b_up.to(p_o.dtype.element_ty)
+            b_rows = row_scales(p_scales, i_ahead, i_m, m, BLOCKED, BM)  # [SR]
+            b_gates = column_scales(p_scales, i_ahead, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
+            b_ups = column_scales(p_scales + n, i_ahead, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
+            b_g, b_u = b_gate.to(p_o.dtype.element_ty), b_up.to(p_o.dtype.element_ty)  # [SR, SC] each
             o, mask = slice_offsets(i, i_m, i_n, m, n, 2 * n, BLOCKED, BM, HALF)
             gl.store(p_o + o, b_g, mask=mask)
             gl.store(p_o + n + o, b_u, mask=mask)
             b_gate, b_up = b_g.to(gl.float32), b_u.to(gl.float32)
             o_h, _ = slice_offsets(i, i_m, i_n, m, n, n, BLOCKED, BM, HALF)
-            b_h = sigmoid(b_gate) * b_gate * b_up
+            b_h = sigmoid(b_gate) * b_gate * b_up  # [SR, SC]
             gl.store(p_h + o_h, b_h.to(p_h.dtype.element_ty), mask=mask)
         mbarrier.arrive(free, count=1)
         is_done ^= 1
@@ -334,31 +339,31 @@ def epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, ti
 def epilogue_swiglu_backward(p_d, p_h, p_x, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n,
                              BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
                              GROUP: gl.constexpr):  # fmt: skip
-    """[dgate, dup] from dh, which is acc, and [gate, up] at p_x, loaded a slice ahead; and h where p_h is given."""
+    """Store [dgate, dup] from dh (acc) and [gate, up] at p_x, loaded one slice ahead. Store h too if p_h is given."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     i_m, i_n = grouped_tile(first, tiles_m, tiles_n, GROUP)
     o, mask = slice_offsets(0, i_m, i_n, m, n, 2 * n, BLOCKED, BM, BN)
-    b_gate, b_up = gl.load(p_x + o, mask=mask, other=0), gl.load(p_x + n + o, mask=mask, other=0)
+    b_gate, b_up = gl.load(p_x + o, mask=mask, other=0), gl.load(p_x + n + o, mask=mask, other=0)  # [SR, SC] each
     if p_scales is not None:
-        b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)
+        b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
     for i_tile in range(first, tiles, programs):
         next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n, GROUP)
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
-            b_d = s_slices.index(i).load(BLOCKED).to(gl.float32)
+            b_d = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
             i_ahead, m_ahead, n_ahead = next_slice(i, SLICES, i_m, i_n, next_m, next_n)
             o_ahead, mask_ahead = slice_offsets(i_ahead, m_ahead, n_ahead, m, n, 2 * n, BLOCKED, BM, BN)
-            b_gate_ahead = gl.load(p_x + o_ahead, mask=mask_ahead, other=0)
-            b_up_ahead = gl.load(p_x + n + o_ahead, mask=mask_ahead, other=0)
+            b_gate_ahead = gl.load(p_x + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
+            b_up_ahead = gl.load(p_x + n + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
             if p_scales is not None:
                 b_d = b_d * b_rows[:, None]
-                b_rows = row_scales(p_scales, i_ahead, m_ahead, m, BLOCKED, BM)
-            b_g, b_u = b_gate.to(gl.float32), b_up.to(gl.float32)
-            b_s = sigmoid(b_g)
-            b_silu = b_s * b_g
+                b_rows = row_scales(p_scales, i_ahead, m_ahead, m, BLOCKED, BM)  # [SR]
+            b_g, b_u = b_gate.to(gl.float32), b_up.to(gl.float32)  # [SR, SC] each
+            b_s = sigmoid(b_g)  # [SR, SC]
+            b_silu = b_s * b_g  # [SR, SC]
             o, mask = slice_offsets(i, i_m, i_n, m, n, 2 * n, BLOCKED, BM, BN)
-            d_gate = b_d * (b_s + b_silu * (1 - b_s)) * b_u
+            d_gate = b_d * (b_s + b_silu * (1 - b_s)) * b_u  # [SR, SC]
             gl.store(p_d + o, d_gate.to(p_d.dtype.element_ty), mask=mask)
             gl.store(p_d + n + o, (b_d * b_silu).to(p_d.dtype.element_ty), mask=mask)
             if p_h is not None:
@@ -374,7 +379,7 @@ def epilogue_swiglu_backward(p_d, p_h, p_x, p_scales, s_slices, done, free, tile
 
 @gluon.jit
 def reinterpret(s, SHAPE: gl.constexpr, like):
-    """Shared memory in another shape, with the layout of `like`: memory, or a descriptor's tiles."""
+    """Return shared memory in another shape, with the layout of `like`: shared memory, or a descriptor."""
     if RENAMED:
         return s.reinterpret(s.dtype, SHAPE, like.layout)
     else:
@@ -385,7 +390,7 @@ def reinterpret(s, SHAPE: gl.constexpr, like):
 def epilogue_partition(d_gate, d_up, p_o, p_h, p_r, p_scales, s_o, done, free, tiles_m, tiles_n, m, n,
                        FORM: gl.constexpr, EPILOGUE_WARPS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
                        GROUP: gl.constexpr):  # fmt: skip
-    """The epilogue that FORM names, of the tiles [BM, BN] in shared memory."""
+    """Run the epilogue FORM on the tiles [BM, BN] in shared memory."""
     s_slices = reinterpret(s_o, [BN // SLICE_COLUMNS * (BM // SLICE_ROWS), SLICE_ROWS, SLICE_COLUMNS], s_o)
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [EPILOGUE_WARPS, 1], [1, 0])
     if FORM == RESIDUAL:
@@ -409,22 +414,23 @@ def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.c
             BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
             WARPS: gl.constexpr, EPILOGUE_WARPS: gl.constexpr, REGISTERS: gl.constexpr,
             PROMOTE: gl.constexpr):  # fmt: skip
-    """Tiles of x·w, or x·wᵀ with TRANSPOSED, in persistent programs, with the epilogue that FORM names.
+    """Compute tiles of x·w, or x·wᵀ with TRANSPOSED, in persistent programs, with the epilogue FORM.
 
     Args:
-        p_scales: of quantised operands: scales of the m rows and, in the forward forms, of the columns.
+        p_scales: scales of quantized operands: of the m rows and, in the forward forms, of the columns.
     """
     s_x = gl.allocate_shared_memory(d_x.dtype, [STAGES, BM, BK], d_x.layout)
     if TRANSPOSED:
         s_w = gl.allocate_shared_memory(d_w.dtype, [STAGES, BN, BK], d_w.layout)
     else:
         s_w = gl.allocate_shared_memory(d_w.dtype, [STAGES, BK, BN], d_w.layout)
-    # SLICE_COLUMNS of a 2-byte type make rows of 128 bytes, like those of x's tiles: a slice is a range of memory.
+    # SLICE_COLUMNS 2-byte elements are 128 bytes, like a row of x's tiles, so that a slice is contiguous in memory.
     if p_scales is None:
         s_o = gl.allocate_shared_memory(d_x.dtype, [BN // SLICE_COLUMNS, BM, SLICE_COLUMNS], d_x.layout)
     else:
         ROUNDED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
         s_o = gl.allocate_shared_memory(p_o.dtype.element_ty, [BN // SLICE_COLUMNS, BM, SLICE_COLUMNS], ROUNDED)
+    # Barriers: a stage is loaded; an accumulator is stored; the epilogue has read it.
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -443,23 +449,23 @@ def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.c
     ], [EPILOGUE_WARPS], [REGISTERS])  # fmt: skip
 
 
-# --- Launching it -----------------------------------------------------------------------------------------------------
+# --- Launches ---------------------------------------------------------------------------------------------------------
 
 
 class WsTile(NamedTuple):
-    """How a GEMM is tiled."""
+    """Tile sizes and launch options of a GEMM."""
 
     bm: int  # rows of a tile
-    bn: int  # its columns
-    stages: int  # more would leave no room for the accumulator in shared memory
-    epilogue_warps: int  # more leave the MMA warps of wide tiles too few registers to begin with
-    registers: int  # of a thread of the epilogue; the MMA warps have what is left
+    bn: int  # columns of a tile
+    stages: int  # pipeline stages; more would leave no shared memory for the accumulator
+    epilogue_warps: int  # warps of the epilogue; more would leave the MMA warps of wide tiles too few registers
+    registers: int  # registers per thread of the epilogue; the MMA warps have the others
 
 
 # Measured on an H200.
 WIDE_TILE = WsTile(128, 256, 3, 4, 168)
 NARROW_TILE = WsTile(128, 128, 5, 4, 168)  # for promoted sums, which need twice the registers
-SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # where the main loop takes less time than an epilogue by four warps
+SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # for main loops that are shorter than an epilogue with four warps
 
 
 def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
@@ -471,7 +477,7 @@ def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
 
 
 def _tiles(x: Array, n: int, form: gl.constexpr) -> int:
-    """How many tiles of x's rows and of n columns there are, where this kernel is the faster one; otherwise 0."""
+    """Return the number of tiles for x's rows and n columns if this kernel is the fastest, otherwise 0."""
     if (x.dtype.itemsize != 2 and x.dtype is not float8_e4m3fn) or x.ndim != 2 or not x.size or is_interpreted():
         return 0
     t, properties = _tile_of(x, form), backend_of(x.device).driver.properties
@@ -481,12 +487,12 @@ def _tiles(x: Array, n: int, form: gl.constexpr) -> int:
 
 
 def _out_columns(t: WsTile, form: gl.constexpr) -> int:
-    """Columns of out in a tile; with SWIGLU it holds those of gate and of up."""
+    """Return the columns of out in a tile. With SWIGLU, a tile holds as many of gate and of up."""
     return t.bn // 2 if form is SWIGLU else t.bn
 
 
 def tma_tiles(a: Array, rows: int, columns: int, tf32: bool = False) -> Descriptor:
-    """Tiles of a matrix, with their layout in shared memory; float32 may be rounded to tf32 by TMA."""
+    """Return a descriptor of tiles of a matrix, with their layout in shared memory. With `tf32`, TMA rounds to tf32."""
     kind = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv, "float32": gl.float32}
     layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind[a.dtype.name])
     return Descriptor(a, a.shape, a.strides, (rows, columns), tf32, layout=repr(layout))
@@ -501,7 +507,7 @@ def _launch(
     h: Array | None = None, read: Array | None = None, parts: tuple[Array, Array] | None = None,
     scales: Array | None = None,
 ) -> None:  # fmt: skip
-    """Launch `gemm_ws`; `read` is the residual, or gate and up, and `parts` are gate and up to store."""
+    """Launch `gemm_ws`. `read` is the residual, or gate and up to read; `parts` are gate and up to store."""
     (m, k), t, bk = x.shape, _tile_of(x, form), BYTES.value // x.dtype.itemsize
     gate_up = [tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
     launch(
@@ -514,16 +520,16 @@ def _launch(
 
 
 def ws_residual_into(out: Array, x: Array, weight: Array, residual: Array, scales: Array | None = None) -> bool:
-    """out = x·weightᵀ + residual; the GEMM's result is rounded before the addition.
+    """Write out = x·weightᵀ + residual. The GEMM's result is rounded before the addition.
 
     Args:
-        out, residual: `[m, n]`, contiguous, of x's 2-byte type; bfloat16 where x is quantised.
+        out: `[m, n]`, contiguous, of x's 2-byte type, or bfloat16 if x is quantized; `residual` is like out.
         x: `[m, k]`.
         weight: `[n, k]`.
-        scales: of quantised operands, of the rows and then of the columns `[m + n]`.
+        scales: scales of quantized operands, of rows, then of columns, `[m + n]`.
 
     Returns:
-        False, with nothing done, where this is not the faster way or TMA cannot address the operands.
+        False, without launching, where this kernel is slower or TMA cannot address the operands.
     """
     tiles = _tiles(x, weight.shape[0], RESIDUAL)
     if not tiles or not _are_describable(x, weight, out, residual) or not _holds_unscaled_sums(out, scales):
@@ -533,7 +539,9 @@ def ws_residual_into(out: Array, x: Array, weight: Array, residual: Array, scale
 
 
 def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_columns: bool) -> bool:
-    """out `[m, n]`, bfloat16, = x·weightᵀ, of long sums; scales of rows, then of columns if set. False like above."""
+    """Write out `[m, n]` = x·weightᵀ, scaled, in bfloat16, for long sums. Return False as `ws_residual_into` does.
+    Scales are of rows, then of columns if `of_columns` is set.
+    """
     form, n = SCALED if of_columns else SCALED_ROWS, weight.shape[0]
     tiles = _tiles(x, n, form) if x.shape[1] > MAX_IMPRECISE else 0
     if not tiles or not _are_describable(x, weight, out) or not _holds_unscaled_sums(out, scales):
@@ -547,14 +555,13 @@ def _holds_unscaled_sums(out: Array, scales: Array | None) -> bool:
 
 
 def is_for_swiglu(x: Array, n: int) -> bool:
-    """Whether `ws_swiglu_into` is the faster way for x `[m, k]` and n columns of gate."""
+    """Return whether `ws_swiglu_into` is the fastest kernel for x `[m, k]` and n columns of gate."""
     return _tiles(x, n, SWIGLU) > 0
 
 
 def ws_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Array | None = None) -> bool:
-    """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up; as `gated.gemm_swiglu_into`, and False like above.
-    Scales, of the rows and then of the columns, multiply the product after it was rounded: of quantised operands, or
-    DoRA's.
+    """Write gate_up and h as `gated.gemm_swiglu_into` does, or return False as `ws_residual_into` does. Scales of rows,
+    then of columns, multiply the rounded product: scales of quantized operands, or DoRA's factors.
     """
     n = h.shape[1]
     tiles = _tiles(x, n, SWIGLU)
@@ -571,14 +578,14 @@ def ws_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Ar
 def ws_swiglu_backward_into(
     d: Array, h: Array | None, g: Array, weight: Array, gate_up: Array, scales: Array | None = None
 ) -> bool:
-    """[dgate, dup] from dh = g·weight, which is rounded first; and h = silu(gate)·up. False like above.
+    """Write d = [dgate, dup] from the rounded dh = g·weight, and h = silu(gate)·up, or return False as above.
 
     Args:
-        d, gate_up: `[m, 2·n]`, contiguous, of g's 2-byte type; bfloat16 where g is quantised.
+        d: `[m, 2·n]`, contiguous, of g's 2-byte type, or bfloat16 if g is quantized; `gate_up` is like d.
         h: `[m, n]`, contiguous, or None.
         g: `[m, k]`.
-        weight: `[k, n]`; transposed, `[n, k]`, where it is quantised.
-        scales: of quantised operands, of the rows `[m]`.
+        weight: `[k, n]`, or transposed, `[n, k]`, if it is quantized.
+        scales: scales of quantized operands, of the rows, `[m]`.
     """
     n = weight.shape[scales is None]
     tiles = _tiles(g, n, SWIGLU_BACKWARD)

@@ -162,11 +162,9 @@ def digits_of(bits, shift, TYPE: tl.constexpr, DESCENDING: tl.constexpr, FLIP: t
 @triton.jit(do_not_specialize=["passes"])
 def sort_lines_kernel(p_values, p_order, p_x, p_old, length, parts, count, total, step, sizes, strides, inner, passes,
                       DESCENDING: tl.constexpr, FLIP: tl.constexpr, W: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Sort each of the `parts` parts of T elements of a line, and store the first `count` elements of each.
+    """Sort each part of T elements of a line, and store the first `count` elements of each, `total` per line.
 
-    Args:
-        p_old: `[lines, length]`, the original positions of the elements; None if they have not moved.
-        total: elements stored per line.
+    `p_old` `[lines, length]` holds the original positions of the elements; None if they have not moved.
     """
     line, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     start = part.to(tl.int64) * T

@@ -291,9 +291,8 @@ PROGRAMS_PER_SM = 4
 def few_targets_kernel(p_x, p_parts, p_index, p_v, p_fault, lines, count, targets, sizes, sx, si, sv, x_step, i_step,
                        v_step, site, split, steps_per_split, ADD: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr,
                        BL: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Store x[line, target] = (with ADD: +=) the sum of v[line, n] over all n with index[line, n] = target.
-
-    A program handles BL lines and T targets. With `p_parts`, `[split, targets, lines]`, it stores a part of their sums.
+    """Store x[line, target] = (with ADD: +=) the sum of v[line, n] over all n with index[line, n] = target, for BL
+    lines and T targets. With `p_parts`, `[split, targets, lines]`, store a part of these sums there.
     """
     program, blocks = tl.program_id(0) // split, tl.cdiv(targets, T)
     i_part, first = tl.program_id(0) % split, program % blocks * T

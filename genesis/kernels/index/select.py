@@ -178,10 +178,8 @@ def _layout(x: Array) -> tuple[Any, ...]:
 
 
 def count_true(out: Array, x: Array) -> None:
-    """Write the number of elements of x that are not 0 to an int64 scalar.
-
-    For a large mask, the tiles' offsets are cached for the `true_indices` that usually follows, and no plan is cached,
-    because a replay would not refresh them.
+    """Write the number of elements of x that are not 0 to an int64 scalar. For a large mask, the tiles' offsets are
+    cached for the `true_indices` that usually follows, and no plan is, because a replay would not refresh them.
     """
     tile_offsets = _tile_offsets(x, out)
     recorder = recording()
@@ -203,8 +201,7 @@ def _cached_offsets(x: Array) -> Array | None:
 
 def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
     """Write the indices of the `count` elements of x that are not 0 to out[rank · by_count + dimension · by_dim].
-
-    If x has another number of such elements, a fault is reported, and extra indices are dropped.
+    Another number of such elements is reported as a fault.
     """
     if out.size == 0:
         return
