@@ -179,11 +179,11 @@ def _taken(model: CausalLM, checkpoint: Path) -> str | None:
             return "its optimizer keeps none"
         for name, stored in masters.items():
             if name not in parameters or not _is_rounded(
-                parameters[name].detach().numpy(), stored.whole(), model.stored_types.get(name, "float32")
+                parameters[name].detach().numpy(), stored.read_all(), model.stored_types.get(name, "float32")
             ):
                 return f"{escape(name)} is of another step"
         for name, stored in masters.items():
-            np.copyto(parameters[name].detach().numpy(), stored.whole())
+            np.copyto(parameters[name].detach().numpy(), stored.read_all())
     return None
 
 

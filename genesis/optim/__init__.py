@@ -1,6 +1,6 @@
 """Optimizers, flat buffers, learning-rate schedules and loss scaling.
 
-The optimizers are those that `rules` found; `__init__.pyi`, made by `make stubs`, names them for editors and mypy.
+`rules` discovers the optimizers. `__init__.pyi`, written by `make stubs`, lists them for editors and mypy.
 """
 
 from genesis.keywords import check_calls
@@ -25,7 +25,7 @@ from genesis.optim.states import decay_groups, muon_groups
 
 globals().update({each.__name__: each for each in OPTIMIZERS.values()})
 
-__all__ = [  # noqa: PLE0604  the optimizers are found
+__all__ = [  # noqa: PLE0604  `rules` discovers the optimizers
     "OPTIMIZERS",
     "WSD",
     "Constant",

@@ -1,6 +1,6 @@
-"""torch's learning-rate schedulers, under their names: objects that set an optimizer's rates step by step.
+"""torch's learning-rate schedulers under their names: objects that set an optimizer's rates step by step.
 
-Rates follow torch's recursions: the next rate comes from the present one, so that several schedulers of one optimizer
+Rates follow torch's recursions. The next rate is computed from the current one, so several schedulers of one optimizer
 multiply. `genesis.optim.schedules` has schedules as pure functions of the step, which training runs use.
 """
 
@@ -28,27 +28,27 @@ __all__ = [
 
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"a scheduler is given an optimizer, not a {type(optimizer).__name__}")
+        raise ConfigError(f"a scheduler takes an optimizer, not a {type(optimizer).__name__}")
 
 
 def _for_groups(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """One value for each parameter group, from one for all or a list."""
+    """Return one value per parameter group, from a list or one value for all."""
     _check_optimizer(optimizer)
     count = len(optimizer.param_groups)
     if not isinstance(value, (list, tuple)):
         return [value] * count
     if len(value) != count:
-        raise ConfigError(f"{name} has {len(value)} entries for {count} parameter groups")
+        raise ConfigError(f"{name} has {len(value)} entries, and the optimizer has {count} parameter groups")
     return list(value)
 
 
 class LRScheduler:
-    """Base: counts steps and sets the groups' rates; subclasses define `next_rate`, and `rate` where there is one.
+    """Base class: counts steps and sets the rates of groups. Subclasses define `next_rate`, and `rate` if it exists.
 
     Args:
-        optimizer: its groups' rates at this moment are the initial ones, unless they name an "initial_lr".
-        last_epoch: the step before the next; -1 at the start. A later one needs "initial_lr" in the groups, as a loaded
-            optimizer has.
+        optimizer: optimizer whose groups' current rates, or "initial_lr" if they have it, are the initial rates.
+        last_epoch: number of the last step, -1 at the start. Otherwise the groups need "initial_lr", as in a loaded
+            optimizer.
     """
 
     STATE: tuple[str, ...] = ("last_epoch", "base_lrs", "last_lr")
@@ -62,28 +62,28 @@ class LRScheduler:
             elif "initial_lr" not in group:
                 raise ConfigError(
                     f"last_epoch is {last_epoch}, and parameter group {i} has no initial_lr",
-                    next="load the optimizer's state first, or leave last_epoch out",
+                    next="load the optimizer's state first, or remove last_epoch",
                 )
         self.base_lrs = [float(g["initial_lr"]) for g in optimizer.param_groups]
         self.last_lr: list[float] = []
         self.start()
 
     def start(self) -> None:
-        """The step that the constructor takes."""
+        """Take the first step, at construction."""
         self.is_first = True
         self.step()
         self.is_first = False
 
     def next_rate(self, lr: float, index: int) -> float:
-        """The rate of group `index` in step `last_epoch`, from the present one."""
-        raise NotImplementedError(f"{type(self).__name__} defines no next_rate()")
+        """Return the rate of group `index` in step `last_epoch`, computed from its current rate `lr`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define next_rate()")
 
     def rate(self, index: int) -> float:
-        """The same from the initial one, where there is a formula."""
+        """Return the rate of group `index` in step `last_epoch`, from the initial rate if a formula exists."""
         return self.next_rate(float(self.optimizer.param_groups[index]["lr"]), index)
 
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next step, or to step `epoch`."""
+        """Advance to the next step, or to step `epoch`."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if epoch is None:
             self.set([self.next_rate(float(g["lr"]), i) for i, g in enumerate(self.optimizer.param_groups)])
@@ -91,51 +91,53 @@ class LRScheduler:
             self.set([self.rate(i) for i in range(len(self.base_lrs))])
 
     def set(self, rates: Sequence[float]) -> None:
-        """Give each group its rate."""
+        """Set the rate of each group."""
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self.last_lr = list(rates)
 
     def get_last_lr(self) -> list[float]:
-        """The present rate of each group."""
+        """The current rate of each group."""
         return list(self.last_lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the rates; settings and functions are not saved."""
+        """Return the step and the rates. Settings and functions are not saved."""
         return {n: list(v) if isinstance(v := getattr(self, n), list) else v for n in self.STATE}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue at a saved step, with its rates.
 
         Raises:
-            ModelError: if the state is another class's.
-            ConfigError: if the optimizer had another number of groups.
+            ModelError: if another class saved the state.
+            ConfigError: if the number of groups differs.
         """
         check_saved(f"{type(self).__name__}'s state", state_dict, self.STATE)
         count = len(self.optimizer.param_groups)
         rates = state_dict.get("last_lr", state_dict.get("base_lrs", ()))
         if len(rates) != count:
-            raise ConfigError(f"{len(rates)} saved rates for {count} parameter groups")
+            raise ConfigError(f"the state has {len(rates)} rates, and the optimizer has {count} parameter groups")
         for name in self.STATE:
             value = state_dict[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
         self.set(self.last_lr if "last_lr" in self.STATE else [self.rate(i) for i in range(count)])
 
 
-# --- By a function ----------------------------------------------------------------------------------------------------
+# --- Functions of the step --------------------------------------------------------------------------------------------
 
 Function = Callable[[int], float]
 
 
 class _ByFunctions(LRScheduler):
-    """Base: one function of the step for all groups, or one for each."""
+    """Base class: one function of the step for all groups, or one per group."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | Sequence[Function], last_epoch: int = -1) -> None:
         _check_optimizer(optimizer)
         groups = optimizer.param_groups
         self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, Sequence) else [lr_lambda] * len(groups)
         if len(self.lr_lambdas) != len(groups):
-            raise ConfigError(f"{len(self.lr_lambdas)} functions for {len(groups)} parameter groups")
+            raise ConfigError(
+                f"lr_lambda has {len(self.lr_lambdas)} functions, and the optimizer has {len(groups)} parameter groups"
+            )
         super().__init__(optimizer, last_epoch)
 
 
@@ -143,27 +145,27 @@ class LambdaLR(_ByFunctions):
     """The initial rate times a function of the step.
 
     Args:
-        lr_lambda: one function of the step, or one for each group; a schedule's `factor_at` is one.
+        lr_lambda: one function of the step, or one per group, such as a schedule's `factor_at`.
     """
 
-    STATE = ("last_epoch", "base_lrs")  # the rates follow from them
+    STATE = ("last_epoch", "base_lrs")  # they determine the rates
 
     def next_rate(self, lr: float, index: int) -> float:
         return self.base_lrs[index] * self.lr_lambdas[index](self.last_epoch)
 
 
 class MultiplicativeLR(_ByFunctions):
-    """The present rate times a function of the step, from step 1 on."""
+    """The current rate times a function of the step, from step 1 on."""
 
     def next_rate(self, lr: float, index: int) -> float:
         return lr * self.lr_lambdas[index](self.last_epoch) if self.last_epoch > 0 else lr
 
 
-# --- Falling and rising -----------------------------------------------------------------------------------------------
+# --- Decays and warm-ups ----------------------------------------------------------------------------------------------
 
 
 class StepLR(LRScheduler):
-    """Times `gamma` every `step_size` steps."""
+    """Multiplies the rate by `gamma` every `step_size` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         check_range("step_size", step_size, 1)
@@ -178,7 +180,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """Times `gamma` at each of the `milestones`."""
+    """Multiplies the rate by `gamma` at each of the `milestones`."""
 
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
@@ -195,7 +197,7 @@ class MultiStepLR(LRScheduler):
 
 
 class ConstantLR(LRScheduler):
-    """Times `factor` for the first `total_iters` steps."""
+    """Multiplies the rate by `factor` during the first `total_iters` steps."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
         if not 0 <= factor <= 1:
@@ -208,7 +210,7 @@ class ConstantLR(LRScheduler):
             return lr * self.factor
         if self.last_epoch != self.total_iters:
             return lr
-        # torch divides, and fails at a factor of 0
+        # torch divides here and fails for a factor of 0.
         return lr * (1 / self.factor) if self.factor else self.base_lrs[index]
 
     def rate(self, index: int) -> float:
@@ -216,7 +218,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """Times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, in a straight line."""
+    """Multiplies the rate by a factor from `start_factor` to `end_factor`, linearly over `total_iters` steps."""
 
     def __init__(
         self,
@@ -228,8 +230,8 @@ class LinearLR(LRScheduler):
     ) -> None:
         if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1:
             raise ConfigError(
-                f"start_factor is {start_factor} and end_factor {end_factor}: they must be between 0 and 1",
-                next="start above 0: the next rate is the present one times a factor",
+                f"start_factor is {start_factor} and end_factor {end_factor}, and must be between 0 and 1",
+                next="choose start_factor above 0",
             )
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
@@ -248,7 +250,7 @@ class LinearLR(LRScheduler):
 
 
 class ExponentialLR(LRScheduler):
-    """Times `gamma` in every step."""
+    """Multiplies the rate by `gamma` in every step."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
@@ -280,9 +282,9 @@ class PolynomialLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Down along half a cosine wave to `eta_min` in `T_max` steps, and up again in as many (Loshchilov & Hutter, 2017).
+    """A cosine wave that falls to `eta_min` in `T_max` steps and rises in the next `T_max` (Loshchilov & Hutter, 2017).
 
-    For a single decay, stop or take another scheduler at step `T_max`.
+    For a single decay, stop or switch to another scheduler at step `T_max`.
     """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
@@ -296,7 +298,7 @@ class CosineAnnealingLR(LRScheduler):
             return lr
         if self.is_first:
             return self.rate(index)
-        if (step - 1 - length) % (2 * length) == 0:  # after the lowest point
+        if (step - 1 - length) % (2 * length) == 0:  # one step after the minimum, where the recursion divides by 0
             return lr + (self.base_lrs[index] - low) * (1 - math.cos(math.pi / length)) / 2
         ahead, behind = 1 + math.cos(math.pi * step / length), 1 + math.cos(math.pi * (step - 1) / length)
         return ahead / behind * (lr - low) + low
@@ -307,7 +309,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Cosine waves from the initial rate down to `eta_min`: the first of `T_0` steps, each `T_mult` times the last."""
+    """Cosine decays from the initial rate to `eta_min`: the first has `T_0` steps, each next `T_mult` times as many."""
 
     STATE = (*LRScheduler.STATE, "T_cur", "T_i")
 
@@ -326,7 +328,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return self.eta_min + (self.base_lrs[index] - self.eta_min) * wave / 2
 
     def step(self, epoch: float | None = None) -> None:
-        """Go to the next step, or to `epoch`, which may lie between two."""
+        """Advance to the next step, or to `epoch`, which may be fractional."""
         if epoch is None and self.last_epoch < 0:
             epoch = 0
         if epoch is None:
@@ -341,7 +343,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
                 start = int(epoch // length) * length
             while epoch >= start + length:
                 start, length = start + length, length * self.T_mult
-            self.T_cur, self.T_i = epoch - start, length  # the wave that `epoch` lies in
+            self.T_cur, self.T_i = epoch - start, length  # the wave that contains `epoch`
         self.last_epoch = math.floor(epoch)
         self.set([self.next_rate(0.0, i) for i in range(len(self.base_lrs))])
 
@@ -350,10 +352,10 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class _Cycle(LRScheduler):
-    """Base: the momentum (or the first of the betas) goes along between two values of each group."""
+    """Base class: also cycles the momentum (or the first beta) between two values per group."""
 
     def take_momenta(self, optimizer: Optimizer, cycle_momentum: bool, base: Any, top: Any) -> None:
-        """Read the settings of momentum. Raises ConfigError for an optimizer that has none."""
+        """Read the momentum settings. Raises ConfigError for an optimizer without momentum."""
         if cycle_momentum and "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
             raise ConfigError(
                 f"{type(optimizer).__name__} has neither momentum nor betas", next="pass cycle_momentum=False"
@@ -363,7 +365,7 @@ class _Cycle(LRScheduler):
         self.momentum_ends = list(zip(lows, highs, strict=True))
 
     def set_momentum(self, index: int, value: float) -> None:
-        """Give a group its momentum."""
+        """Set the momentum (or the first beta) of a group."""
         group = self.optimizer.param_groups[index]
         if "betas" in self.optimizer.defaults:
             group["betas"] = (value, *group["betas"][1:])
@@ -372,16 +374,16 @@ class _Cycle(LRScheduler):
 
 
 class OneCycleLR(_Cycle):
-    """Up from max_lr/div_factor to `max_lr`, down to that over `final_div_factor`; momentum the other way.
+    """Rises from max_lr/div_factor to `max_lr`, then falls to the initial rate over `final_div_factor`.
 
     Args:
-        max_lr: one, or one for each group.
-        total_steps: of the cycle; or `epochs` and `steps_per_epoch`.
-        pct_start: share of the steps in which the rate rises.
+        max_lr: peak rate, one or one per group.
+        total_steps: number of steps of the cycle; or pass `epochs` and `steps_per_epoch`.
+        pct_start: fraction of the steps in which the rate rises.
         anneal_strategy: "cos" or "linear".
-        cycle_momentum: whether momentum (or the first of the betas) goes from `max_momentum` to `base_momentum` and
-            back.
-        three_phase: down to the first rate in as many steps as up, then to the last.
+        cycle_momentum: whether momentum (or the first beta) falls from `max_momentum` to `base_momentum` while the rate
+            rises, and rises while it falls.
+        three_phase: fall to the initial rate in as many steps as the rise, then to the final rate.
 
     Smith & Topin, "Super-convergence" (2018).
     """
@@ -415,8 +417,9 @@ class OneCycleLR(_Cycle):
         self.max_lrs = _for_groups("max_lr", optimizer, max_lr)
         self.final_div_factor = final_div_factor
         up, last = float(pct_start * self.total_steps) - 1, self.total_steps - 1
-        first, top, end = 0, 1, 2  # rates: of the start, the largest, the last
-        self.phases = [(up, first, top, 1, 0), (last, top, end, 0, 1)]  # its end; rates and momenta from and to
+        first, top, end = 0, 1, 2  # indices of the initial, the peak and the final rate
+        # A phase: its end, the rates it starts and ends with, and the momenta it starts and ends with.
+        self.phases = [(up, first, top, 1, 0), (last, top, end, 0, 1)]
         if three_phase:
             down = float(2 * pct_start * self.total_steps) - 2
             self.phases = [(up, first, top, 1, 0), (down, top, first, 0, 1), (last, first, end, 1, 1)]
@@ -430,7 +433,7 @@ class OneCycleLR(_Cycle):
         if self.last_epoch > self.total_steps:
             raise ConfigError(
                 f"OneCycleLR has {self.total_steps} steps, and this is step {self.last_epoch}",
-                next="give the number of steps of the run as total_steps",
+                next="set total_steps to the number of steps of the run",
             )
         start = 0.0
         for end, *ends in self.phases:  # noqa: B007
@@ -442,8 +445,8 @@ class OneCycleLR(_Cycle):
         low = self.base_lrs[index]
         rates = (low, self.max_lrs[index], low / self.final_div_factor)
         if self.cycle_momentum:
-            of = self.momentum_ends[index]
-            self.set_momentum(index, self.anneal(of[ends[2]], of[ends[3]], share))
+            momenta = self.momentum_ends[index]
+            self.set_momentum(index, self.anneal(momenta[ends[2]], momenta[ends[3]], share))
         return self.anneal(rates[ends[0]], rates[ends[1]], share)
 
 
@@ -452,15 +455,15 @@ def _line(start: float, end: float, share: float) -> float:
 
 
 class CyclicLR(_Cycle):
-    """Up from `base_lr` to `max_lr` and down again, over and over; momentum the other way (Smith, 2017).
+    """Cycles between `base_lr` and `max_lr`, with momentum in the opposite direction (Smith, 2017).
 
     Args:
-        base_lr, max_lr: one, or one for each group.
-        step_size_up, step_size_down: steps of a rise, and of a fall; None means as many.
-        mode: "triangular"; "triangular2", whose height is halved every cycle; "exp_range", times gamma^step.
-        scale_fn, scale_mode: instead of `mode`: the height's factor, a function of the "cycle" or of the step
-            ("iterations").
-        cycle_momentum: whether momentum (or the first of the betas) goes along.
+        base_lr, max_lr: rates, one or one per group.
+        step_size_up, step_size_down: steps of a rise and of a fall, equal by default.
+        mode: "triangular"; "triangular2" halves the height every cycle; "exp_range" multiplies it by gamma^step.
+        scale_fn, scale_mode: factor of the height, as a function of the "cycle" or of the step ("iterations"); replaces
+            `mode`.
+        cycle_momentum: whether momentum (or the first beta) cycles, too.
     """
 
     def __init__(
@@ -486,7 +489,7 @@ class CyclicLR(_Cycle):
             "exp_range": (lambda step: gamma**step, "iterations"),
         }
         if scale_fn is None and mode not in modes:
-            raise ConfigError(f"mode is {mode!r}", next=f"use {', '.join(modes)}, or give a scale_fn")
+            raise ConfigError(f"mode is {mode!r}", next=f"use {', '.join(modes)}, or pass a scale_fn")
         self.scale, self.scale_mode = (scale_fn, scale_mode) if scale_fn is not None else modes[mode]
         if self.scale_mode not in ("cycle", "iterations"):
             raise ConfigError(f"scale_mode is {scale_mode!r}", next='use "cycle" or "iterations"')
@@ -511,11 +514,11 @@ class CyclicLR(_Cycle):
         return float(low + (self.max_lrs[index] - low) * height * scale)
 
 
-# --- Several ----------------------------------------------------------------------------------------------------------
+# --- Combinations -----------------------------------------------------------------------------------------------------
 
 
-class _Several(LRScheduler):
-    """Base: schedulers of one optimizer."""
+class _Combination(LRScheduler):
+    """Base class: several schedulers of one optimizer."""
 
     def _take(self, optimizer: Optimizer | None, schedulers: Sequence[LRScheduler]) -> None:
         name = type(self).__name__
@@ -525,36 +528,38 @@ class _Several(LRScheduler):
         self.optimizer = schedulers[0].optimizer if optimizer is None else optimizer
         for i, each in enumerate(self.schedulers):
             if isinstance(each, ReduceLROnPlateau) or not isinstance(each, LRScheduler):
-                raise ConfigError(f"{name} does not take a {type(each).__name__}, as number {i} is")
+                raise ConfigError(f"{name}: scheduler {i} is a {type(each).__name__}, which it does not take")
             if each.optimizer is not self.optimizer:
-                raise ConfigError(f"{name}: scheduler {i} is another optimizer's")
+                raise ConfigError(f"{name}: scheduler {i} has a different optimizer")
 
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next step."""
+        """Advance to the next step."""
         if epoch is not None:
-            raise ConfigError(f"{type(self).__name__}.step takes no epoch", next="step one by one, or load a state")
+            raise ConfigError(f"{type(self).__name__}.step takes no epoch", next="call step() without arguments")
         self.advance()
 
     def advance(self) -> None:
-        """Step the schedulers whose turn it is."""
+        """Step the schedulers that are active."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, the rates, and the states of the schedulers."""
+        """Return the step, the rates, and the states of the schedulers."""
         return {**super().state_dict(), "schedulers": [s.state_dict() for s in self.schedulers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue at a saved step, with its rates."""
         check_saved(f"{type(self).__name__}'s state", state_dict, (*self.STATE, "schedulers"))
         if len(state_dict["schedulers"]) != len(self.schedulers):
-            raise ConfigError(f"{len(state_dict['schedulers'])} saved schedulers for {len(self.schedulers)}")
+            raise ConfigError(
+                f"the state has {len(state_dict['schedulers'])} schedulers, expected {len(self.schedulers)}"
+            )
         for each, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
             each.load_state_dict(state)
         super().load_state_dict({n: state_dict[n] for n in self.STATE})
 
 
-class SequentialLR(_Several):
-    """One scheduler after the other: the i-th from step milestones[i-1] on, which is its own step 0."""
+class SequentialLR(_Combination):
+    """Schedulers in sequence. Scheduler i starts at step milestones[i-1], which is its own step 0."""
 
     STATE = ("last_epoch", "last_lr")
 
@@ -565,13 +570,13 @@ class SequentialLR(_Several):
         self._take(optimizer, schedulers)
         if len(milestones) != len(schedulers) - 1 or list(milestones) != sorted(milestones):
             raise ConfigError(
-                f"{len(schedulers)} schedulers with milestones {list(milestones)}",
-                next="give the first step of each scheduler but the first, in order",
+                f"{len(schedulers)} schedulers have the milestones {list(milestones)}",
+                next="pass the first step of each scheduler after the first, in order",
             )
         self.milestones, self.last_epoch = list(milestones), last_epoch + 1
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
-        _take_back(self)
+        _undo_first_steps(self)
         now = self.schedulers[bisect_right(self.milestones, 0)]
         now.start()
         self.last_lr = now.get_last_lr()
@@ -587,17 +592,17 @@ class SequentialLR(_Several):
         self.last_lr = now.get_last_lr()
 
 
-def _take_back(scheduler: LRScheduler) -> None:
-    """Undo the count of the steps that the constructors of a scheduler's parts took."""
-    for each in scheduler.schedulers if isinstance(scheduler, _Several) else ():
-        if isinstance(each, _Several):
-            _take_back(each)
+def _undo_first_steps(scheduler: LRScheduler) -> None:
+    """Uncount the step that each nested scheduler took at construction."""
+    for each in scheduler.schedulers if isinstance(scheduler, _Combination) else ():
+        if isinstance(each, _Combination):
+            _undo_first_steps(each)
         else:
             each.last_epoch -= 1
 
 
-class ChainedScheduler(_Several):
-    """All schedulers in every step: their factors multiply."""
+class ChainedScheduler(_Combination):
+    """Steps all schedulers in every step, so that their factors multiply."""
 
     STATE = ("last_lr",)
 
@@ -612,14 +617,14 @@ class ChainedScheduler(_Several):
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """Times `factor` after more than `patience` steps in a row that were no better than the best by `threshold`.
+    """Multiplies the rate by `factor` after more than `patience` steps in a row without an improvement by `threshold`.
 
     Args:
-        mode: "min" or "max": what is better.
-        threshold_mode: "rel" or "abs": whether the threshold is a share of the best.
+        mode: "min" or "max", the direction of improvement.
+        threshold_mode: "rel" (threshold relative to the best value) or "abs".
         cooldown: steps after a change that are not counted.
-        min_lr: one, or one for each group.
-        eps: smaller changes are not made.
+        min_lr: lower bound of the rate, one or one per group.
+        eps: minimum change of the rate; smaller ones are skipped.
     """
 
     STATE = ("last_epoch", "last_lr", "best", "cooldown_counter", "num_bad_epochs")
@@ -649,7 +654,7 @@ class ReduceLROnPlateau(LRScheduler):
         self.last_lr = [float(g["lr"]) for g in optimizer.param_groups]
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
-        """Judge a step by its `metrics`, a number or a 0-d tensor."""
+        """Count a step with the value `metrics`, a number or a 0-d tensor, and lower the rates on a plateau."""
         current = float(metrics)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if self.is_better(current):
@@ -669,7 +674,7 @@ class ReduceLROnPlateau(LRScheduler):
         self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
     def is_better(self, value: float) -> bool:
-        """Whether a value is better than the best so far by the threshold."""
+        """Whether a value improves on the best so far by more than the threshold."""
         sign = -1.0 if self.mode == "min" else 1.0
         step = sign * self.threshold
         bound = self.best * (1.0 + step) if self.threshold_mode == "rel" else self.best + step

@@ -2,13 +2,13 @@
 
 * plain: tensor operations on one parameter after the other; the readable form.
 * foreach: one fused op for each parameter (the default).
-* fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
+* fused: parameters, gradients and states move to flat buffers, and one op updates a whole group.
 
-`states.py` has what is done with all gradients together, and what a rule keeps for each parameter. A parameter of a
-2-byte type is updated through a float32 master, or by stochastic rounding.
+`states.py` handles all gradients together and keeps the states of each parameter. A 2-byte parameter is updated through
+a float32 master or by stochastic rounding.
 
-A step has a part on the host, `begin_step`, and one on the device, `update`. The latter launches the same work in every
-step, and finds what changes (count, learning rates) in `device_scalars`: a CUDA graph can capture and replay it.
+A step has a host part, `begin_step`, and a device part, `update`. `update` launches the same work in every step and
+reads the step count and the learning rates from `device_scalars`, so a CUDA graph can capture and replay it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _check_group(group: Any) -> None:
         return
     kind = f"of type {type(group).__name__}"
     if isinstance(group, Mapping):
-        kind = f"one that holds {', '.join(map(str, group)) or 'nothing'}"
+        kind = f"one with the keys {', '.join(map(str, group)) or '(none)'}"
     raise ConfigError(
         f"a parameter group is a dict with its parameters under 'params', not {kind}",
         next="pass {'params': [...], 'lr': ...}",
@@ -62,13 +62,13 @@ def _check_group(group: Any) -> None:
 
 
 def betas_of(group: Mapping[str, Any]) -> dict[str, float]:
-    """A group's "betas" by the names that rules have for them."""
+    """Return a group's "betas" under the names that rules use."""
     beta1, beta2 = group["betas"]
     return {"beta1": beta1, "beta2": beta2}
 
 
 class How(TypedDict, total=False):
-    """How an optimizer keeps and updates its parameters; see `Optimizer`."""
+    """Settings of how an optimizer stores and updates parameters; see `Optimizer`."""
 
     foreach: bool | None
     fused: bool | None
@@ -81,20 +81,20 @@ class How(TypedDict, total=False):
 
 
 class Optimizer(SavedStates):
-    """Base of the optimizers.
+    """Base class of the optimizers.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts that hold such a list under "params" and settings of that group.
-        defaults: settings of groups that do not name them.
-        foreach, fused: at most one is True; both False is plain. None for both means foreach.
-        low_precision: how 2-byte parameters are updated. "master": in float32 masters, kept in the state. "stochastic":
-            without them, bfloat16 only, rounded up or down at random so that the mean is exact.
-        state_dtype: of the rule's tensors, "float32" or "bfloat16", which is computed in float32 and rounded at random.
-            Those of float64 parameters are float64.
-        grad_dtype: at least of this type are gradients added up ("float32" for bfloat16 parameters, say); needs fused.
-        seed: of rounding; it depends on the step besides, so a resumed run goes on as if it had not stopped.
-        ranks: those that train these parameters together, each on batches of its own; needs fused. After each backward
-            pass `exchange` is to be called; `grad_norm` and `update` are then calls of all ranks, too.
+        params: tensors, (name, tensor) pairs, or dicts with such a list under "params" and settings of that group.
+        defaults: default settings of a group.
+        foreach, fused: at most one is True; foreach by default, plain if foreach is False.
+        low_precision: update of 2-byte parameters. "master" keeps float32 masters in the state. "stochastic" (bfloat16
+            only) rounds up or down at random so that the mean is exact, without masters.
+        state_dtype: dtype of the rule's states, "float32" or "bfloat16" (computed in float32, rounded stochastically).
+            States of float64 parameters are float64.
+        grad_dtype: minimum dtype of accumulated gradients, such as "float32" for bfloat16 parameters; needs fused.
+        seed: seed of stochastic rounding. The noise also depends on the step, so a resumed run repeats it.
+        ranks: group of ranks that train these parameters, each on its own batches; needs fused. Call `exchange` after
+            each backward pass. `grad_norm` and `update` are then collective, too.
         zero: 1 shards optimizer state (ZeRO-1); 0 replicates it. Rules that mix elements always replicate.
     """
 
@@ -118,7 +118,7 @@ class Optimizer(SavedStates):
         self._check_how()
         self._device_scalars: dict[tuple[Device, int], DeviceScalars] = {}
         self._scales: dict[Device, tuple[float, Array]] = {}
-        self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
+        self._counters: dict[Tensor, int] = {}  # the first counter of each parameter's rounding noise in a stream
         self._counters_per_stream = 0
         groups = list(params)
         if not groups:
@@ -134,34 +134,35 @@ class Optimizer(SavedStates):
         if self.state_dtype not in (float32, bfloat16):
             raise ConfigError(f"state_dtype is {self.state_dtype}, and must be float32 or bfloat16")
         if self.grad_dtype is not None and self.implementation != "fused":
-            raise ConfigError("grad_dtype is for the gradients of flat buffers", next="pass fused=True, too")
+            raise ConfigError("grad_dtype needs flat buffers", next="also pass fused=True")
         if self.ranks is not None and self.implementation != "fused":
-            raise ConfigError("ranks share flat buffers", next="pass fused=True, too")
+            raise ConfigError("ranks need flat buffers", next="also pass fused=True")
         check_range("zero", self.zero, 0, 2)
 
-    # --- The rule: what subclasses define -----------------------------------------------------------------------------
+    # --- Hooks for subclasses -----------------------------------------------------------------------------------------
 
     @classmethod
     def for_run(
         cls, named_parameters: Iterable[tuple[str, Any]], weight_decay: float, settings: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The groups and settings of a training run with these `settings` of `in_runs`; vectors do not decay."""
+        """Return groups and settings for a training run, from its values of `in_runs`. Vectors do not decay."""
         return decay_groups(named_parameters, weight_decay), settings
 
     # --- Groups -------------------------------------------------------------------------------------------------------
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """Add parameters with settings of their own.
+        """Add a group of parameters with its own settings.
 
         Raises:
-            ConfigError: for a parameter that is no float leaf or stands in a group already, and for bad settings.
-            KeywordError: for a name that is no setting of this optimizer.
+            ConfigError: if a parameter is not a float leaf or already in a group, or a setting is out of range.
+            KeywordError: if this optimizer does not have a setting.
         """
+        # Check the settings and the parameters.
         _check_group(group)
-        owner, given = type(self).__name__, group["params"]
+        owner, params = type(self).__name__, group["params"]
         values = without_neutral(owner, group, self.neutral)
         full = Group(owner, self.defaults, How.__annotations__, {**self.defaults, **values})
-        pairs = [e if isinstance(e, tuple) else (None, e) for e in ([given] if isinstance(given, Tensor) else given)]
+        pairs = [e if isinstance(e, tuple) else (None, e) for e in ([params] if isinstance(params, Tensor) else params)]
         known = {id(p) for g in self.param_groups for p in g["params"]}
         for name, param in pairs:
             self._check_param(name, param, known)
@@ -174,10 +175,11 @@ class Optimizer(SavedStates):
         check_range("lr_factor", full.get("lr_factor", 1.0), 0)
         self.check_settings(full)
         self.param_groups.append(full)
+        # One flat buffer per dtype and device. Rounding counters follow the order of the buffers.
         kinds: dict[Any, list[Tensor]] = {}
         for param in full["params"]:
             kinds.setdefault((param.dtype, param.device), []).append(param)
-        for param in (p for members in kinds.values() for p in members):  # in the order of flat buffers
+        for param in (p for members in kinds.values() for p in members):
             self._counters[param] = self._counters_per_stream
             self._counters_per_stream += rounding_counters(param.shape, ALIGNED_ELEMENTS)
         self._bucket_exchange = None
@@ -190,14 +192,16 @@ class Optimizer(SavedStates):
         if not param.is_leaf or not param.is_floating_point():
             raise ConfigError(f"{label} of shape {param.shape} is not a float leaf and cannot be trained")
         if id(param) in known:
-            raise ConfigError(f"{label} of shape {param.shape} stands in two places", next="name each parameter once")
+            raise ConfigError(f"{label} of shape {param.shape} occurs twice", next="list each parameter once")
         if self.low_precision == "stochastic" and param.dtype not in (bfloat16, float32, float64):
-            raise ConfigError(f"{label} is {param.dtype}: stochastic rounding is for bfloat16", next="use masters")
+            raise ConfigError(
+                f"{label} is {param.dtype}, and stochastic rounding needs bfloat16", next='use low_precision="master"'
+            )
 
     # --- Stepping -----------------------------------------------------------------------------------------------------
 
     def set_lr(self, lr: float) -> None:
-        """Give each group the learning rate `lr` times its "lr_factor", 1 where it has none."""
+        """Set the learning rate of each group to `lr` times its "lr_factor", which defaults to 1."""
         for group in self.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
 
@@ -205,24 +209,24 @@ class Optimizer(SavedStates):
         """Update every parameter that has a gradient.
 
         Args:
-            closure: computes the loss (and its gradients) anew; its result is returned.
-            grad_scale: gradients are multiplied by it on the fly: a clip scale, the inverse of a loss scale. Where it
-                is NaN no parameter and no state changes, and nothing waits to find that out.
+            closure: recomputes the loss and its gradients; its result is returned.
+            grad_scale: factor on the gradients, such as a clip scale or the inverse of a loss scale. If it is NaN, no
+                parameter and no state changes, without a host synchronization.
         """
         loss = None
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        scale_value(grad_scale, False)  # refused before anything is counted
+        scale_value(grad_scale, False)  # raises before the step is counted
         self.begin_step()
         self.update(grad_scale)
         self.share()
         return loss
 
     def begin_step(self) -> None:
-        """What the host does of a step: it is counted, and its count and learning rates are sent to the devices.
+        """Run the host part of a step: count it, and send the count and the learning rates to the devices.
 
-        Before the replay of a captured `update` it counts the parameters that the capture updates.
+        Before the replay of a captured `update`, this also counts the step for the parameters that the graph updates.
         """
         self.steps += 1
         for state in self._updated.values():
@@ -232,7 +236,7 @@ class Optimizer(SavedStates):
             self.device_scalars(device).send(self.step_scalars())
 
     def update(self, grad_scale: Tensor | float | None = None) -> None:
-        """The device's part of a step, after `begin_step`: what changes is read from `device_scalars`."""
+        """Run the device part of a step, after `begin_step`. It reads step count and rates from `device_scalars`."""
         with no_grad():
             self._count_updated()
             for index, group in enumerate(self.param_groups):
@@ -243,35 +247,35 @@ class Optimizer(SavedStates):
                         flat.updated_to(stop)
 
     def share(self) -> None:
-        """After `update`, which `step` includes: ranks send each other the parts that they updated."""
+        """All-gather the weights that each rank updated. Call it after `update`; `step` includes it."""
         for flat in self._shared():
             if flat.is_sharded:
                 flat.gather_values()
 
     @property
     def not_capturable(self) -> str | None:
-        """Why `update` cannot be captured in a CUDA graph; None where it can."""
+        """The reason why a CUDA graph cannot capture `update`, or None if it can."""
         if self.implementation == "plain":
             return "a plain optimizer reads the gradient scale on the host"
         is_flat = self.implementation == "fused" and self.elementwise
         rounds = self.low_precision == "stochastic" or self.state_dtype is bfloat16
         if rounds and not is_flat:
-            return f"{type(self).__name__} rounds parameter by parameter, with noise whose position the host counts"
+            return f"{type(self).__name__} rounds each parameter with noise whose position the host counts"
         return None
 
     def device_scalars(self, device: Device) -> DeviceScalars:
-        """Where steps on `device` find their count and learning rates."""
+        """The scalars from which steps on `device` read their count and learning rates."""
         key = device, len(self.param_groups)
         if key not in self._device_scalars:
             self._device_scalars[key] = DeviceScalars(*key)
         return self._device_scalars[key]
 
     def step_scalars(self) -> list[float]:
-        """What `device_scalars` holds in the step that `begin_step` began: the count, and each group's rate."""
+        """The contents of `device_scalars` in the current step: the step count, then the rate of each group."""
         return [float(self.steps), *(float(g["lr"]) for g in self.param_groups)]
 
     def _count_updated(self) -> None:
-        """Count this step for the parameters that have gradients; `begin_step` did so for those of the last step."""
+        """Count this step for the parameters with gradients. `begin_step` counted it for those of the last step."""
         for flats in self._flats:
             for flat in flats:
                 flat.collect_gradients()
@@ -307,20 +311,20 @@ class Optimizer(SavedStates):
                 stochastic_round(wide.array, dtype=out.dtype, seed=self.seed, offset=counter, out=out)
 
     def _scale_on(self, device: Device, scale: DeviceScalar) -> Array:
-        """A gradient scale on the device; a number is copied only when it has changed."""
+        """Return a gradient scale on the device. A number is copied only if it has changed."""
         if isinstance(scale, Array):
             return scale
-        known = self._scales.get(device)
-        if known is None or known[0] != scale:
-            made = label(empty((1,), float64, device), "optimizer scalars")
-            overwrite(made, _pinned((scale,), device), non_blocking=True)
-            known = self._scales[device] = scale, made.view((), ())
-        return known[1]
+        cached = self._scales.get(device)
+        if cached is None or cached[0] != scale:
+            memory = label(empty((1,), float64, device), "optimizer scalars")
+            overwrite(memory, _pinned((scale,), device), non_blocking=True)
+            cached = self._scales[device] = scale, memory.view((), ())
+        return cached[1]
 
     # --- Shards -------------------------------------------------------------------------------------------------------
 
     def _shards(self, index: int, group: dict[str, Any]) -> Iterator[tuple[FlatBuffers | None, int, Shard]]:
-        """What one call of the rule updates after the other, and, where it is part of a flat buffer, up to where."""
+        """Yield the shard of each call of the rule, with its flat buffer and its end there (or None and 0)."""
         if self.implementation == "fused" and self.elementwise:
             for flat in self._flats[index]:
                 for run in flat.runs(lambda p: None if p.grad is None else self.state[p]["step"]):
@@ -332,7 +336,7 @@ class Optimizer(SavedStates):
                 yield None, 0, self._shard(param)
 
     def _shard(self, param: Tensor) -> Shard:
-        """One parameter; what is kept in a 2-byte type is upcast first and rounded afterwards."""
+        """The shard of one parameter. 2-byte values are upcast before the update and rounded after it."""
         state = self.state[param]
         step, noise = state["step"], self._noise(param)
         grad, (flat, index) = param.grad, self._positions.get(param, (None, 0))
@@ -355,7 +359,7 @@ class Optimizer(SavedStates):
         return Shard(wide, grad, tensors, step, rounded=tuple(rounded))
 
     def _flat_shard(self, flat: FlatBuffers, run: Run, piece: Piece) -> Shard:
-        """A piece of neighbouring parameters that have gradients and the same step count: usually all of a buffer."""
+        """The shard of a piece of a run. A run has gradients and one step count; it is usually the whole buffer."""
         first, length = flat.params[run.first], piece.stop - piece.start
 
         def part(buffer: Array, start: int = piece.at) -> Tensor:
@@ -373,9 +377,9 @@ class Optimizer(SavedStates):
         rounds |= residual is None and values.dtype is bfloat16
         return Shard(values, grad, state, run.key, residual, noise if rounds else None)
 
-    def _noise(self, param: Tensor, behind: int = 0) -> Noise:
-        """Where the noise of a parameter starts, or of what is so many elements behind its first one."""
-        return Noise(self.seed, self._counters[param] + behind // COUNTED, self._counters_per_stream)
+    def _noise(self, param: Tensor, offset: int = 0) -> Noise:
+        """The rounding noise of a parameter, from its element `offset` on."""
+        return Noise(self.seed, self._counters[param] + offset // COUNTED, self._counters_per_stream)
 
     def __repr__(self) -> str:
         lines = []
@@ -385,13 +389,13 @@ class Optimizer(SavedStates):
         return f"{type(self).__name__} (\n" + "\n".join(lines) + "\n)"
 
 
-# --- What changes from step to step, on a device ----------------------------------------------------------------------
+# --- Scalars that change from step to step ----------------------------------------------------------------------------
 
 
 class DeviceScalars:
-    """Float64 scalars at a fixed address of a device: the count of steps, this one included, then each group's rate.
+    """Float64 scalars at a fixed device address: the number of the current step, then the rate of each group.
 
-    A step reads them where they are, so that it can be captured in a CUDA graph and replayed after they were changed.
+    Because the address is fixed, a captured step reads the new values at each replay.
     """
 
     def __init__(self, device: Device, groups: int) -> None:
@@ -400,15 +404,15 @@ class DeviceScalars:
         self._sent: tuple[float, ...] = ()
 
     def read_from(self, array: Array) -> None:
-        """Read the scalars from `array` from now on, which the caller fills with `Optimizer.step_scalars` before each
-        step; the batch may bring them along. Raises ShapeError where it is not contiguous float64 of the same shape.
+        """Read the scalars from `array` from now on. The caller writes `Optimizer.step_scalars` into it before each
+        step, for example with the batch. Raises ShapeError unless it is contiguous float64 of the right shape.
         """
         if array.shape != self.array.shape or array.dtype is not float64 or not array.is_contiguous:
-            raise ShapeError(f"the scalars of a step are float64 {self.array.shape}, not {array.dtype} {array.shape}")
+            raise ShapeError(f"the step scalars are {array.dtype} {array.shape}, expected float64 {self.array.shape}")
         self.array, self._is_fed = array, True
 
     def send(self, values: Sequence[float]) -> None:
-        """Copy the scalars of the next step from pinned memory, in stream order; nothing waits."""
+        """Copy the scalars of the next step from pinned memory in stream order, without waiting."""
         if self._is_fed or tuple(values) == self._sent:
             return
         overwrite(self.array, _pinned(values, self.array.device), non_blocking=True)
@@ -416,7 +420,7 @@ class DeviceScalars:
 
     @property
     def step(self) -> Array:
-        """The count, 0-d."""
+        """The step count, 0-d."""
         return self.array.view((), (), self.array.offset)
 
     def lr(self, group: int) -> Array:
@@ -425,7 +429,7 @@ class DeviceScalars:
 
 
 def _pinned(values: Sequence[float], device: Device) -> Array:
-    """Values in pinned memory, which is not used again before copies from it are done."""
+    """Return the values in pinned memory, which is reused only after copies from it have finished."""
     host = pinned_empty((len(values),), float64, device)
     np.copyto(host.view_np(), values)
     return host

@@ -1,7 +1,7 @@
-"""An optimizer's state as plain values and tensors, and back: everything is compared first, then copied.
+"""Saving and loading an optimizer's state as plain values and tensors. Loading checks everything before it copies.
 
-Split masters are saved as the float32 numbers that they are, so every implementation loads the state of the others.
-What is loaded may be in a file: then a rank reads the parts that it owns, a piece at a time.
+Split masters are saved as float32 values, so every implementation can load the state of the others. A loaded state may
+be stored in a file; a rank then reads only the parts it owns, piece by piece.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from genesis.optim.states import MASTER, OF_GROUPS, RESIDUAL, GroupStates, check
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-# Elements of a stored tensor that are read at a time, where a rank reads parts of it: 64 MiB of float32.
+# Maximum elements of a stored tensor that a rank reads at once: 64 MiB of float32.
 READ = 16 << 20
 
 
 class StoredTensor(NamedTuple):
-    """A saved state that is in a file; `read(start, stop)` gives those of its elements, in row-major order."""
+    """A saved state in a file. `read(start, stop)` returns the elements [start, stop) in row-major order."""
 
     dtype: DType
     shape: Shape
     read: Callable[[int, int], np.ndarray]
 
-    def whole(self) -> np.ndarray:
-        """All elements, in its shape."""
+    def read_all(self) -> np.ndarray:
+        """Return all elements in the tensor's shape."""
         return self.read(0, math.prod(self.shape)).reshape(self.shape)
 
 
 class KeptArray(NamedTuple):
-    """A state of a parameter; `array` gives the values, and gathers them where ranks have parts."""
+    """A state of a parameter. `array` returns its values, gathered from all ranks if it is sharded."""
 
     dtype: DType
     shape: Shape
@@ -49,14 +49,14 @@ class KeptArray(NamedTuple):
 
 
 def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
-    """The states of one parameter as they are kept, residuals of split masters among them."""
+    """The states of one parameter as stored, including residuals of split masters."""
     state, shared = optimizer.state.get(param, {}), optimizer.sharded(param)
     if state and shared is not None:
         flat, index = shared
-        if (whole := optimizer.whole) is None:
+        if (gather := optimizer.state_gather) is None:
             return {}
         return {
-            name: KeptArray(kept.dtype, param.shape, functools.partial(whole.read, flat, name, index))
+            name: KeptArray(kept.dtype, param.shape, functools.partial(gather.read, flat, name, index))
             for name, kept in flat.states.items()
         }
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -64,11 +64,12 @@ def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
 
 
 class SavedStates(GroupStates):
-    """Base of `Optimizer`: the state of all parameters as plain values and tensors, and back."""
+    """Base of `Optimizer` that saves and loads the state of all parameters."""
 
     def saved_state(self, param: Tensor) -> dict[str, Any]:
-        """Step count and tensors of one parameter as `state_dict` has them: masters in full, no residuals. Empty where
-        it was never updated.
+        """Return the entry of one parameter in `state_dict`: its step count and tensors, with masters joined.
+
+        It is empty if the parameter was never updated.
         """
         state = dict(self.state.get(param, {}))
         state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(self, param).items()}
@@ -78,9 +79,7 @@ class SavedStates(GroupStates):
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and state as plain values and tensors, parameters by number. Tensors share memory, but for split
-        masters, which are given in full.
-        """
+        """Return settings and state, with parameters by number. Tensors share memory, except joined split masters."""
         numbers: dict[int, int] = {}
         groups = []
         for group in self.param_groups:
@@ -92,12 +91,12 @@ class SavedStates(GroupStates):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state: settings and state tensors are replaced, bit for bit. Parameters with masters become
-        their masters, rounded.
+        """Replace settings and state tensors by saved ones, bit for bit. Parameters with masters are set from them.
 
         Raises:
-            ModelError: if groups, parameters, names, shapes or dtypes differ; nothing is changed then.
+            ModelError: if groups, parameters, names, shapes or dtypes differ; nothing has changed then.
         """
+        # Check everything first, so that an error leaves the optimizer as it was.
         check_saved("an optimizer's state", state_dict, ("state", "param_groups"))
         groups, saved = state_dict["param_groups"], state_dict["state"]
         settings = [_settings(self, i, g) for i, g in enumerate(groups)]
@@ -106,6 +105,7 @@ class SavedStates(GroupStates):
             _check(self, number, param, {**self.param_groups[i], **settings[i]}, saved[number])
         for own, loaded in zip(self.param_groups, settings, strict=True):
             self.check_settings({**own, **loaded})
+        # Copy settings, step counts and tensors.
         for own, loaded in zip(self.param_groups, settings, strict=True):
             own.update(loaded)
         self.state.clear()
@@ -128,15 +128,15 @@ class SavedStates(GroupStates):
 
 
 def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:
-    """Keep (and read, of stored states) what this rank owns of a parameter's states; it becomes its master, rounded."""
+    """Load the part of a parameter's states that this rank owns, and set the parameter from its master."""
     param = flat.params[index]
     for name in flat.states:
         source = saved[MASTER if name == RESIDUAL else name]
         is_stored = isinstance(source, StoredTensor)
         for first, last in flat.own_spans(index, READ) if is_stored else [(0, param.array.size)]:
             length = last - first
-            found = from_numpy(source.read(first, last)) if is_stored else registry["copy"](_as_array(source))
-            array = moved(found, param.device).view((length,), (1,))
+            values = from_numpy(source.read(first, last)) if is_stored else registry["copy"](_as_array(source))
+            array = moved(values, param.device).view((length,), (1,))
             weight = flat.values.view((length,), (1,), flat.values.offset + flat.starts[index] + first)
             if name == RESIDUAL:
                 residual = empty((length,), int16, param.device)
@@ -147,17 +147,17 @@ def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> No
             flat.put(name, index, array, first)
 
 
-def check_saved(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise ModelError unless a saved state holds exactly these entries."""
-    if set(given) != set(names):
+def check_saved(kind: str, state: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise ModelError unless a saved state has exactly these entries."""
+    if set(state) != set(names):
         raise ModelError(
-            f"{what} holds {', '.join(names)}; this one holds {', '.join(sorted(map(str, given))) or 'nothing'}",
-            next="load what state_dict() of the same class gave",
+            f"{kind} has the entries {', '.join(names)}, not {', '.join(sorted(map(str, state))) or 'none'}",
+            next="load the result of state_dict() of the same class",
         )
 
 
 def _settings(optimizer: GroupStates, index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a saved group, all of them known to the optimizer."""
+    """Return the settings of a saved group, after checking that the optimizer has all of them."""
     owner = type(optimizer).__name__
     kept = without_neutral(owner, saved, optimizer.neutral)
     check_keywords(f"the saved parameter group {index} of {owner}", kept, (*optimizer.defaults, *OF_GROUPS))
@@ -169,17 +169,17 @@ def _matched(optimizer: GroupStates, groups: Sequence[Mapping[str, Any]]) -> lis
     sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in optimizer.param_groups]
     if sizes != own:
         raise ModelError(
-            f"the saved optimizer has groups of {sizes} parameters, this one of {own}",
-            next="make the optimizer as it was when the state was saved",
+            f"the saved optimizer has groups of {sizes} parameters, and this one of {own}",
+            next="build the optimizer with the groups of the saved one",
         )
-    found = []
+    matched = []
     for i, (mine, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         names, theirs = mine.get("param_names"), group.get("param_names")
         if names is not None and theirs is not None and list(names) != list(theirs):
             first = next((a, b) for a, b in zip(theirs, names, strict=True) if a != b)
             raise ModelError(f"the saved optimizer has parameter {first[0]!r} where this one has {first[1]!r}")
-        found += [(int(n), p, i) for n, p in zip(group["params"], mine["params"], strict=True)]
-    return found
+        matched += [(int(n), p, i) for n, p in zip(group["params"], mine["params"], strict=True)]
+    return matched
 
 
 def _check(
@@ -191,15 +191,15 @@ def _check(
         expected[MASTER] = (param.shape, float32)
     if set(saved) != {"step", *expected}:
         raise ModelError(
-            f"the saved state of parameter {number} holds {sorted(saved)}, expected {sorted(['step', *expected])}",
+            f"the saved state of parameter {number} has {sorted(saved)}, expected {sorted(['step', *expected])}",
             next="load it into the optimizer that saved it",
         )
     for name, (shape, dtype) in expected.items():
         value = saved[name]
-        found = value if isinstance(value, StoredTensor) else _as_array(value)
-        if found.shape != shape or found.dtype is not dtype:
+        tensor = value if isinstance(value, StoredTensor) else _as_array(value)
+        if tensor.shape != shape or tensor.dtype is not dtype:
             raise ModelError(
-                f"the saved {name} of parameter {number} is {found.dtype} {found.shape}, expected {dtype} {shape}"
+                f"the saved {name} of parameter {number} is {tensor.dtype} {tensor.shape}, expected {dtype} {shape}"
             )
 
 
@@ -209,5 +209,5 @@ def _as_array(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return from_numpy(value)
     if isinstance(value, StoredTensor):
-        return from_numpy(value.whole())
+        return from_numpy(value.read_all())
     raise ModelError(f"a saved optimizer state is a {type(value).__name__}, not a tensor")

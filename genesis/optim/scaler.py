@@ -1,4 +1,4 @@
-"""GradScaler: scales the loss so that small float16 gradients stay above zero, and skips steps that overflowed."""
+"""GradScaler: scales the loss so that small float16 gradients do not underflow, and skips steps that overflowed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from genesis.tensor import Tensor
 
 
 class GradScaler:
-    """Scales losses by a factor that adapts (Micikevicius et al., "Mixed precision training", 2018), as torch's.
+    """Scales losses by an adaptive factor (Micikevicius et al., "Mixed precision training", 2018), as in torch.
 
-    `scale(loss).backward()`, then `step(optimizer)`, then `update()`. Between backward and step, `unscale_(optimizer)`
-    gives true gradients for clipping. `step` waits for one number: whether all gradients are finite.
+    Call `scale(loss).backward()`, then `step(optimizer)`, then `update()`. Call `unscale_(optimizer)` before `step` to
+    clip true gradients. `step` synchronizes the host once, to check whether all gradients are finite.
 
     Args:
-        init_scale: first factor.
-        growth_factor, growth_interval: the factor grows after so many steps in a row without overflow.
-        backoff_factor: what it is multiplied by after an overflow.
-        enabled: False makes every call a plain one.
+        init_scale: initial factor.
+        growth_factor, growth_interval: growth of the factor after this many steps in a row without overflow.
+        backoff_factor: multiplies the factor after an overflow.
+        enabled: False makes the scaler pass everything through.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class GradScaler:
         self._overflowed: dict[int, bool] = {}
 
     def get_scale(self) -> float:
-        """The present factor."""
+        """The current factor."""
         return self._scale if self.enabled else 1.0
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the factor."""
+        """Return the loss times the factor."""
         return loss * self._scale if self.enabled else loss
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the optimizer's gradients by the factor, once a step.
+        """Divide the optimizer's gradients by the factor, at most once per step.
 
         Raises:
-            GradientError: for float16 gradients, which would underflow: give `grad_scale` to `step` for those.
+            GradientError: for a second call, or float16 gradients, which would underflow; pass `grad_scale` to `step`.
         """
         if not self.enabled:
             return
@@ -79,7 +79,7 @@ class GradScaler:
         """Step unless a gradient is infinite or NaN.
 
         Args:
-            grad_scale: another factor on the (unscaled) gradients, for clipping.
+            grad_scale: an additional factor on the unscaled gradients, for clipping.
 
         Returns:
             Whether the optimizer stepped.
@@ -100,13 +100,13 @@ class GradScaler:
         self._overflowed[id(optimizer)] = not math.isfinite(optimizer.grad_norm(math.inf).item())
 
     def update(self, new_scale: float | None = None) -> None:
-        """Adapt the factor after the steps of all optimizers; or set it."""
+        """Adapt the factor after the steps of all optimizers, or set it to `new_scale`."""
         if not self.enabled:
             return
         if new_scale is not None:
             self._scale = float(new_scale)
         elif not self._overflowed:
-            raise GradientError("update() before any step()")
+            raise GradientError("update() was called before step()", next="call step(optimizer) first")
         elif any(self._overflowed.values()):
             self._scale, self._streak = self._scale * self.backoff_factor, 0
         else:
@@ -118,7 +118,7 @@ class GradScaler:
         self._overflowed.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The factor, and how many steps in a row did not overflow."""
+        """Return the factor and the number of steps in a row without overflow."""
         return {"scale": self._scale, "growth_tracker": self._streak}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

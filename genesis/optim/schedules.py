@@ -1,8 +1,8 @@
-"""Learning-rate schedules as pure functions of the step; `lr_scheduler` has torch's objects, which set rates.
+"""Learning-rate schedules as pure functions of the step. `lr_scheduler` has torch's scheduler objects.
 
-Steps count from 0: `lr_at(0)` is the rate of the first update. During a warm-up of w steps the rate rises linearly, and
-is at its peak in step w - 1. A decay begins in step w and ends at step `total_steps`, one after the last: no update is
-wasted on a rate of 0. (One-cycle, as in torch, reaches its ends within the run.) Later steps keep the last rate.
+Steps count from 0: `lr_at(0)` is the rate of the first update. During a warm-up of w steps the rate rises linearly and
+reaches its peak in step w - 1. A decay starts in step w and ends at step `total_steps`, one after the last step, so no
+update has a rate of 0. (One-cycle reaches its end within the run, as in torch.) Later steps keep the last rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from genesis.optim.flat import check_range
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Base: the peak rate `lr`, a linear warm-up of `warmup_steps`, and what follows it."""
+    """Base class: a linear warm-up of `warmup_steps` to the peak rate `lr`. Subclasses define what follows."""
 
     lr: float
     warmup_steps: int = 0
@@ -32,19 +32,19 @@ class Schedule:
         return self.lr * self.factor_at(step)
 
     def factor_at(self, step: int) -> float:
-        """The learning rate of step `step` as a share of the peak."""
+        """The learning rate of step `step` as a fraction of the peak."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         return self.after_warmup(step - self.warmup_steps)
 
     def after_warmup(self, step: int) -> float:
-        """The same for steps counted from the end of the warm-up."""
+        """The fraction of the peak, `step` steps after the end of the warm-up."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The peak to the end."""
+    """The peak rate until the end."""
 
     def after_warmup(self, step: int) -> float:
         return 1.0
@@ -69,13 +69,13 @@ class _Decay(Schedule):
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.remaining(done)
 
     def remaining(self, done: float) -> float:
-        """How much of the way down is left when `done` of the decay has passed."""
+        """The remaining fraction of the decay when the fraction `done` of its steps has passed."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(_Decay):
-    """Down in a straight line."""
+    """A linear decay."""
 
     def remaining(self, done: float) -> float:
         return 1 - done
@@ -83,7 +83,7 @@ class Linear(_Decay):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(_Decay):
-    """Down along half a cosine wave (Loshchilov & Hutter, "SGDR", 2017, without restarts)."""
+    """A decay along half a cosine wave (Loshchilov & Hutter, "SGDR", 2017, without restarts)."""
 
     def remaining(self, done: float) -> float:
         return (1 + math.cos(math.pi * done)) / 2
@@ -91,7 +91,7 @@ class Cosine(_Decay):
 
 @dataclass(frozen=True, kw_only=True)
 class WSD(_Decay):
-    """Warm-up, stable, decay: the peak, then down in a straight line over the last `decay_steps` (Hu et al., 2024)."""
+    """Warm-up, stable, decay: the peak rate, then a linear decay over the last `decay_steps` (Hu et al., 2024)."""
 
     decay_steps: int
 
@@ -108,7 +108,7 @@ class WSD(_Decay):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    """Multiplied by `gamma` every `step_size` steps after the warm-up."""
+    """Multiplies the rate by `gamma` every `step_size` steps after the warm-up."""
 
     step_size: int
     gamma: float
@@ -124,7 +124,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycle(_Decay):
-    """Up from `start_ratio` over `warmup_steps`, then down to `min_lr_ratio` in the last step, along cosines.
+    """Rises from `start_ratio` over `warmup_steps`, then falls to `min_lr_ratio` in the last step, along cosines.
 
     Smith & Topin, "Super-convergence" (2018), in the form of torch's OneCycleLR.
     """
@@ -139,13 +139,13 @@ class OneCycle(_Decay):
 
 
 def along_cosine(start: float, end: float, done: float) -> float:
-    """From `start` to `end` along half a cosine wave, at the share `done` of the way."""
+    """Interpolate from `start` to `end` along half a cosine wave, at the fraction `done`."""
     return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """Schedules one after the other: the i-th from step `milestones[i-1]` on, which is its own step 0."""
+    """Schedules in sequence. Schedule i starts at step `milestones[i-1]`, which is its own step 0."""
 
     schedules: Sequence[Schedule]
     milestones: Sequence[int]
@@ -153,8 +153,8 @@ class Sequential:
     def __post_init__(self) -> None:
         if len(self.milestones) != len(self.schedules) - 1 or list(self.milestones) != sorted(self.milestones):
             raise ConfigError(
-                f"{len(self.schedules)} schedules with milestones {list(self.milestones)}",
-                next="give the first step of each schedule but the first, in order",
+                f"{len(self.schedules)} schedules have the milestones {list(self.milestones)}",
+                next="pass the first step of each schedule after the first, in order",
             )
 
     def lr_at(self, step: int) -> float:
@@ -174,14 +174,14 @@ def make_schedule(
     step_size: int | None = None,
     step_gamma: float | None = None,
 ) -> Schedule:
-    """The schedule that a configuration's `optim` section describes.
+    """Build the schedule of a configuration's `optim` section.
 
     Args:
-        name: constant, linear, cosine, wsd, step or one_cycle. A setting that it needs must not be None.
-        decay_ratio: of wsd: the share of the run in which the rate decays.
+        name: constant, linear, cosine, wsd, step or one_cycle. The settings it needs must not be None.
+        decay_ratio: fraction of the run in which the rate of wsd decays.
 
     Raises:
-        ConfigError: for another name, a missing setting, or one out of range.
+        ConfigError: for an unknown name, a missing setting, or a setting out of range.
     """
 
     def need(setting: str, value: Any) -> Any:
@@ -205,4 +205,4 @@ def make_schedule(
         return Step(**base, step_size=need("step_size", step_size), gamma=need("step_gamma", step_gamma))
     if name == "one_cycle":
         return OneCycle(**decay())
-    raise ConfigError(f"{name!r} is no schedule", next="use constant, linear, cosine, wsd, step or one_cycle")
+    raise ConfigError(f"the schedule {name!r} is unknown", next="use constant, linear, cosine, wsd, step or one_cycle")

@@ -1,16 +1,15 @@
-"""Parameter groups, and what an optimizer does with them before any step: their gradients, and the states of a rule.
+"""The base of `Optimizer`: parameter groups, operations on all their gradients, and the states of a rule.
 
-Groups say which parameters decay and which Muon takes. A setting that an optimizer does not know is an error, never
-ignored: a misspelt one would train with the default. torch has some that are not offered here; their neutral values are
-taken, since nothing differs.
+Groups select the parameters that decay or that Muon updates. An unknown setting is an error, because a misspelt one
+would silently train with its default. Settings of torch that Genesis does not offer are accepted with neutral values.
 
-Gradients are dropped, summed over ranks, measured and clipped. Under a fused optimizer they lie in flat buffers; with
-ranks, each rank keeps sums of its part alone.
+Gradients are dropped, summed over ranks, measured and clipped. A fused optimizer stores them in flat buffers. With
+ranks, each rank stores the sums of its own part only.
 
-States are the tensors of the rule and the float32 masters of 2-byte parameters, made at a parameter's first update. Of
-a bfloat16 parameter under an elementwise fused rule only the 16-bit residual is kept, because the parameter is the rest
-of the master (see `genesis.ops.rounding`): values that are put into the parameter later count, to within half of
-bfloat16's last place. Masters that are kept whole hide such values: the next update overwrites them.
+States are the tensors of the rule and the float32 masters of 2-byte parameters, allocated at a parameter's first
+update. For a bfloat16 parameter under an elementwise fused rule, only the 16-bit residual is stored, because the
+parameter holds the other half of the master (see `genesis.ops.rounding`). A value written into such a parameter takes
+effect, to within half of bfloat16's last place. With a full master, the next update overwrites it.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ Named = tuple[str, Tensor]
 
 
 def decay_groups(named_parameters: Iterable[Named], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups under which matrices (two dimensions or more) decay, and vectors, as norms and biases are, do not.
+    """Return a group of matrices (two dimensions or more), which decay, and one of vectors, which do not.
 
-    Frozen parameters are left out; so are empty groups. Flat buffers have the order of a group.
+    Frozen parameters and empty groups are left out. Flat buffers follow the order of a group.
     """
     trained = pairs_together((n, p) for n, p in named_parameters if p.requires_grad)
     matrices = [(n, p) for n, p in trained if p.ndim >= 2]
@@ -51,9 +50,10 @@ def decay_groups(named_parameters: Iterable[Named], weight_decay: float) -> list
 
 
 def pairs_together(named_parameters: Iterable[Named]) -> list[Named]:
-    """Parameters in the order in which flat buffers are to hold them: of all adapters in a block first A, then B.
+    """Return the parameters in the order of flat buffers: all A, then all B of the adapters in a block.
 
-    A and B of layers on one input are neighbours then, and one operand each. All else keeps its place.
+    The A of layers on one input are then neighbours and form one GEMM operand, and so do the B. The order of all other
+    parameters does not change.
     """
     blocks: dict[str, int] = {}
     keys: list[tuple[int, bool]] = []
@@ -69,49 +69,51 @@ def pairs_together(named_parameters: Iterable[Named]) -> list[Named]:
 def muon_groups(
     named_parameters: Iterable[Named], weight_decay: float, not_hidden: Sequence[str] = ("embed_tokens", "lm_head")
 ) -> list[dict[str, Any]]:
-    """Groups for `Muon`: hidden matrices by Muon, the other parameters by AdamW; vectors do not decay.
+    """Return groups for `Muon`: Muon updates hidden matrices, and AdamW all other parameters. Vectors do not decay.
 
     Args:
-        named_parameters: frozen ones are left out.
-        weight_decay: of matrices.
-        not_hidden: parts of dotted names whose matrices (embeddings, output heads) go by AdamW.
+        named_parameters: names and parameters; frozen ones are left out.
+        weight_decay: weight decay of matrices.
+        not_hidden: parts of dotted names of matrices that AdamW updates (embeddings, output heads).
     """
     trained = pairs_together((n, p) for n, p in named_parameters if p.requires_grad)
     hidden = [(n, p) for n, p in trained if p.ndim == 2 and not set(n.split(".")) & set(not_hidden)]
     names = {n for n, _ in hidden}
-    rest = decay_groups([(n, p) for n, p in trained if n not in names], weight_decay)
+    others = decay_groups([(n, p) for n, p in trained if n not in names], weight_decay)
     muon = [{"params": hidden, "weight_decay": weight_decay, "use_muon": True}] if hidden else []
-    return muon + [{**group, "use_muon": False} for group in rest]
+    return muon + [{**group, "use_muon": False} for group in others]
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
 
 
-# What a group holds beside the settings of its rule. `Optimizer.set_lr` reads "lr_factor".
+# The keys of a group other than the settings of its rule. `Optimizer.set_lr` reads "lr_factor".
 OF_GROUPS = ("params", "param_names", "initial_lr", "lr_factor")
 
 NEUTRAL = (None, False)
-# torch's settings that are not offered, with what to do instead.
+# Settings of torch that Genesis does not offer, with the alternative.
 NOT_OFFERED = {
-    "amsgrad": "leave it out: the maximum of past averages is not kept",
-    "capturable": "leave it out: `update` can be captured in a CUDA graph without it",
-    "differentiable": "leave it out: gradients do not flow through a step",
+    "amsgrad": "remove it: the maximum of past averages is not kept",
+    "capturable": "remove it: CUDA graphs can capture `update` without it",
+    "differentiable": "remove it: gradients do not flow through a step",
     "decoupled_weight_decay": "use Adam for an L2 penalty, AdamW for decoupled decay",
 }
 
 
-def without_neutral(owner: str, given: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`given` without torch's settings that are not offered, where their values change nothing.
+def without_neutral(
+    owner: str, settings: Mapping[str, Any], neutral: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return `settings` without torch's unsupported settings, whose values must be neutral.
 
     Args:
-        owner: the optimizer's name, for errors.
-        neutral: values that change nothing for this optimizer besides None and False.
+        owner: name of the optimizer, for errors.
+        neutral: neutral values of this optimizer in addition to None and False.
 
     Raises:
-        KeywordError: for another value, saying what to do instead.
+        KeywordError: for another value; it names the alternative.
     """
-    kept = dict(given)
-    for name in given.keys() & NOT_OFFERED.keys():
+    kept = dict(settings)
+    for name in settings.keys() & NOT_OFFERED.keys():
         value = kept.pop(name)
         own = (neutral or {}).get(name, False)
         if value is not None and bool(value) != own:
@@ -119,25 +121,25 @@ def without_neutral(owner: str, given: Mapping[str, Any], neutral: Mapping[str, 
     return kept
 
 
-def check_keywords(owner: str, given: Iterable[str], names: Collection[str]) -> None:
-    """Raise KeywordError for the first name that is not one of `names`, with the nearest that is."""
-    for name in given:
+def check_keywords(owner: str, keywords: Iterable[str], names: Collection[str]) -> None:
+    """Raise KeywordError for the first keyword that is not in `names`, with the closest match."""
+    for name in keywords:
         if name not in names:
             raise unknown_keyword(owner, name, names)
 
 
 class Group(dict[str, Any]):
-    """The settings of a parameter group, and "params"; a dict that takes no other names.
+    """A dict of "params" and the settings of a parameter group, which rejects unknown keys.
 
     Args:
-        owner: the optimizer's name, for errors.
+        owner: name of the optimizer, for errors.
         settings: names of the rule's settings.
-        of_optimizer: names of settings that only the whole optimizer has.
-        values: what the group holds.
+        of_optimizer: names of settings that apply to all groups.
+        values: initial contents.
     """
 
     owner = "Optimizer"
-    names: Collection[str] | None = None  # None while a copy is being made
+    names: Collection[str] | None = None  # None while `copy` or `pickle` builds a copy
     of_optimizer: Collection[str] = ()
 
     def __init__(
@@ -148,13 +150,13 @@ class Group(dict[str, Any]):
         self.update(values)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise KeywordError for a name that a group does not hold."""
+        """Raise KeywordError for a name that a group cannot have."""
         if self.names is None:
             return
         for name in names:
             if name in self.of_optimizer and name not in self.names:
                 raise KeywordError(
-                    f"{name} is no setting of a parameter group", next=f"pass it to {self.owner}, for all groups"
+                    f"{name} is a setting of all groups, not of one", next=f"pass {name}= to {self.owner}"
                 )
         check_keywords(f"a parameter group of {self.owner}", names, self.names)
 
@@ -163,12 +165,12 @@ class Group(dict[str, Any]):
         super().__setitem__(name, value)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """As of a dict."""
+        """See `dict.setdefault`."""
         self.check((name,))
         return super().setdefault(name, default)
 
     def update(self, *args: Any, **more: Any) -> None:
-        """As of a dict; nothing changes where a name is unknown."""
+        """See `dict.update`. Nothing changes if a name is unknown."""
         values = dict(*args, **more)
         self.check(values)
         super().update(values)
@@ -181,35 +183,34 @@ class Group(dict[str, Any]):
 # --- Gradients and states ---------------------------------------------------------------------------------------------
 
 
-MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
+MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; its 16-bit residual if the weight holds the upper half
 
 LowPrecision = Literal["master", "stochastic"]
 
 
 class GroupStates:
-    """Base of `Optimizer`: the parameter groups, what is done with all their gradients together, and the states that
-    the rule of a subclass keeps for each parameter.
+    """Base of `Optimizer`: the parameter groups, operations on all their gradients, and the states of each parameter.
 
     Attributes:
-        param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
-        state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
-        steps: steps begun.
-        whole: gathers sharded states, inside `gathered_states`.
-        low_precision, state_dtype, ranks, zero, grad_dtype: as of `Optimizer`; `ranks` is None for one process.
+        param_groups: one dict per group with "params" and settings, which may change between steps.
+        state: step count and tensors of the rule, by parameter. Masters may be split; `saved_state` joins them.
+        steps: number of steps begun.
+        state_gather: gathers sharded states inside `gathered_states`, else None.
+        low_precision, state_dtype, ranks, zero, grad_dtype: as for `Optimizer`; `ranks` is None for one process.
     """
 
-    # Whether elements are updated independently, so that several parameters may be one shard.
+    # Whether elements are updated independently, so that a shard may span several parameters.
     elementwise = True
-    # Settings that are numbers from 0 on, and those that must be below 1, too ("betas": both of them). The schema of a
-    # training run's configuration reads them.
+    # Settings that must be at least 0, and settings in [0, 1) ("betas": both values). The schema of a training run's
+    # configuration reads them.
     at_least_0: ClassVar[tuple[str, ...]] = ()
     below_1: ClassVar[tuple[str, ...]] = ()
-    # The settings that a training run's configuration offers, with their defaults there: the schema is made from them.
+    # The settings in a training run's configuration with their defaults, from which its schema is built.
     in_runs: ClassVar[Mapping[str, Any]] = {}
-    # Values of settings that are not offered under which nothing would differ, besides None and False.
+    # Neutral values of unsupported settings in addition to None and False.
     neutral: ClassVar[Mapping[str, Any]] = {}
 
-    defaults: dict[str, Any]  # settings of groups that do not name them
+    defaults: dict[str, Any]  # default settings of a group
 
     def __init__(
         self, low_precision: LowPrecision, state_dtype: DType, ranks: Ranks | None, zero: int, grad_dtype: DType | None
@@ -220,11 +221,11 @@ class GroupStates:
         self.param_groups: list[dict[str, Any]] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         self.steps = 0
-        self.whole: StateGather | None = None
+        self.state_gather: StateGather | None = None
         self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
-        self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
+        self._flats: list[list[FlatBuffers]] = []  # per group, one for each dtype and device
         self._positions: dict[Tensor, tuple[FlatBuffers, int]] = {}
-        self._bucket_exchange: BucketExchange | None = None  # made when all groups are there
+        self._bucket_exchange: BucketExchange | None = None  # built at first use, when all groups exist
         self._figures: Array | None = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -239,7 +240,7 @@ class GroupStates:
                     param.grad.zero_()
 
     def _gradients(self) -> list[Array]:
-        """All accumulated gradients, in as few pieces as the memory allows."""
+        """All accumulated gradients, in as few spans as the memory allows."""
         arrays: list[Array] = []
         for group, flats in zip(self.param_groups, self._flats, strict=True):
             arrays += [span for flat in flats for span in flat.gradient_spans()]
@@ -247,54 +248,55 @@ class GroupStates:
         return arrays
 
     def exchange(self, adds: bool) -> None:
-        """Give the gradients of a micro-batch to the ranks that own them, who add them to those of the step before, if
-        `adds`: a call of all ranks, nothing without ranks. The next gradients replace what is in `.grad` now.
+        """Reduce-scatter the gradients of a micro-batch to their owners. A collective call; without ranks, a no-op.
+
+        If `adds`, owners add them to the sums of earlier micro-batches. The next backward pass overwrites `.grad`.
         """
         for flat in self._shared():
             flat.exchange(adds)
 
     @property
     def overlaps_exchange(self) -> bool:
-        """Whether ranks exchange gradients, and parameters, beside the work of a step and inside a CUDA graph."""
+        """Whether collectives overlap with the work of a step and can be captured in its CUDA graph."""
         return any(flat.is_overlapped for flat in self._shared())
 
     @property
     def largest_exchange(self) -> int:
-        """Bytes of the gradients that ranks send at a time, at most."""
+        """The size in bytes of the largest collective on gradients."""
         return max((flat.largest_exchange for flat in self._shared()), default=0)
 
     def exchanging(self, adds: bool) -> AbstractContextManager[None]:
-        """`exchange` of what the backward pass inside the block makes, while that goes on."""
+        """Exchange the gradients of the backward pass inside the block while it runs; see `exchange`."""
         if self._bucket_exchange is None:
             self._bucket_exchange = BucketExchange(list(self._shared()))
         return self._bucket_exchange.exchanged(adds)
 
     def complete(self) -> None:
-        """After the last `exchange` of a step."""
+        """Complete the sums of gradients after the last `exchange` of a step."""
         for flat in self._shared():
             flat.complete()
 
     def first_not_finite(self) -> Tensor | None:
-        """The first parameter of which this rank has a sum of gradients that is not finite."""
-        found = ((flat, flat.first_not_finite()) for flat in self._shared())
-        return next((flat.params[i] for flat, i in found if i is not None), None)
+        """The first parameter whose sum of gradients on this rank is not finite."""
+        first = ((flat, flat.first_not_finite()) for flat in self._shared())
+        return next((flat.params[i] for flat, i in first if i is not None), None)
 
     def _shared(self) -> Iterator[SharedBuffers]:
         return (flat for flats in self._flats for flat in flats if isinstance(flat, SharedBuffers))
 
     def shared_memory(self) -> dict[str, list[Array]]:
-        """What ranks keep in parts, beside what is in `.grad` and `state`: "gradients", their sums, and "optimizer"."""
+        """The sharded arrays that neither `.grad` nor `state` holds: "gradients" (their sums) and "optimizer"."""
         shared = list(self._shared())
         states = [each for flat in shared if flat.is_sharded for each in flat.states.values()]
         return {"gradients": [flat.summed for flat in shared], "optimizer": states}
 
     def sharded(self, param: Tensor) -> tuple[SharedBuffers, int] | None:
-        """Where a parameter is whose states are on several ranks, a part on each; else None."""
+        """The flat buffer of a parameter with sharded states and its index there; None for other parameters."""
         flat, index = self._positions.get(param, (None, 0))
         return (flat, index) if isinstance(flat, SharedBuffers) and flat.is_sharded else None
 
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
-        """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
+        """Return the norm of all gradients, a 0-d tensor, without waiting for it."""
         shared = list(self._shared())
         if self.overlaps_exchange:
             assert norm_type == 2, "ranks add squares up"
@@ -308,26 +310,26 @@ class GroupStates:
         return Tensor(total_norm(*self._gradients(), ord=float(norm_type)))
 
     def scale_gradients(self, factor: Tensor | float) -> None:
-        """Multiply all gradients by a number or a 0-d tensor; `step(grad_scale=factor)` needs no pass for it."""
+        """Multiply all gradients by a number or a 0-d tensor. `step(grad_scale=factor)` does so without a pass."""
         value = factor.array if isinstance(factor, Tensor) else factor
         for array in self._gradients():
             registry["mul"](array, value, out=array)
         for flat in self._shared():
             if flat.is_overlapped:
-                flat.find_squares()
+                flat.compute_squares()
 
     def clip_factor(self, report: Tensor, loss: Tensor, max_norm: float | None) -> Tensor:
-        """The scale under which a step clips, and is left out once a loss or norm was not finite; nothing waits.
+        """Return the clip scale of a step. It is NaN from the first non-finite loss or norm on. Does not wait.
 
         Args:
             report: float32 `[4]`, overwritten by the loss, the norm of all gradients, the factor, and a mark that the
-                next call reads: 0 at first, NaN from the first loss or norm on that is not finite.
-            loss: 0-d. Where ranks exchange beside the step it is those of all micro-batches `[n]`, 0 where another rank
-                has them: their sum is the loss, and this is a call of all ranks.
-            max_norm: gradients are scaled down to it; None leaves them.
+                next call reads: 0 at first, NaN from the first non-finite loss or norm on.
+            loss: 0-d. With `overlaps_exchange` it is the loss of each micro-batch `[n]`, 0 for those of other ranks;
+                their sum is the loss, and the call is collective.
+            max_norm: maximum norm of the gradients; None does not clip.
 
         Returns:
-            The factor, 0-d, a part of `report`: for `step(grad_scale=...)`.
+            The factor for `step(grad_scale=...)`: 0-d, a view of `report`.
         """
         if self.overlaps_exchange:
             figures, losses = self._figures_of_ranks(loss), loss.shape[0]
@@ -338,9 +340,9 @@ class GroupStates:
         return Tensor(array.view((), (), array.offset + 2 * array.strides[0]))
 
     def _figures_of_ranks(self, losses: Tensor) -> Array:
-        """The losses of all ranks, then the partial sums of squares that one process makes; float64, one dimension.
+        """Return the losses and then the partial sums of squares of all ranks: one-dimensional, float64.
 
-        Each figure is one rank's, and 0 on the others: so their sum over ranks has no order.
+        Each value is nonzero on one rank only, so their sum over ranks does not depend on an order.
         """
         flats = list(self._shared())
         parts = [losses.array, *(flat.squares for flat in flats)]
@@ -372,26 +374,26 @@ class GroupStates:
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
-        """How a parameter of this shape is updated in a group: everything else about an optimizer follows from it."""
+        """Return the rule and attributes for a parameter of this shape in a group. Subclasses must define it."""
         raise NotImplementedError
 
     def check_settings(self, group: dict[str, Any]) -> None:
-        """Raise ConfigError for settings out of range."""
+        """Raise ConfigError if a setting is out of range."""
         for name in self.at_least_0:
             check_range(name, group[name], 0)
         for name in self.below_1:
             (check_pair if name == "betas" else check_range)(name, group[name], 0, 1)
 
     def kept_dtype(self, param: Tensor) -> DType:
-        """The type of the rule's tensors for a parameter."""
+        """The dtype of the rule's states for a parameter."""
         return float64 if param.dtype is float64 else self.state_dtype
 
     def keeps_master(self, param: Tensor) -> bool:
-        """Whether a parameter is updated in float32: a 2-byte one, unless it is rounded at random."""
+        """Whether a parameter has a float32 master: a 2-byte one without stochastic rounding."""
         return param.dtype.itemsize == 2 and self.low_precision == "master"
 
     def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        """The state of a parameter, made at its first use."""
+        """Return the state of a parameter, allocated at its first use."""
         state = self.state.get(param)
         if state is not None:
             return state
@@ -399,10 +401,12 @@ class GroupStates:
         flat, index = self._positions.get(param, (None, 0)) if self.elementwise else (None, 0)
         shared, dtype = self.sharded(param), self.kept_dtype(param)
         shapes = self.rule(param.shape, group).state_shapes(param.shape)
+        # List the tensors of the rule, and the master or the residual of a split one.
         kept: dict[str, tuple[Shape, DType]] = {name: (shape, dtype) for name, shape in shapes.items()}
         if self.keeps_master(param):
             is_split = param.dtype is bfloat16 and flat is not None
             kept |= {RESIDUAL: (param.shape, int16)} if is_split else {MASTER: (param.shape, float32)}
+        # Allocate and initialize them, in flat buffers if there are some.
         for name, (shape, dtype) in kept.items():
             owner = f"{type(self).__name__} {name}"
             if flat is not None and name not in flat.states:
@@ -421,17 +425,17 @@ class GroupStates:
 
     @contextmanager
     def gathered_states(self) -> Iterator[None]:
-        """Inside the block every rank can read all states in full, for `saved_state`: a call of all ranks.
+        """Inside the block, every rank can read all states in full, for `saved_state`. A collective call.
 
-        A read goes on when all other ranks read, too, or have left their blocks, which all end together.
+        A read waits until every other rank also reads or has left its block. All ranks leave their blocks together.
         """
         sharded = [flat for flat in self._shared() if flat.is_sharded]
         if not sharded:
             yield
             return
-        self.whole = StateGather(sharded)
+        self.state_gather = StateGather(sharded)
         try:
-            with self.whole.reading():
+            with self.state_gather.reading():
                 yield
         finally:
-            self.whole = None
+            self.state_gather = None

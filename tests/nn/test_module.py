@@ -113,7 +113,7 @@ def test_registration_errors() -> None:
         model.add_module("w", 3)  # type: ignore[arg-type]
     with pytest.raises(DTypeError, match="takes a tensor, not ndarray"):
         Parameter(np.ones(1))  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError, match=r"Module defines no forward\(\)"):
+    with pytest.raises(NotImplementedError, match=r"Module does not define forward"):
         model(1)
 
 

@@ -318,7 +318,7 @@ def test_the_clip_factor_reports_and_guards() -> None:
     ("settings", "message"),
     [
         ({"state_dtype": "float16", "fused": True}, "state_dtype is .*float16"),
-        ({"grad_dtype": "float32"}, "grad_dtype is for .*fused"),
+        ({"grad_dtype": "float32"}, "grad_dtype .*fused"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
@@ -333,4 +333,4 @@ def test_what_cannot_be_captured_says_why() -> None:
     assert optim.Adafactor(leaves(), fused=True).not_capturable is None
     assert "on the host" in (make("AdamW", leaves(), foreach=False).not_capturable or "")
     rounded = optim.Muon(leaves(), fused=True, state_dtype="bfloat16")
-    assert "Muon rounds parameter by parameter" in (rounded.not_capturable or "")
+    assert "Muon rounds" in (rounded.not_capturable or "")

@@ -54,7 +54,7 @@ def test_a_loaded_scheduler_goes_on(name: str) -> None:
         scheduler.step()
         resumed.step()
         assert resumed.get_last_lr() == scheduler.get_last_lr() == [g["lr"] for g in second.param_groups]
-    with pytest.raises(ModelError, match="holds"):
+    with pytest.raises(ModelError, match="gama"):
         resumed.load_state_dict({**state, "gama": 1})
 
 
@@ -86,10 +86,10 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: lr_scheduler.StepLR(RATES, 5), ConfigError, "not a tuple"),  # type: ignore[arg-type]
     (lambda: lr_scheduler.StepLR(made(), 0), ConfigError, "step_size is 0"),
     (lambda: lr_scheduler.StepLR(made(), 5, gama=0.1), TypeError, "gama"),  # type: ignore[call-arg]
-    (lambda: lr_scheduler.LinearLR(made(), 0.0), ConfigError, "start above 0"),
+    (lambda: lr_scheduler.LinearLR(made(), 0.0), ConfigError, "start_factor is 0"),
     (lambda: lr_scheduler.ConstantLR(made(), 2.0), ConfigError, "between 0 and 1"),
     (lambda: lr_scheduler.OneCycleLR(made(), 1.0), ConfigError, "needs total_steps"),
-    (lambda: lr_scheduler.OneCycleLR(made(), [1.0], 5), ConfigError, "max_lr has 1 entries for 2"),
+    (lambda: lr_scheduler.OneCycleLR(made(), [1.0], 5), ConfigError, "max_lr has 1 entries"),
     (lambda: lr_scheduler.OneCycleLR(made(), 1.0, 5, anneal_strategy="exp"), ConfigError, "anneal_strategy is 'exp'"),
     (lambda: lr_scheduler.OneCycleLR(made("Adafactor"), 1.0, 5), ConfigError, "neither momentum nor betas"),
     (lambda: [s := lr_scheduler.OneCycleLR(made(), 1.0, 2), *(s.step() for _ in range(3))], ConfigError, "has 2 steps"),
@@ -97,7 +97,11 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: lr_scheduler.ReduceLROnPlateau(made(), "least"), ConfigError, "mode is 'least'"),
     (lambda: lr_scheduler.ReduceLROnPlateau(made(), factor=1.0), ConfigError, "factor is 1.0"),
     (lambda: lr_scheduler.SequentialLR(made(), [], []), ConfigError, "no schedulers"),
-    (lambda: lr_scheduler.SequentialLR(made(), [lr_scheduler.StepLR(made(), 1)], []), ConfigError, "another optimizer"),
+    (
+        lambda: lr_scheduler.SequentialLR(made(), [lr_scheduler.StepLR(made(), 1)], []),
+        ConfigError,
+        "different optimizer",
+    ),
     (lambda: lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(made())]), ConfigError, "does not take"),
 ]
 
@@ -112,7 +116,7 @@ def test_milestones_are_in_order() -> None:
     optimizer = make_optimizer()
     parts = [lr_scheduler.StepLR(optimizer, 1) for _ in range(3)]
     for milestones in ([5], [7, 5]):
-        with pytest.raises(ConfigError, match="3 schedulers with milestones"):
+        with pytest.raises(ConfigError, match="milestones"):
             lr_scheduler.SequentialLR(optimizer, parts, milestones)
 
 

@@ -117,8 +117,8 @@ def corrupt(saved: dict[str, Any], how: str) -> None:
     [
         ("groups", r"groups of \[3, 0\]"),
         ("sizes", r"groups of \[4\]"),
-        ("missing", "holds .*expected"),
-        ("extra", "holds .*other"),
+        ("missing", "expected"),
+        ("extra", "has .*other"),
         ("shape", r"saved exp_avg of parameter 1 is .*\(6,\)"),
         ("dtype", "float64"),
         ("kind", "list, not a tensor"),
@@ -344,9 +344,9 @@ def test_parameters_that_cannot_be_trained() -> None:
     a = leaves()[0]
     with pytest.raises(ConfigError, match="no parameters"):
         optim.SGD([])
-    with pytest.raises(ConfigError, match="stands in two places"):
+    with pytest.raises(ConfigError, match="occurs twice"):
         optim.SGD([a, a])
-    with pytest.raises(ConfigError, match=r"'w'.*stands in two places"):
+    with pytest.raises(ConfigError, match=r"'w'.*occurs twice"):
         optim.SGD([{"params": [a]}, {"params": [("w", a)]}])
     with pytest.raises(ConfigError, match="not a float leaf"):
         optim.SGD([a * 2])
@@ -354,7 +354,7 @@ def test_parameters_that_cannot_be_trained() -> None:
         optim.SGD([tensor([1, 2])])
     with pytest.raises(ConfigError, match="ndarray, not a tensor"):
         optim.SGD([np.zeros(3)])
-    with pytest.raises(ConfigError, match=r"float16.*use masters"):
+    with pytest.raises(ConfigError, match=r"float16.*master"):
         optim.SGD([a.detach().half()], low_precision="stochastic")
     optimizer = optim.SGD([a])
     a.grad = tensor(np.zeros((6, 4)), dtype="float32")

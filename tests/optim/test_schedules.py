@@ -85,7 +85,7 @@ def test_make_schedule_builds_what_a_configuration_says() -> None:
     assert cycle == BY_TORCH["one_cycle"]
     with pytest.raises(ConfigError, match="step needs step_size"):
         optim.make_schedule("step", **base)
-    with pytest.raises(ConfigError, match="no schedule"):
+    with pytest.raises(ConfigError, match="exponential"):
         optim.make_schedule("exponential", **base)
 
 
@@ -136,7 +136,7 @@ def test_lambda_lr_sets_every_group_and_resumes() -> None:
 
 def test_lambda_lr_checks_its_lengths() -> None:
     optimizer = optim.SGD([tensor([1.0], requires_grad=True)])
-    with pytest.raises(ConfigError, match="2 functions for 1"):
+    with pytest.raises(ConfigError, match="2 functions"):
         optim.LambdaLR(optimizer, [lambda s: 1.0, lambda s: 1.0])
-    with pytest.raises(ConfigError, match="2 saved rates"):
+    with pytest.raises(ConfigError, match="2 rates"):
         optim.LambdaLR(optimizer, lambda s: 1.0).load_state_dict({"last_epoch": 0, "base_lrs": [1.0, 2.0]})

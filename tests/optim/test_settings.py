@@ -59,7 +59,7 @@ def test_a_setting_of_torchs_is_refused_by_name_unless_its_value_changes_nothing
         lambda: make([leaf()], **{setting: True}),
         lambda: make([{"params": [leaf()], setting: True}]),
     ):
-        with pytest.raises(KeywordError, match=rf"{name} does not offer {setting}=True \| leave it out"):
+        with pytest.raises(KeywordError, match=rf"{name} does not offer {setting}=True \| remove it"):
             call()
 
 
@@ -72,7 +72,7 @@ def test_decoupled_weight_decay_is_what_the_class_says() -> None:
 
 
 def test_settings_of_the_whole_optimizer_are_none_of_a_group() -> None:
-    with pytest.raises(KeywordError, match=r"fused is no setting of a parameter group \| pass it to AdamW"):
+    with pytest.raises(KeywordError, match=r"fused is .* to AdamW"):
         optim.AdamW([{"params": [leaf()], "fused": True}])
 
 
@@ -92,7 +92,7 @@ def test_a_group_refuses_names_later_too_and_copies_do() -> None:
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([{"parms": []}], "under 'params', not one that holds parms"),
+        ([{"parms": []}], "under 'params', not one with the keys parms"),
         ([{"params": []}, 3], "under 'params', not of type int"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_saved_state_with_unknown_names_changes_nothing() -> None:
 def test_scalers_and_schedulers_load_their_own_state_alone() -> None:
     scheduler = optim.LambdaLR(optim.SGD([leaf()]), lambda step: 1.0)
     for each in (optim.GradScaler(), scheduler):
-        with pytest.raises(ModelError, match="holds"):
+        with pytest.raises(ModelError, match="has the entries"):
             each.load_state_dict({**each.state_dict(), "growth": 2.0})
-        with pytest.raises(ModelError, match="holds"):
+        with pytest.raises(ModelError, match="has the entries"):
             each.load_state_dict({})

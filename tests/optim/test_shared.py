@@ -269,7 +269,7 @@ def test_a_state_is_gathered_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
         with optimizer.gathered_states():
             assert group.rank or not gathered
             found = [(optimizer.saved_state(p)["exp_avg"].numpy().copy(), p) for p in asked]
-        assert optimizer.whole is None and "exp_avg" not in optimizer.saved_state(asked[0])
+        assert optimizer.state_gather is None and "exp_avg" not in optimizer.saved_state(asked[0])
         with optimizer.gathered_states():
             assert all(np.array_equal(optimizer.saved_state(p)["exp_avg"].numpy(), values) for values, p in found)
         return len(asked)
@@ -350,9 +350,9 @@ def test_what_ranks_cannot_do() -> None:
     def not_fused(group: Group) -> None:
         AdamW(list(parameters("float32").items()), ranks=group)
 
-    with pytest.raises(GradientError, match="got no gradient"):
+    with pytest.raises(GradientError, match="has no gradient"):
         on_ranks(2, no_gradient)
-    with pytest.raises(ConfigError, match="ranks share flat buffers"):
+    with pytest.raises(ConfigError, match="ranks need flat buffers"):
         on_ranks(2, not_fused)
     with pytest.raises(ConfigError, match="zero is 2"):
         make(AdamW, Alone(), "float32", 2)

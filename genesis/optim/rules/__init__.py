@@ -1,7 +1,7 @@
-"""The optimizers, a file each: its rule, its settings and their defaults. A file that is put here is found.
+"""The optimizers, one file each: its rule, its settings and their defaults. New files are discovered automatically.
 
-`genesis.optim` exports the classes, training runs choose them by their names in small letters, and their states are
-counted in the memory of a run.
+`genesis.optim` exports the classes, training runs select them by their lower-case names, and memory plans count their
+states.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from genesis.optim.optimizer import Optimizer
 __all__ = ["OPTIMIZERS"]
 
 
-def _found() -> dict[str, type[Optimizer]]:
-    """The optimizers in the modules of this package, by the names that configurations have for them."""
+def _discover() -> dict[str, type[Optimizer]]:
+    """Return the optimizers in the modules of this package, by their names in configurations."""
     modules = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
     classes = [
         c for module in modules for c in vars(module).values() if getattr(c, "__module__", "") == module.__name__
@@ -25,6 +25,6 @@ def _found() -> dict[str, type[Optimizer]]:
     return {c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, Optimizer)}
 
 
-OPTIMIZERS = _found()
+OPTIMIZERS = _discover()
 for each in RULES.values():
-    steps_of(each)  # which registers its ops
+    steps_of(each)  # registers the ops of the rule

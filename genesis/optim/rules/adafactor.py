@@ -1,4 +1,4 @@
-"""Adafactor: the second moment of a matrix kept as one number per row and one per column."""
+"""Adafactor: keeps the second moment of a matrix as one value per row and one per column."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _rms(x: Tensor) -> Tensor:
     return (x * x).mean().sqrt()
 
 
-def _plain(param: Tensor, grad: Tensor, *rest: Any, beta2_decay: float, eps1: float | None, **settings: float) -> None:
-    """See `adafactor_step` and `adafactor_vector_step`, whose names for settings these are."""
-    *states, lr, step = rest
+def _plain(param: Tensor, grad: Tensor, *args: Any, beta2_decay: float, eps1: float | None, **settings: float) -> None:
+    """See `adafactor_step` and `adafactor_vector_step`, whose settings have the same names."""
+    *states, lr, step = args
     if eps1 is None:
         eps1 = 2.0**-52 if param.dtype is float64 else 2.0**-23
     weight, square = step**beta2_decay, grad * grad
@@ -45,13 +45,13 @@ class Adafactor(Optimizer):
 
     Args:
         params: see `Optimizer`. Parameters of more than two dimensions are batches of matrices.
-        lr: largest relative step; from step t on it is at most 1/√t.
-        beta2_decay: the second moment moves to the present square with weight t^beta2_decay.
-        eps: (ε1, ε2). ε1 bounds the root of the second moment from below (None: the step of the dtype at 1), ε2 the
-            parameter's size in the step.
-        d: updates of a greater root mean square are scaled down to it.
+        lr: maximum relative step size; step t uses min(lr, 1/√t).
+        beta2_decay: the current square enters the second moment with weight t^beta2_decay.
+        eps: (ε1, ε2). ε1 is a lower bound on the root of the second moment (None: machine epsilon of the dtype), ε2 on
+            the parameter's root mean square in the step.
+        d: maximum root mean square of an update, which is scaled down to it.
         weight_decay: p = (1 - lr·weight_decay)·p before the step.
-        maximize: ascend.
+        maximize: ascend instead of descend.
         how: see `Optimizer`.
     """
 
@@ -91,6 +91,6 @@ class Adafactor(Optimizer):
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
-        rest = {k: group[k] for k in ("beta2_decay", "d", "weight_decay")}
+        attrs = {k: group[k] for k in ("beta2_decay", "d", "weight_decay")}
         eps1, eps2 = group["eps"]
-        return RuleCall(MATRIX if len(shape) >= 2 else VECTOR, {"eps1": eps1, "eps2": eps2, **rest})
+        return RuleCall(MATRIX if len(shape) >= 2 else VECTOR, {"eps1": eps1, "eps2": eps2, **attrs})

@@ -1,4 +1,4 @@
-"""Adam and AdamW: steps along running averages of the gradient, divided by the root of those of its square."""
+"""Adam and AdamW: step along a running average of the gradient, divided by the root of the average of its square."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genesis.shapes import Shape
 
 def constants(lr, step, scale, beta1, beta2, eps, weight_decay, l2):
     root = sqrt(1 - power(beta2, step))
-    c = 1.0 if l2 else scale  # with an L2 penalty the gradient is scaled when the penalty is added
+    c = 1.0 if l2 else scale  # an L2 penalty is added to the gradient after scaling it
     k1, k2, alpha = (1 - beta1) * c, (1 - beta2) * c * c, lr / (1 - power(beta1, step)) * root
     return beta1, beta2, k1, k2, eps * root, alpha, 1 - lr * weight_decay, scale, weight_decay
 
@@ -21,8 +21,8 @@ def constants(lr, step, scale, beta1, beta2, eps, weight_decay, l2):
 def update(p, g, m, v, b1, b2, k1, k2, eps, alpha, keep, scale, decay, l2):
     """m = β1·m + (1-β1)·c·g, v = β2·v + (1-β2)·(c·g)², p = (1 - lr·wd)·p - α·m / (√v + ε·√b2).
 
-    b1 = 1-β1^t, b2 = 1-β2^t and α = lr·√b2/b1: the order of operations that Kingma & Ba, "Adam" (2015), give at the
-    end of section 2. Decay is decoupled (Loshchilov & Hutter, 2019), or wd·p is added to c·g instead.
+    b1 = 1-β1^t, b2 = 1-β2^t and α = lr·√b2/b1, in the order of operations at the end of section 2 of Kingma & Ba,
+    "Adam" (2015). Decay is decoupled (Loshchilov & Hutter, 2019), or wd·p is added to c·g instead.
     """
     if l2:
         g = p * decay + g * scale
@@ -45,15 +45,15 @@ ADAMW = Rule(
 
 
 class Adam(Optimizer):
-    """Adam (Kingma & Ba, 2015); weight decay is an L2 penalty, added to the gradient.
+    """Adam (Kingma & Ba, 2015). Weight decay is an L2 penalty, which is added to the gradient.
 
     Args:
         params: see `Optimizer`.
         lr: learning rate.
-        betas: decay of the averages of the gradient and of its square.
+        betas: decay rates of the averages of the gradient and of its square.
         eps: added to the denominator.
-        weight_decay: see above.
-        maximize: ascend.
+        weight_decay: factor of the L2 penalty.
+        maximize: ascend instead of descend.
         how: see `Optimizer`.
     """
 
@@ -79,14 +79,14 @@ class Adam(Optimizer):
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
-        rest = {"eps": group["eps"], "weight_decay": group["weight_decay"], "decoupled": cls.decoupled}
-        return RuleCall(ADAMW, betas_of(group) | rest)
+        attrs = {"eps": group["eps"], "weight_decay": group["weight_decay"], "decoupled": cls.decoupled}
+        return RuleCall(ADAMW, betas_of(group) | attrs)
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay: p = (1 - lr·weight_decay)·p before the step (Loshchilov & Hutter, 2019).
 
-    Args as for `Adam`. Decay is usually for matrices alone: see `decay_groups`.
+    The arguments are those of `Adam`. Usually only matrices decay, see `decay_groups`.
     """
 
     decoupled = True

@@ -1,4 +1,4 @@
-"""Lion: steps of one size, in the direction of the sign of an averaged gradient."""
+"""Lion: steps of equal size along the sign of an averaged gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def constants(lr, step, scale, beta1, beta2, weight_decay):
 def update(p, g, m, b1, b2, k1, k2, lr, keep):
     """p = (1 - lr·wd)·p - lr·sign(β1·m + (1-β1)·c·g), then m = β2·m + (1-β2)·c·g (Chen et al., 2023, algorithm 2).
 
-    The step count matters to the noise alone.
+    The step count affects only the rounding noise.
     """
     step = sign(m * b1 + g * k1, lr)
     return p * keep - step, m * b2 + g * k2
@@ -32,10 +32,10 @@ class Lion(Optimizer):
 
     Args:
         params: see `Optimizer`.
-        lr: length of a step of every element; about a tenth of Adam's.
-        betas: weight of the average in the step's direction, and decay of the average.
+        lr: step size of every element; about a tenth of Adam's.
+        betas: weight of the average in the step's direction, and decay rate of the average.
         weight_decay: p = (1 - lr·weight_decay)·p before the step.
-        maximize: ascend.
+        maximize: ascend instead of descend.
         how: see `Optimizer`.
     """
 

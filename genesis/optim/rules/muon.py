@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before the step. Parameters that are no matrices go by AdamW."""
+"""Muon: orthogonalizes the momentum of a matrix before the step. AdamW updates all parameters that are not matrices."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from genesis.optim.states import muon_groups
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-# Of Jordan et al. (2024): the derivative at 0 is as large as it gets while singular values end between 0.5 and 1.5.
+# From Jordan et al. (2024): the largest derivative at 0 for which singular values end between 0.5 and 1.5.
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 
 
 def orthogonalize(
     x: Tensor, coefficients: tuple[float, float, float] = COEFFICIENTS, eps: float = 1e-7, iterations: int = 5
 ) -> Tensor:
-    """The orthogonal factor of a matrix, roughly, by Newton-Schulz iterations in its own dtype."""
+    """Return the approximate orthogonal factor of a matrix, by Newton-Schulz iterations in its dtype."""
     a, b, c = coefficients
     tall = x.shape[0] > x.shape[1]
     y = x.T if tall else x
@@ -34,9 +34,9 @@ def orthogonalize(
 
 
 def _lr_ratio(rule: str | None, shape: Shape) -> float:
-    """What the learning rate of a matrix is multiplied by."""
+    """The factor on the learning rate of a matrix."""
     rows, columns = shape
-    if rule == "match_rms_adamw":  # updates of AdamW's usual root mean square, 0.2 (Liu et al., 2025)
+    if rule == "match_rms_adamw":  # updates then have AdamW's usual root mean square of 0.2 (Liu et al., 2025)
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))
 
@@ -58,22 +58,22 @@ MUON = MatrixRule(muon_step, lambda shape: {"momentum_buffer": shape}, _plain)
 
 
 class Muon(Optimizer):
-    """Muon (Jordan et al., 2024) for matrices, AdamW for the rest.
+    """Muon (Jordan et al., 2024) for matrices, and AdamW for all other parameters.
 
-    By default each parameter of two dimensions goes by Muon. A group with `use_muon` False goes by AdamW whole, as is
-    right for embeddings and output heads: see `muon_groups`.
+    By default Muon updates each parameter of two dimensions. A group with `use_muon` False uses AdamW only, as it
+    should for embeddings and output heads; see `muon_groups`.
 
     Args:
         params: see `Optimizer`.
-        lr: learning rate, of both rules.
-        weight_decay: decoupled, in both rules.
-        momentum: decay of the averaged gradient.
+        lr: learning rate of both rules.
+        weight_decay: decoupled weight decay of both rules.
+        momentum: decay rate of the averaged gradient.
         nesterov: step along a mix of gradient and average.
-        ns_coefficients, eps, ns_steps: of the Newton-Schulz iteration, see `orthogonalize`.
+        ns_coefficients, eps, ns_steps: settings of the Newton-Schulz iteration, see `orthogonalize`.
         adjust_lr_fn: "original" (or None) multiplies lr by √max(1, rows/columns); "match_rms_adamw" by
-            0.2·√max(rows, columns), under which AdamW's learning rates and decay fit.
-        betas, adamw_eps: of AdamW.
-        maximize: ascend.
+            0.2·√max(rows, columns), so that AdamW's learning rates and decay fit.
+        betas, adamw_eps: settings of AdamW.
+        maximize: ascend instead of descend.
         how: see `Optimizer`.
     """
 
@@ -133,17 +133,17 @@ class Muon(Optimizer):
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
         if not group["use_muon"] or len(shape) != 2:
-            rest = {"eps": group["adamw_eps"], "weight_decay": group["weight_decay"], "decoupled": True}
-            return RuleCall(ADAMW, betas_of(group) | rest)
-        rest = {k: group[k] for k in ("momentum", "nesterov", "weight_decay", "eps")}
+            attrs = {"eps": group["adamw_eps"], "weight_decay": group["weight_decay"], "decoupled": True}
+            return RuleCall(ADAMW, betas_of(group) | attrs)
+        attrs = {k: group[k] for k in ("momentum", "nesterov", "weight_decay", "eps")}
         iteration = {"coefficients": tuple(group["ns_coefficients"]), "iterations": group["ns_steps"]}
-        return RuleCall(MUON, {**rest, **iteration, "lr_ratio": _lr_ratio(group["adjust_lr_fn"], shape)})
+        return RuleCall(MUON, {**attrs, **iteration, "lr_ratio": _lr_ratio(group["adjust_lr_fn"], shape)})
 
     @classmethod
     def for_run(
         cls, named_parameters: Iterable[tuple[str, Any]], weight_decay: float, settings: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Hidden matrices go by Muon, whose update has AdamW's size; a run's eps is AdamW's, which takes the rest."""
-        rest = {k: v for k, v in settings.items() if k != "eps"}
-        adapted = {**rest, "adamw_eps": settings["eps"], "adjust_lr_fn": "match_rms_adamw"}
+        """Return `muon_groups`, and settings in which `eps` is AdamW's and Muon's updates have AdamW's size."""
+        others = {k: v for k, v in settings.items() if k != "eps"}
+        adapted = {**others, "adamw_eps": settings["eps"], "adjust_lr_fn": "match_rms_adamw"}
         return muon_groups(named_parameters, weight_decay), adapted

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, with momentum and Nesterov's variant."""
+"""Stochastic gradient descent, with momentum and Nesterov momentum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plain_constants(lr, step, scale, weight_decay):
 
 
 def plain(p, g, keep, take):
-    """p -= lr·(c·g + wd·p), c the `grad_scale`. The step count matters to the noise alone."""
+    """p -= lr·(c·g + wd·p), where c is `grad_scale`. The step count affects only the rounding noise."""
     return (p * keep - g * take,)
 
 
@@ -54,11 +54,11 @@ class SGD(Optimizer):
     Args:
         params: see `Optimizer`.
         lr: learning rate.
-        momentum: share of b that is kept; 0 keeps no b.
-        dampening: share of later gradients that is left out of b.
-        weight_decay: L2 penalty, added to the gradient.
-        nesterov: step along g + momentum·b; needs a momentum and no dampening.
-        maximize: ascend.
+        momentum: decay rate of b; 0 means plain SGD without b.
+        dampening: fraction of later gradients that does not enter b.
+        weight_decay: factor of the L2 penalty, which is added to the gradient.
+        nesterov: step along g + momentum·b; needs a momentum above 0 and a dampening of 0.
+        maximize: ascend instead of descend.
         how: see `Optimizer`.
     """
 
