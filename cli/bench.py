@@ -197,8 +197,8 @@ def measure_ops(
 def measure_steps(name: str, config: ModelConfig, device: Device, is_fast: bool) -> Steps:
     """Measure training steps of the model."""
     from genesis.backend import CPU
-    from genesis_cli.session.bench.model import Request, measure_alone
-    from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
+    from genesis_cli.session.bench.model import measure_model
+    from genesis_cli.session.bench.steps import FAST, THOROUGH, Request, Settings
     from genesis_models.weights import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name
@@ -206,10 +206,10 @@ def measure_steps(name: str, config: ModelConfig, device: Device, is_fast: bool)
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
     request = Request(config, cases, device, Settings(dtype, plan=FAST if is_fast else THOROUGH))
     try:
-        measured = measure_alone(request)
+        measured = measure_model(request)
     except KeyboardInterrupt:
         return Steps(interrupted=True)
-    tables = list(measured.tables(request)) if measured.cases else []
+    tables = measured.tables()
     if tables:
         tables[0].title = "Training steps of a model"
         tables[0].notes.append(f"{name}: {config.model_type}, {dtype}, random weights")

@@ -1,12 +1,12 @@
-"""`genesis bench-model`: how long a training step of a model takes here, by phase, and its memory; or generation."""
+"""`genesis bench-model`: the time and memory of a model's training steps on this machine, or of its generation."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,56 +17,41 @@ from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dt
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
-    from genesis.backend import Device
-    from genesis.measure.record import Cell, Report
+    from genesis.measure.record import Report
     from genesis.train.ranks import Ranks
-    from genesis_cli.session.bench.model import Measured, Request
-    from genesis_cli.session.bench.steps import Drawing, Settings
+    from genesis_cli.session.bench.model import Measured
     from genesis_models.config import ModelConfig
 
 PROMPTS, GENERATED = "128", "1,8,32"
 LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
+NEW_TOKENS = 64
 CHECKPOINTING = ("none", "selective", "full")
 
-
-ROWS = f"{BATCHES}; {GENERATED} with --generate"
-BatchSize = Annotated[
-    str | None,
-    typer.Option(
-        "--batch-size", metavar="N,N,…", help=f"Rows of a batch.  [default: {BATCHES}; {GENERATED} generated]"
-    ),
-]
-USUAL = f"{','.join(map(str, LENGTHS))}, as far as positions go; {PROMPTS} with --generate"
-SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="N,N,…", help=f"Tokens of a row.  [default: {USUAL}]")]
-Checkpointing = Annotated[
-    str,
-    typer.Option("--checkpointing", metavar="HOW", help="What is computed again in backward: none, selective or full."),
-]
 Size = Annotated[
     str,
     typer.Option("--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, a model folder, or quickstart."),
 ]
-WeightType = Annotated[
-    str | None,
-    typer.Option("--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: the config's; CPU: fp32]"),
-]
-Generate = Annotated[
-    bool, typer.Option("--generate", help="Measure generation instead; --seq-len are tokens of the prompts.")
-]
-NewTokens = Annotated[
-    int | None, typer.Option("--new-tokens", metavar="N", help="Tokens to generate for each.  [default: 64]")
-]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", metavar="T", help="Of generation.  [default: 0, greedy]")
-]
+ROWS = f"Rows of a batch.  [default: {BATCHES}; {GENERATED} generated]"
+BatchSize = Annotated[str | None, typer.Option("--batch-size", metavar="N,N,…", help=ROWS)]
+USUAL = f"{','.join(map(str, LENGTHS))}, as far as positions go; {PROMPTS} with --generate"
+SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="N,N,…", help=f"Tokens of a row.  [default: {USUAL}]")]
+TYPES = "bf16 or fp32.  [default: the config's; CPU: fp32]"
+WeightType = Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help=TYPES)]
+REPEATED = "What backward computes again: none, selective or full."
+Checkpointing = Annotated[str, typer.Option("--checkpointing", metavar="HOW", help=REPEATED)]
+PROMPTED = "Measure generation instead; --seq-len is the length of the prompts."
+Generate = Annotated[bool, typer.Option("--generate", help=PROMPTED)]
+DRAWN = f"Tokens to generate for each prompt.  [default: {NEW_TOKENS}]"
+NewTokens = Annotated[int | None, typer.Option("--new-tokens", metavar="N", help=DRAWN)]
+GREEDY = "Of generation.  [default: 0, greedy]"
+Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help=GREEDY)]
 Fast = Annotated[bool, typer.Option("--fast", help="Take little time for each case.")]
-Vs = Annotated[
-    str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, each recipe in a fresh process.")
-]
 RANKS = (
     "Take steps in N processes of this host, ranks, each with a batch of its own, and in one alone; all: one for each"
 )
 NProc = Annotated[str | None, typer.Option("--nproc", metavar="N|all", help=f"{RANKS} GPU, or CPU core.")]
+PEER = "Compare with torch, each recipe in a fresh process."
+Vs = Annotated[str | None, typer.Option("--vs", metavar="torch", help=PEER)]
 ABOUT = "eager: Hugging Face's model; compile: compiled; lean: made for speed. Of ranks ddp and fsdp2, around lean's."
 Recipes = Annotated[str | None, typer.Option("--recipes", metavar="NAME,…", help=f"{ABOUT}  [default: all of them]")]
 
@@ -95,82 +80,76 @@ def bench_model(
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """
-    steps_alone = {"--checkpointing": checkpointing != "none", "--vs": vs is not None, "--nproc": nproc is not None}
-    of_generation = {"--new-tokens": new_tokens is not None, "--temperature": temperature is not None}
-    _refuse(steps_alone if generate else of_generation, "training steps" if generate else "generation")
-    from genesis.measure.peer import started
-    from genesis.measure.record import to_text
-    from genesis.train.ranks import ALONE
-    from genesis_cli.session.bench import model
-    from genesis_cli.session.preparation import resolve_device
-
-    batch_size = batch_size or (GENERATED if generate else BATCHES)
-    batches, asked = sizes(batch_size, "--batch-size"), weight_dtype(dtype, trains=not generate, quantized=generate)
-    config = shape_named(size, "--size")
-    # The usual ones that the model has positions for, where none are asked for.
-    usual = [n for n in LENGTHS if n <= config.packed_length] or [config.packed_length]
-    default = PROMPTS if generate else ",".join(map(str, usual))
-    lengths = sizes(default if seq_len is None else seq_len, "--seq-len")
-    chosen, count = tuple[str, ...](), 1
-    if not generate:
+    of_steps = {"--checkpointing": None if checkpointing == "none" else checkpointing, "--vs": vs, "--nproc": nproc}
+    of_generation = {"--new-tokens": new_tokens, "--temperature": temperature}
+    _refuse(of_steps if generate else of_generation, generate)
+    config, asked = shape_named(size, "--size"), weight_dtype(dtype, trains=not generate, quantized=generate)
+    batches = sizes(batch_size or (GENERATED if generate else BATCHES), "--batch-size")
+    usual = PROMPTS if generate else _usual_lengths(config)
+    lengths = sizes(usual if seq_len is None else seq_len, "--seq-len")
+    new = NEW_TOKENS if new_tokens is None else new_tokens
+    count, chosen = 1, tuple[str, ...]()
+    if generate:
+        _check_generation(config, max(lengths), new)
+    else:
         _check_steps(config, lengths, checkpointing)
         count = 1 if nproc is None else asked_ranks(nproc, device)
-        chosen = _recipes(vs, recipes, torch_python, is_shared=count > 1 or is_rank())
-    given = _given({
-        "--size": size, "--batch-size": batch_size, "--seq-len": ",".join(map(str, lengths)), "--device": device,
-        "--checkpointing": None if generate else checkpointing, "--dtype": dtype, "--new-tokens": new_tokens,
-        "--temperature": temperature, "--vs": vs, "--recipes": ",".join(chosen) or None,
-    })  # fmt: skip
+        chosen = _recipes(vs, recipes, torch_python, in_ranks=count > 1 or is_rank())
+    values = {
+        "--size": size, "--batch-size": ",".join(map(str, batches)), "--seq-len": ",".join(map(str, lengths)),
+        "--device": device, "--checkpointing": None if generate else checkpointing, "--dtype": dtype,
+        "--new-tokens": new_tokens, "--temperature": temperature, "--vs": vs, "--recipes": ",".join(chosen) or None,
+    }  # fmt: skip
+    given = {name: str(value) for name, value in values.items() if value is not None}
     if count > 1:
-        passed_on = {**given, **_given({"--torch-python": torch_python, "--json": json})}
-        options = [f"{name}={value}" for name, value in passed_on.items()]
-        raise typer.Exit(launched("bench-model", [*options, *(["--fast"] if fast else [])], count))
-    with nullcontext(ALONE) if generate else together(device, given, is_quiet=json == STDOUT) as ranks:
-        where = resolve_device(device, ranks)
-        settings: Drawing | Settings = (
-            _drawing(config, where, asked, max(lengths), new_tokens, temperature or 0.0, fast)
-            if generate
-            else _steps(config, where, asked, checkpointing, fast)
-        )
+        others = {"--torch-python": torch_python, "--json": json}
+        words = [f"{name}={value}" for name, value in (given | others).items() if value is not None]
+        raise typer.Exit(launched("bench-model", words + ["--fast"] * fast, count))
+
+    from genesis.measure.peer import started
+    from genesis.measure.record import to_text
+    from genesis_cli.session.bench import model, steps
+    from genesis_cli.session.preparation import resolve_device
+    from genesis_models.weights import AUTO, QUANTIZED, weight_type
+
+    with together(device, given, is_quiet=json == STDOUT) as ranks:
+        where, quantized = resolve_device(device, ranks), next((kind for kind in QUANTIZED if kind == asked), None)
+        kind = weight_type(AUTO if quantized else asked, where, config.stored_dtype, trains=not generate).name
+        plan = steps.FAST if fast else steps.THOROUGH
+        settings = steps.Settings(kind, checkpointing, plan, new * generate, temperature or 0.0, quantized)
+        settings.sampling.check()
         if vs is not None and ranks.is_main:
             with started("steps", where, vs, torch_python):
-                pass  # a missing peer ends it before anything is measured
-        request = model.Request(
-            config, list(itertools.product(batches, lengths)), where, settings, chosen, torch_python
-        )
-        measured = model.measure_alone(request) if ranks.size == 1 else model.measured_by(request, ranks)
-        if measured is None:  # rank 0 has it
-            return
+                pass  # raises before anything is measured where the peer is missing
+        cases = list(itertools.product(batches, lengths))
+        request = steps.Request(config, cases, where, settings, chosen, torch_python)
+        measured = model.measure_model(request, ranks)
+    if not ranks.is_main:
+        return
     given |= {} if ranks.size == 1 else {"--nproc": str(ranks.size)}
-    report = _report(given, request, measured, generate, fast)
+    words = ["--generate"] * generate + [f"{name} {value}" for name, value in given.items()] + ["--fast"] * fast
+    report = _report(size, words, measured)
     show(report, to_text(report), json)
     if measured.interrupted:
         raise KeyboardInterrupt
     raise_first(report.failures, len(measured.cases))
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in options.items() if value is not None}
-
-
-def _refuse(options: Mapping[str, bool], kind: str) -> None:
-    """Raises: UsageError, for an option that is for the other kind of measurement."""
-    for option, is_given in options.items():
-        if is_given:
-            next = "add --generate" if kind == "generation" else "leave out --generate, or this"
+def _refuse(options: Mapping[str, object], generates: bool) -> None:
+    """Raises: UsageError, for an option of the other kind of measurement."""
+    kind, next = ("training steps", "omit --generate, or this") if generates else ("generation", "add --generate")
+    for option, value in options.items():
+        if value is not None:
             raise UsageError(f"{option} is for {kind}", where=option, next=next)
 
 
-def _steps(config: ModelConfig, device: Device, asked: str, checkpointing: str, fast: bool) -> Settings:
-    from genesis_cli.session.bench.steps import FAST, THOROUGH, Settings
-    from genesis_models.weights import weight_type
-
-    dtype = weight_type(asked, device, config.stored_dtype, trains=True).name
-    return Settings(dtype, checkpointing, FAST if fast else THOROUGH)
+def _usual_lengths(config: ModelConfig) -> str:
+    """The usual lengths for which the model has positions, else all of its positions."""
+    return ",".join(str(n) for n in LENGTHS if n <= config.packed_length) or str(config.packed_length)
 
 
 def _check_steps(config: ModelConfig, lengths: Sequence[int], checkpointing: str) -> None:
-    from genesis_cli.session.bench.steps import check_lengths
+    """Raises: UsageError, for steps that the model cannot take or that predict nothing."""
     from genesis_models.registry import fuses
 
     if checkpointing not in CHECKPOINTING:
@@ -179,39 +158,34 @@ def _check_steps(config: ModelConfig, lengths: Sequence[int], checkpointing: str
     if checkpointing == "selective" and not fuses(config):
         what = f"selective is for fused layers, and those of {config.model_type} are plain"
         raise UsageError(what, where="--checkpointing", next="use none or full")
-    check_lengths(config, lengths)
+    for length in lengths:
+        if not 2 <= length <= config.packed_length:
+            what = f"a length of {length} is not between 2 and the model's {config.packed_length} positions"
+            raise UsageError(what, where="--seq-len", next="take lengths in that range")
 
 
-def _recipes(vs: str | None, asked: str | None, python: str | None, *, is_shared: bool) -> tuple[str, ...]:
-    """The recipes to compare with; none without --vs."""
+def _check_generation(config: ModelConfig, longest: int, new: int) -> None:
+    """Raises: UsageError, for a number of new tokens that cannot be timed or is beyond the model's positions."""
+    if new < 2:
+        raise UsageError(f"{new} new tokens have no time between them", where="--new-tokens", next="take 2 or more")
+    if longest + new > config.context_length:
+        what = f"{longest} tokens and {new} new ones are beyond the model's {config.context_length:,} positions"
+        raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
+
+
+def _recipes(vs: str | None, asked: str | None, python: str | None, *, in_ranks: bool) -> tuple[str, ...]:
+    """The recipes to compare with; none without --vs. Raises: UsageError, for an unknown recipe."""
     from genesis.measure.peers.torch_steps import RANK_RECIPES, RECIPES
-    from genesis_cli.session.bench.versus import check_recipes
 
     if vs is None:
         if python is not None:
             raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
         return ()
-    known = RANK_RECIPES if is_shared else RECIPES
-    return check_recipes(",".join(known) if asked is None else asked, known)
-
-
-def _drawing(
-    config: ModelConfig, device: Device, asked: str, longest: int, new: int | None, temperature: float, fast: bool
-) -> Drawing:
-    """How tokens are drawn. Raises: UsageError, for an option out of its range."""
-    from genesis_cli.session.bench.steps import FAST, NEW, THOROUGH, Drawing
-    from genesis_models.weights import AUTO, QUANTIZED, weight_type
-
-    count = NEW if new is None else new
-    if count < 2:
-        raise UsageError(f"{count} new tokens have no time between them", where="--new-tokens", next="take 2 or more")
-    if longest + count > config.context_length:
-        what = f"{longest} tokens and {count} new ones are beyond the model's {config.context_length:,} positions"
-        raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
-    built = weight_type(AUTO if asked in QUANTIZED else asked, device, config.stored_dtype).name
-    settings = Drawing(asked if asked in QUANTIZED else built, built, count, temperature, FAST if fast else THOROUGH)
-    settings.sampling.check()
-    return settings
+    known = RANK_RECIPES if in_ranks else RECIPES
+    chosen = known if asked is None else tuple(dict.fromkeys(asked.split(",")))
+    if unknown := [name for name in chosen if name not in known]:
+        raise UsageError(f"{unknown[0]!r} is not a recipe", where="--recipes", next=f"use some of {', '.join(known)}")
+    return chosen
 
 
 @contextmanager
@@ -243,33 +217,31 @@ def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iter
         yield ranks
 
 
-def _report(given: Mapping[str, str], request: Request, measured: Measured, generates: bool, fast: bool) -> Report:
+def _report(size: str, words: Sequence[str], measured: Measured) -> Report:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
-    from genesis.measure.record import Report, format_rate
+    from genesis.measure.record import Cell, Report, format_rate
     from genesis_cli.environment import facts
     from genesis_cli.session.bench.steps import OPTIMIZER
     from genesis_models.registry import parameter_count
 
-    machine, limits, chosen = facts(), measured.limits, request.settings
-    words = ["genesis bench-model", *(["--generate"] if generates else [])]
-    words += [f"{name} {value}" for name, value in given.items()] + (["--fast"] if fast else [])
-    settings: dict[str, Cell] = {
-        "model": escape(given["--size"]),
+    request, limits, machine = measured.request, measured.limits, facts()
+    settings, generates = request.settings, request.settings.new > 0
+    shown: dict[str, Cell] = {
+        "model": escape(size),
         "type": request.config.model_type,
         "parameters": parameter_count(request.config),
-        "dtype": chosen.dtype,
+        "dtype": settings.quantized or settings.dtype,
         "optimizer": None if generates else OPTIMIZER,
-        "checkpointing": getattr(chosen, "checkpointing", None),
-        "temperature": getattr(chosen, "temperature", None),
+        "checkpointing": None if generates else settings.checkpointing,
+        "temperature": settings.temperature if generates else None,
         "threads": threads() if request.device == CPU else None,
     }
-    rate = limits.flops_per_second
-    limit = f"copy {format_rate(limits.bytes_per_second, 'B/s')}"
-    limit += "" if rate is None else f", matmul {limits.dtype.name} {format_rate(rate, 'FLOP/s')}"
-    notes = [f"Limits, measured now: {limit}."]
+    rates = [f"copy {format_rate(limits.bytes_per_second, 'B/s')}"]
+    if limits.flops_per_second is not None:
+        rates.append(f"matmul {limits.dtype.name} {format_rate(limits.flops_per_second, 'FLOP/s')}")
+    notes = [f"Limits, measured now: {', '.join(rates)}."]
     notes += [note for each in measured.cases for note in each.notes] if generates else []
     kind, name = "bench-generation" if generates else "bench-model", device_name(request.device, machine)
-    tables = measured.tables(request)
-    command, place = escape(" ".join(words)), str(request.device)
-    return Report(kind, command, place, name, machine, settings, tables, measured.failures, notes)
+    command, place = escape(" ".join(["genesis bench-model", *words])), str(request.device)
+    return Report(kind, command, place, name, machine, shown, measured.tables(), measured.failures, notes)

@@ -22,8 +22,8 @@ def demo(
 ) -> None:
     """Show what an idea about speed or memory is worth here.
 
-    Runs the same work in several ways, and prints what each reads and writes, how long it takes, and what follows. The
-    code of all demos is short: genesis/measure/demos.py.
+    Runs the same work in several ways, and prints the bytes that each reads and writes, its time, and how they compare.
+    The code of all demos is short: genesis/measure/demos.py.
     """
     from genesis.measure.demos import DEMOS, FAST, Setting
     from genesis.measure.limits import copy_rate
@@ -33,14 +33,14 @@ def demo(
 
     if name is None:
         width = max(map(len, DEMOS))
-        print("\n".join(f"{each.ljust(width)}  {about}" for each, (_, about) in DEMOS.items()))
+        print("\n".join(f"{each.ljust(width)}  {run.__doc__}" for each, run in DEMOS.items()))
         return
     if name not in DEMOS:
         near = nearest(name, DEMOS)
         next = f"did you mean {near}?" if near else f"demos: {', '.join(DEMOS)}"
-        raise UsageError(f"there is no demo {name}", where="NAME", next=next)
+        raise UsageError(f"unknown demo {name}", where="NAME", next=next)
     where, machine = resolve_device(device), facts()
-    tables = list(DEMOS[name][0](Setting(where, True, FAST) if fast else Setting(where)))
+    tables = list(DEMOS[name](Setting(where, True, FAST) if fast else Setting(where)))
     words = ["genesis demo", name, f"--device {device}", *(["--fast"] if fast else [])]
     settings = {"copy": format_rate(copy_rate(where), "B/s")}
     report = Report("demo", " ".join(words), str(where), device_name(where, machine), machine, settings, tables)

@@ -111,21 +111,33 @@ def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Confi
 
 
 def shape_named(size: str, option: str) -> ModelConfig:
-    """The shape called `size`, which was given for `option`: a preset, a config.json, a folder, or a recipe's model.
+    """The shape called `size`, given for `option`: a preset, a config.json, a model folder, or a recipe's model.
+
+    Weights are not read.
 
     Raises:
-        UsageError: there is no such size. ModelError: the file is malformed, or of a model that Genesis does not have.
+        UsageError: there is no such size. ModelError: the file is malformed, or its architecture is unknown.
     """
-    from genesis_cli.session.bench.steps import shape_of
+    from genesis.files.hf import read_json
     from genesis_models.config import ModelConfig
+    from genesis_models.folder import read_config
+    from genesis_models.registry import PRESETS, preset
 
     shipped = names()
-    if size in shipped:
-        raw = load(size, []).model.config
-        if raw is not None:
-            return ModelConfig.from_dict(raw, where=size)
+    raw = load(size, []).model.config if size in shipped else preset(size) if size in PRESETS else None
+    if raw is not None:
+        return ModelConfig.from_dict(raw, where=size if size in shipped else option)
     with boundary(ModelError, "looking for the model", size):
-        return shape_of(size, option, shipped)
+        if Path(size).is_dir():
+            return read_config(Path(size))
+        if Path(size).is_file():
+            return ModelConfig.from_dict(read_json(Path(size)), where=escape(size))
+    known = (*PRESETS, *shipped)
+    holding = [name for name in known if size and size.lower() in name.lower()]
+    near = holding[0] if holding else nearest(size, known, 0.5)
+    advice = f"did you mean {near}? " if near else ""
+    what = f"{escape(size)!r} is neither a model size nor a file"
+    raise UsageError(what, where=option, next=f"{advice}sizes: {', '.join(known)}")
 
 
 def recipes(

@@ -31,8 +31,7 @@ from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench.steps import FAST, UNTIL_CAPTURED, Drawing, Generation, generated
-from genesis_cli.session.collectives import mean_of_ranks, timed_collectives
+from genesis_cli.session.bench.steps import FAST, UNTIL_CAPTURED, Generation, Settings, generated, timed_collectives
 from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
 from genesis_cli.session.preparation import prepare_data, resolve_device
@@ -130,7 +129,7 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
 def _generation(model: CausalLM, device: Device) -> Generation:
     """Half a context at most, of which the last quarter is generated."""
     length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
-    settings = Drawing(dtype.name, dtype.name, max(2, length // 4), plan=FAST)
+    settings = Settings(dtype.name, plan=FAST, new=max(2, length // 4))
     return generated(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 
@@ -192,8 +191,7 @@ def _collectives(training: Training, steps: int) -> StepTimes:
             take()
         return take
 
-    times = timed_collectives(state, device, taking, steps)
-    return mean_of_ranks(times, state.ranks)
+    return timed_collectives(state, device, taking, steps)
 
 
 def _steps(training: Training, every: int, note: Callable[[str], None] = lambda line: None) -> DeviceSteps:

@@ -1,4 +1,4 @@
-"""GELU (the tanh form) in Triton and in CUDA C++, as a user would write it. Loaded on a GPU alone."""
+"""GELU (the tanh form) in Triton and in CUDA C++, as a user would write it. Imported on a GPU only."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ def gelu(p_out, p_x, n, BLOCK: tl.constexpr):
 
 
 def reference(x: np.ndarray) -> np.ndarray:
-    """The same in numpy, for where no machine code runs."""
+    """The same in numpy, for devices that run no machine code."""
     u = 0.79788456 * (x + 0.044715 * x * x * x)
     return 0.5 * x * (1 + np.tanh(u))
 
 
+RULE: Any = {"inputs": ("x",), "out": lambda x: x, "reference": reference}
+
+
 def in_cuda() -> UserOp:
     """GELU in CUDA C++: a thread for each element."""
-    rule: Any = {"inputs": ("x",), "out": lambda x: x, "reference": reference}
-    return genesis.cuda_op("gelu_in_cuda", SOURCE, grid=lambda out, x: cdiv(out.size, 256), block=256, **rule)
+    return genesis.cuda_op("gelu_in_cuda", SOURCE, grid=lambda out, x: cdiv(out.size, 256), block=256, **RULE)
 
 
 def in_triton() -> UserOp:
     """GELU in Triton: a program for each tile of 1024 elements."""
-    rule: Any = {"inputs": ("x",), "out": lambda x: x, "reference": reference}
     tile = {"BLOCK": 1024, "num_warps": 4}
-    return genesis.triton_op("gelu_in_triton", gelu, grid=lambda out, x: cdiv(out.size, 1024), constants=tile, **rule)
+    return genesis.triton_op("gelu_in_triton", gelu, grid=lambda out, x: cdiv(out.size, 1024), constants=tile, **RULE)

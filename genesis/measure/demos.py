@@ -1,10 +1,11 @@
-"""`genesis demo`: one idea about speed or memory each, as short code and tables of what it costs on this machine."""
+"""`genesis demo`: each demo shows one idea about speed or memory as short code and tables of its cost here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import genesis
@@ -24,11 +25,7 @@ FAST = Plan(precision=0.1, seconds=0.06, warm_up=0.02)
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a demo runs, and how hard it tries.
-
-    Attributes:
-        is_fast: on little data, for a look.
-    """
+    """Where a demo runs, and how hard it tries; `is_fast` takes little data."""
 
     device: Device
     is_fast: bool = False
@@ -41,7 +38,7 @@ class Setting:
         return fast if self.is_fast else cpu if self.device == CPU else gpu
 
     def square(self) -> int:
-        """The side of a square of float32 beyond the caches, a dozen of which fit into a GPU's memory."""
+        """The side of a float32 square larger than the caches; a dozen of them fit into a GPU's free memory."""
         side = self.size(16384, 4096, 1024 if self.device == CPU else 4096, 32)
         if has_gpu_time(self.device):
             free, _ = cast(Any, backend_for(self.device)).driver.memory_info()
@@ -51,7 +48,7 @@ class Setting:
 
 
 class Pass(NamedTuple):
-    """An op of a call: the bytes of its operands and of its results."""
+    """One op of a call: the bytes of its operands and of its results."""
 
     op: str
     read: int
@@ -59,49 +56,48 @@ class Pass(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One way of doing the work, measured."""
+    """One way of doing the work, measured.
+
+    Attributes:
+        read, written: bytes of all passes.
+        time: on the GPU, else by the wall.
+        copy: bytes a second of a copy.
+    """
 
     name: str
     passes: list[Pass]
+    read: int
+    written: int
     flops: int
     wall: Timing
     gpu: Timing | None
+    time: Timing
     peak: int
     copy: float
 
     @property
-    def time(self) -> Timing:
-        """The GPU's, else by the clock."""
-        return self.gpu or self.wall
-
-    @property
-    def moved(self) -> int:
-        """Bytes read and written."""
-        return sum(each.read + each.written for each in self.passes)
-
-    @property
     def rate(self) -> float:
         """Bytes read and written a second."""
-        return self.moved / self.time.seconds
+        return (self.read + self.written) / self.time.seconds
 
 
 WAYS = [
-    Column("name", "way", "text", "How the work is done.", lambda w: w.name),
+    Column("name", "way", "text", "How the work is done."),
     Column("ops", "ops", "count", "Ops, each of which passes over its operands.", lambda w: len(w.passes)),
-    Column("read", "read", "bytes", "Bytes of operands.", lambda w: sum(p.read for p in w.passes)),
-    Column("written", "written", "bytes", "Bytes of results.", lambda w: sum(p.written for p in w.passes)),
-    Column("wall", "wall", "s", "Median by the clock.", lambda w: w.wall.seconds),
-    Column("gpu", "GPU", "s", "Median on the GPU alone.", lambda w: w.gpu and w.gpu.seconds),
-    Column("rate", "rate", "byte/s", "Bytes read and written a second.", lambda w: w.rate),
+    Column("read", "read", "bytes", "Bytes of operands."),
+    Column("written", "written", "bytes", "Bytes of results."),
+    Column("wall", "wall", "s", "Median wall time.", "wall.seconds"),
+    Column("gpu", "GPU", "s", "Median time on the GPU alone.", "gpu.seconds"),
+    Column("rate", "rate", "byte/s", "Bytes read and written a second."),
     Column("flops", "FLOP/s", "FLOP/s", "Operations a second.", lambda w: w.flops / w.time.seconds),
     Column("share", "of a copy", "share", "The rate as a share of a copy's.", lambda w: w.rate / w.copy),
-    Column("peak", "peak memory", "bytes", "Memory taken beyond the inputs.", lambda w: w.peak),
-    Column("note", "note", "text", "Whether the time is noisy.", lambda w: "noisy" if w.time.is_noisy else ""),
-]  # fmt: skip
+    Column("peak", "peak memory", "bytes", "Memory taken beyond the inputs."),
+    Column("note", "note", "text", "Whether the time is noisy.", "time.note"),
+]
 PASSES = [
-    Column("op", "pass", "text", "The op.", lambda p: p.op),
-    Column("read", "read", "bytes", "Bytes of its operands.", lambda p: p.read),
-    Column("written", "written", "bytes", "Bytes of its result.", lambda p: p.written),
+    Column("op", "pass", "text", "The op."),
+    Column("read", "read", "bytes", "Bytes of its operands."),
+    Column("written", "written", "bytes", "Bytes of its result."),
 ]
 
 
@@ -109,20 +105,19 @@ def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: flo
     """Measure each way.
 
     Args:
-        tolerance: the difference from the first way's result that is allowed; None where results differ.
+        tolerance: allowed difference from the first way's result; None where the results differ by design.
 
     Raises:
-        NumericError: two ways do not do the same.
+        NumericError: two ways compute different results.
     """
     with no_grad():
         if tolerance is not None:
-            first, *others = ways.items()
-            expected = first[1]()
+            (first, call), *others = ways.items()
+            expected = call()
             for name, call in others:
                 difference = (call() - expected).abs().amax().item()
                 if not difference <= tolerance:
-                    what = f"{name} differs from {first[0]} by {difference:.3g}, {tolerance:g} is allowed"
-                    raise NumericError(what)
+                    raise NumericError(f"{name} differs from {first} by {difference:.3g}, {tolerance:g} is allowed")
         return [_measured(name, call, setting) for name, call in ways.items()]
 
 
@@ -131,37 +126,38 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
 
     def add(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
         nonlocal flops
-        cost = op.cost(inputs, outputs, attrs)
+        cost, written = op.cost(inputs, outputs, attrs), sum(each.nbytes for each in outputs)
         if cost.bytes:
-            written = sum(each.nbytes for each in outputs)
             passes.append(Pass(op.name, max(cost.bytes - written, 0), written))
         flops += cost.flops
 
-    call()  # compiles, and fills what is filled once
+    call()  # compiles, and fills caches
     with observe(add):
         call()
     wall = measure(of_wall(call, wait_for(device)), setting.plan)
     gpu = time_on_gpu(call, device, wall.seconds, setting.plan) if has_gpu_time(device) else None
-    return Way(name, passes, flops, wall, gpu, peak_bytes(call, device), copy_rate(device))
+    read, written = sum(each.read for each in passes), sum(each.written for each in passes)
+    peak, copy = peak_bytes(call, device), copy_rate(device)
+    return Way(name, passes, read, written, flops, wall, gpu, gpu or wall, peak, copy)
 
 
-def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
-    """The ways, and what the last costs beside the first."""
-    made = table(name, title, WAYS, ways)
-    slow = ways[0]
-    for way in ways[1:]:
-        time, moved = slow.time.seconds / way.time.seconds, slow.moved / way.moved
-        noise = " (noise)" if slow.time.is_noisy or way.time.is_noisy else ""
-        ratios = f"{format_ratio(time)}x the time of {way.name}, {format_ratio(moved)}x its bytes"
-        made.notes.append(f"{slow.name}: {ratios}{noise}")
-    return made
+def ways_table(name: str, title: str, ways: Sequence[Way], notes: Sequence[str] = ()) -> Table:
+    """The ways, and what the first costs compared with each of the others."""
+    first, *others = ways
+    ratios = []
+    for way in others:
+        time, moved = first.time.seconds / way.time.seconds, (first.read + first.written) / (way.read + way.written)
+        noise = " (noise)" if first.time.is_noisy or way.time.is_noisy else ""
+        text = f"{format_ratio(time)}x the time of {way.name}, {format_ratio(moved)}x its bytes"
+        ratios.append(f"{first.name}: {text}{noise}")
+    return table(name, title, WAYS, ways, notes=[*ratios, *notes])
 
 
 # --- Fusion -----------------------------------------------------------------------------------------------------------
 
 
 def gelu_by_hand(x: Tensor) -> Tensor:
-    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), op by op: each makes a tensor of x's size and reads it again."""
+    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), op by op: each op writes a tensor of x's size."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
     return 0.5 * x * (1 + inner.tanh())
 
@@ -173,7 +169,7 @@ def softmax_by_hand(x: Tensor) -> Tensor:
 
 
 def fusion(setting: Setting) -> Iterator[Table]:
-    """An expression op by op passes over memory once for each op, a fused one once in all."""
+    """An expression passes over memory once for each op, a fused op passes once."""
     width = setting.square()
     x = genesis.randn(width, width, device=setting.device)
     ways: dict[str, Callable[[], Any]] = {"by hand": lambda: gelu_by_hand(x), "fused": lambda: genesis.gelu_tanh(x)}
@@ -183,14 +179,12 @@ def fusion(setting: Setting) -> Iterator[Table]:
 
         for name, made in (("in CUDA C++", in_cuda), ("in Triton", in_triton)):
             try:
-                own = made()
-                own(x)
-                ways[name] = lambda own=own: own(x)  # type: ignore[misc]
+                ways[name] = partial(made(), x)
+                ways[name]()
             except DeviceError as error:
+                ways.pop(name, None)
                 notes.append(f"No row for {name}: {error.what}; {error.next}")
-    found = ways_table("gelu", f"GELU of {width}x{width} float32", compare(ways, setting))
-    found.notes += notes
-    yield found
+    yield ways_table("gelu", f"GELU of {width}x{width} float32", compare(ways, setting), notes)
     softmax = compare({"by hand": lambda: softmax_by_hand(x), "fused": lambda: genesis.softmax(x, -1)}, setting)
     yield ways_table("softmax", f"softmax of the rows of {width}x{width} float32", softmax)
     yield table("passes", "the passes of softmax by hand", PASSES, softmax[0].passes)
@@ -212,7 +206,7 @@ def batched(setting: Setting) -> Iterator[Table]:
 
 
 def memory(setting: Setting) -> Iterator[Table]:
-    """x/2 + 1/2, twice: in new memory, in place, and into a tensor of one's own."""
+    """x/2 + 1/2, twice: in new memory, in place, and into an existing tensor."""
     width = setting.square()
     x, worn, out = (genesis.ones(width, width, device=setting.device) for _ in range(3))
 
@@ -220,22 +214,20 @@ def memory(setting: Setting) -> Iterator[Table]:
         return worn.mul_(0.5).add_(0.5).mul_(0.5).add_(0.5)
 
     def into() -> Tensor:
-        genesis.mul(x, 0.5, out=out)
-        genesis.add(out, 0.5, out=out)
-        genesis.mul(out, 0.5, out=out)
-        return genesis.add(out, 0.5, out=out)
+        genesis.add(genesis.mul(x, 0.5, out=out), 0.5, out=out)
+        return genesis.add(genesis.mul(out, 0.5, out=out), 0.5, out=out)
 
     ways = {"in new memory": lambda: (x * 0.5 + 0.5) * 0.5 + 0.5, "in place": in_place, "into a tensor": into}
     yield ways_table("memory", f"four ops on {width}x{width} float32", compare(ways, setting))
 
 
 def access(setting: Setting) -> Iterator[Table]:
-    """Memory comes in lines (64 bytes on most processors, sectors of 32 on a GPU): gaps cost what they skip."""
+    """Memory is read in lines (64 bytes on most processors, sectors of 32 on a GPU), gaps included."""
     width = setting.square()
     x = genesis.randn(width, width, device=setting.device)
     rows = genesis.randperm(width, device=setting.device)
-    elements = genesis.randperm(width * width // 8, device=setting.device)
     flat = x.view(-1)[: width * width // 8]
+    elements = genesis.randperm(flat.shape[0], device=setting.device)
     ways = {
         "in a row": x.clone,
         "every 2nd element": x[:, ::2].contiguous,
@@ -244,13 +236,12 @@ def access(setting: Setting) -> Iterator[Table]:
         "rows in random order": lambda: x.index_select(0, rows),
         "elements in random order": lambda: flat.index_select(0, elements),
     }
-    found = ways_table("access", f"copies out of {width}x{width} float32", compare(ways, setting, tolerance=None))
-    found.notes = ["The rate counts the elements that are used, and indices; a line is read whole."]
-    yield found
+    found, note = compare(ways, setting, None), "The rate counts elements that are used, and indices, not whole lines."
+    yield table("access", f"copies out of {width}x{width} float32", WAYS, found, notes=[note])
 
 
 def linears(setting: Setting) -> Iterator[Table]:
-    """How a stack of linears with GELU scales: twice the width, depth or batch of a base."""
+    """How a stack of linears with GELU scales with twice the width, depth or batch."""
     width, depth, batch = setting.size(2048, 256, 128, 16), 4, setting.size(4096, 256, 64, 4)
     sizes = {
         f"{width} wide, {depth} deep, {batch} rows": (width, depth, batch),
@@ -262,18 +253,14 @@ def linears(setting: Setting) -> Iterator[Table]:
     for name, (wide, deep, rows) in sizes.items():
         layers = [layer for _ in range(deep) for layer in (nn.Linear(wide, wide), nn.GELU())]
         model, x = nn.Sequential(*layers).to(setting.device), genesis.randn(rows, wide, device=setting.device)
-        found += compare({name: lambda model=model, x=x: model(x)}, setting, tolerance=None)  # type: ignore[misc]
-    made = table("linears", "a stack of linears with GELU, forward", WAYS, found)
+        found += compare({name: partial(model, x)}, setting, None)
+    base, notes = found[0], []
     for way in found[1:]:
-        flops, time = way.flops / found[0].flops, way.time.seconds / found[0].time.seconds
-        made.notes.append(f"{way.name}: {format_ratio(flops)}x the FLOPs, {format_ratio(time)}x the time")
-    yield made
+        flops, time = format_ratio(way.flops / base.flops), format_ratio(way.time.seconds / base.time.seconds)
+        notes.append(f"{way.name}: {flops}x the FLOPs, {time}x the time")
+    yield table("linears", "a stack of linears with GELU, forward", WAYS, found, notes=notes)
 
 
-DEMOS: dict[str, tuple[Callable[[Setting], Iterator[Table]], str]] = {
-    "fusion": (fusion, "GELU by hand, fused, in CUDA C++ and in Triton; softmax in five passes and in one"),
-    "batched": (batched, "one product of many matrices against a loop over them"),
-    "memory": (memory, "results in new memory, in place, and in memory of your own"),
-    "access": (access, "memory read in a row, with gaps, across, and in random order"),
-    "linears": (linears, "a stack of linears by width, depth and batch"),
-}
+DEMOS: dict[str, Callable[[Setting], Iterator[Table]]] = {
+    "fusion": fusion, "batched": batched, "memory": memory, "access": access, "linears": linears,
+}  # fmt: skip

@@ -15,8 +15,6 @@ from genesis.measure import peer
 from genesis.measure.timing import Plan
 from genesis_cli import environment
 from genesis_cli.session.bench import model, steps, versus
-from genesis_cli.session.bench import steps as generation
-from genesis_cli.session.bench.versus import PeerStep
 from tests.cli.command import printed
 from tests.measure import fake_torch
 from tests.measure.quick import small_limits
@@ -32,6 +30,7 @@ RAW = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
+PEER = {"recipe": "lean", "version": "9.9", "case": "1x8", "note": "no room"}
 GRID = ("--batch-size", "1,2", "--seq-len", "8,16", "--fast")
 
 
@@ -146,7 +145,7 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
         ),
         (["--size", "0.5B", "--checkpointing", "half"], "'half' is not known", "--checkpointing", "none, selective"),
         (["--size", "0.5B", "--vs", "jax"], "'jax' is not a peer", "--vs", "use torch"),
-        (["--size", "0.5B", "--vs", "torch", "--recipes", "quick"], "'quick' is no recipe", "--recipes", "eager, comp"),
+        (["--size", "0.5B", "--vs", "torch", "--recipes", "quick"], "'quick' is not a recipe", "--recipes", "eager"),
         (["--size", "0.5B", "--torch-python", "x"], "nothing to compare with", "--torch-python", "add --vs torch"),
         ([], "Missing option '--size'", "command line", "genesis bench-model --help"),
     ],
@@ -162,11 +161,9 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
 def test_steps_against_a_peer(shape: str) -> None:
     given: list[Any] = []
 
-    def taken(
-        config: Any, cases: Any, limits: Any, settings: Any, recipes: Any, python: Any, tell: Any
-    ) -> list[PeerStep]:
-        given.append((cases, recipes, python))
-        return [PeerStep(recipe="lean", version="9.9", batch=1, length=8, note="no room")]
+    def taken(request: steps.Request, *rest: Any) -> list[dict[str, Any]]:
+        given.append((request.cases, request.recipes, request.python))
+        return [PEER]
 
     words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--recipes", "lean", "--json", "-"]
     with mock.patch.object(versus, "versus_torch", taken), mock.patch.object(peer, "started"):
@@ -177,8 +174,8 @@ def test_steps_against_a_peer(shape: str) -> None:
 
 
 def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
-    def taken(*given: Any) -> Iterator[PeerStep]:
-        yield PeerStep(recipe="eager", version="9.9", batch=1, length=8, note="no room")
+    def taken(*given: Any) -> Iterator[dict[str, Any]]:
+        yield PEER
         raise KeyboardInterrupt
 
     words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--json", "-"]
@@ -186,7 +183,7 @@ def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
         code, text, _ = benched("--size", shape, *words)
     found = tables(text)
     assert code == 130
-    assert (len(found["steps"]), [row["recipe"] for row in found["peers"]]) == (1, ["eager"])
+    assert (len(found["steps"]), [row["recipe"] for row in found["peers"]]) == (1, ["lean"])
     with mock.patch.object(model, "bench_model", side_effect=KeyboardInterrupt):
         assert benched("--size", shape, *words[:5])[:2] == (130, "")
 
@@ -246,14 +243,14 @@ def test_weights_in_8_bits_are_fewer_bytes(shape: str) -> None:
 
 
 def test_generation_that_fails_does_not_end_the_others(shape: str) -> None:
-    real = generation.generated
+    real = steps.generated
 
     def some(built: Any, batch: int, *rest: Any) -> Any:
         if batch == 1:
             raise OutOfMemoryError("no room")
         return real(built, batch, *rest)
 
-    with mock.patch.object(generation, "generated", some):
+    with mock.patch.object(steps, "generated", some):
         code, text, told = benched("--size", shape, *DRAWN)
     assert code == 7 and "2 of 4 cases failed" in told
     assert "failed  generation 1x8+4: no room" in text and "\n2x16+4" in text

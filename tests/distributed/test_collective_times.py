@@ -30,8 +30,7 @@ from genesis.optim import AdamW
 from genesis.optim.optimizer import Optimizer
 from genesis.train.captured import Captured
 from genesis.train.ranks import Ranks
-from genesis_cli.session.bench.model import collective_times
-from genesis_cli.session.bench.steps import new_state
+from genesis_cli.session.bench.steps import new_state, taking, timed_collectives
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 from tests.cuda.fresh import forget_backends
@@ -108,7 +107,7 @@ def _of_model(ranks: Ranks) -> tuple[StepTimes, Optimizer]:
     model = build(ModelConfig.from_dict(MODEL), seed=0, device="cuda", dtype="bfloat16")
     model.train()
     state = new_state(model, 1, 8, ranks)
-    return collective_times(state, CUDA, 2), state.optimizer
+    return timed_collectives(state, CUDA, lambda: taking(state, CUDA, []), 2), state.optimizer
 
 
 def _of_parameters(ranks: Ranks) -> tuple[StepTimes, Optimizer]:

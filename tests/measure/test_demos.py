@@ -65,7 +65,7 @@ def test_names() -> None:
     assert code == 0
     assert [line.split()[0] for line in text.splitlines()] == list(DEMOS)
     code, _, told = printed("demo", "fusoin")
-    assert code == 2 and "there is no demo fusoin" in told and "did you mean fusion?" in told
+    assert code == 2 and "unknown demo fusoin" in told and "did you mean fusion?" in told
 
 
 def test_by_hand_is_what_it_says() -> None:
@@ -86,7 +86,7 @@ def test_a_noisy_ratio_says_so() -> None:
     x = genesis.ones(3)
     quick, other = compare({"once": lambda: x + 1, "again": lambda: x + 1}, Setting(CPU, True, PLAN))
     for is_noisy in (False, True):
-        ways = [way._replace(wall=way.wall._replace(is_noisy=is_noisy)) for way in (quick, other)]
+        ways = [way._replace(time=way.time._replace(is_noisy=is_noisy)) for way in (quick, other)]
         (note,) = ways_table("t", "", ways).notes
         assert note.endswith("(noise)") == is_noisy
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,31 +17,28 @@ import pytest
 import genesis_models
 from genesis.backend import CPU, Device
 from genesis.dtypes import float32
-from genesis.errors import DeviceError, GenesisError, ModelError, OutOfMemoryError, UsageError
+from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
 from genesis.measure.limits import Limits
 from genesis.measure.peer import PeerError, PeerLacks
 from genesis.measure.record import Failure
 from genesis.measure.timing import Plan, summarize
-from genesis_cli.session.bench import model, versus
-from genesis_cli.session.bench import steps as generation
+from genesis_cli.session.bench import model, steps, versus
 from genesis_cli.session.bench.model import Case, bench_model, growths, measured_case, model_tables, room_of
 from genesis_cli.session.bench.steps import (
-    Drawing,
     Memory,
     OpShare,
     Parts,
     RandomTokens,
+    Request,
     Settings,
     cache_bytes,
-    check_lengths,
     generated,
-    shape_of,
     step_flops,
     weight_bytes,
 )
-from genesis_cli.session.bench.versus import check_recipes, lean_config, peers_table, versus_torch
+from genesis_cli.session.bench.versus import lean_config, peers_table, versus_torch
+from genesis_models import engine
 from genesis_models.config import ModelConfig
-from genesis_models.engine import Engine, Request, Token
 from tests.measure.quick import made_limits
 from tests.models.golden import extra, golden
 
@@ -62,12 +57,16 @@ def limits(device: Device = CPU) -> Limits:
     return Limits(device, float32, 1e9, 1e9, 1e-6, None)
 
 
-def made_case(batch: int, length: int, seconds: float, planned: int | None = None) -> Case:
+def asked(cases: Any, settings: Settings = PLAIN, device: Device = CPU, **more: Any) -> Request:
+    return Request(CONFIG, list(cases), device, settings, **more)
+
+
+def made_case(batch: int, length: int, seconds: float) -> Case:
     """A case whose step takes so long, a quarter of it each in forward and the optimizer."""
-    ops = [OpShare("matmul", 2, seconds / 2, 0.5, seconds / 8, seconds / 4)]
     phases = {"forward": seconds / 4, "backward": seconds / 2, "optimizer": seconds / 4}
-    parts, memory = Parts(seconds, phases, ops, seconds / 2), Memory(1 << 20, 1 << 20, 2 << 20, 7 << 20, planned)
-    return Case(batch, length, summarize([seconds] * 10), memory, parts, step_flops(CONFIG, batch, length), 1e9)
+    parts = Parts(seconds, phases, [OpShare("matmul", 2, seconds / 2, 0.5, 0.25, 0.5, seconds / 4)], seconds / 2)
+    memory, flops = Memory(1 << 20, 1 << 20, 2 << 20, 7 << 20), step_flops(CONFIG, batch, length)
+    return Case(batch, length, summarize([seconds] * 10), [seconds], [memory], flops, limits(), parts)
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------------
@@ -80,30 +79,6 @@ def test_flops_by_hand() -> None:
     assert step_flops(CONFIG, 3, 10) == 30 * (6 * parameters + 6 * 2 * 16 * 10)
     wide = ModelConfig.from_dict(RAW | {"model_type": "qwen3", "head_dim": 64})
     assert step_flops(wide, 1, 20) / 20 - step_flops(wide, 1, 10) / 10 == 6 * 2 * (2 * 64) * 10
-
-
-def test_a_size_is_a_preset_a_file_or_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(RAW))
-    assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "config.json"))
-    assert shape_of("qwen3-0.6B").hidden_size == 1024
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ModelError):
-        shape_of(str(tmp_path))
-
-
-@pytest.mark.parametrize(("size", "near"), [("0.6b", "qwen3-0.6B"), ("0.5b", "0.5B"), ("15B", "1.5B"), ("gpt", "")])
-def test_an_unknown_size_names_the_nearest(size: str, near: str) -> None:
-    with pytest.raises(UsageError) as found:
-        shape_of(size)
-    assert found.value.where == "--size"
-    assert found.value.next.startswith(f"did you mean {near}? sizes: 0.5B" if near else "sizes: 0.5B")
-
-
-@pytest.mark.parametrize("length", [1, 65])
-def test_lengths_that_no_step_can_have(length: int) -> None:
-    check_lengths(CONFIG, [2, 64])
-    with pytest.raises(UsageError, match="between 2 and the model's 64"):
-        check_lengths(CONFIG, [8, length])
 
 
 def test_random_tokens_are_drawn_by_number() -> None:
@@ -123,7 +98,8 @@ def test_random_tokens_are_drawn_by_number() -> None:
 def cases() -> list[Case]:
     plan = Plan(seconds=0.1, warm_up=0.05, most_calls=1)
     told: list[str] = []
-    found = list(bench_model(CONFIG, product((1, 2), (8, 16)), limits(), Settings("float32", plan=plan), told.append))
+    request = asked(product((1, 2), (8, 16)), Settings("float32", plan=plan))
+    found = list(bench_model(request, limits(), told.append))
     assert told == ["1 of 4: 1x8", "2 of 4: 1x16", "3 of 4: 2x8", "4 of 4: 2x16"]
     made = [case for case in found if isinstance(case, Case)]
     assert [case.label for case in made] == ["1x8", "1x16", "2x8", "2x16"]
@@ -131,7 +107,7 @@ def cases() -> list[Case]:
 
 
 def test_rates_follow_from_the_step(cases: list[Case]) -> None:
-    rows = model_tables(CONFIG, cases, PLAIN, CPU)[0].rows
+    rows = model_tables(CONFIG, cases, CPU)[0].rows
     for case, row in zip(cases, rows, strict=True):
         assert row["tokens_per_second"] == case.batch * case.length / case.step.seconds
         assert row["mfu"] == pytest.approx(step_flops(CONFIG, case.batch, case.length) / case.step.seconds / 1e9)
@@ -145,19 +121,18 @@ def test_phases_and_ops_add_up_to_the_step(cases: list[Case]) -> None:
         assert set(parts.phases) >= {"forward", "backward", "optimizer"}
         assert sum(parts.phases.values()) == pytest.approx(parts.seconds)
         assert sum(op.seconds for op in parts.ops) + parts.rest == pytest.approx(parts.seconds)
-        assert 0 < sum(case.phase(name) or 0.0 for name in model.PHASES) <= case.step.seconds * 1.0001
+        assert 0 < sum(case.phases[name] for name in model.PHASES) <= case.step.seconds * 1.0001
         calls = {op.op: op.calls for op in parts.ops}
         assert calls["embedding"] == calls["linear_cross_entropy"] == calls["total_norm"] == 1
-        assert all(op.moved > 0 for op in parts.ops if op.op in ("linear_cross_entropy", "adamw_step"))
+        assert all((op.bandwidth or 0) > 0 for op in parts.ops if op.op in ("linear_cross_entropy", "adamw_step"))
 
 
 def test_memory_is_counted(cases: list[Case]) -> None:
     # Four bytes of each parameter, once as weight, once as gradient, twice as running average.
     parameters = 32 * 16 + 2 * (272 + 272 + 256 + 1152 + 32) + 16
     for case in cases:
-        memory = case.memory
+        (memory,) = case.memory
         assert (memory.weights, memory.gradients, memory.optimizer) == tuple(4 * parameters * k for k in (1, 1, 2))
-        assert memory.planned is None
         # At the least, SwiGLU's two inputs of all layers are kept for backward.
         assert memory.rest > case.batch * case.length * 2 * 2 * 24 * 4
 
@@ -170,7 +145,7 @@ def test_checkpointing_reaches_the_model() -> None:
         return made_case(1, 8, 1.0)
 
     with mock.patch.object(model, "measured_case", case):
-        list(bench_model(CONFIG, [(1, 8)], limits(), Settings("float32", "full")))
+        list(bench_model(asked([(1, 8)], Settings("float32", "full")), limits()))
     assert seen == [("full", True)]
 
 
@@ -186,7 +161,7 @@ def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
         raise DeviceError("a kernel failed") if batch == 1 else MemoryError("4 TiB")
 
     with mock.patch.object(model, "measured_case", case):
-        found = list(bench_model(CONFIG, [(1, 8), (2, 8), (3, 8), (2, 4)], limits(), PLAIN))
+        found = list(bench_model(asked([(1, 8), (2, 8), (3, 8), (2, 4)]), limits()))
     assert [type(each) for each in found] == [Failure, Case, Failure, Case]
     failures = [each for each in found if isinstance(each, Failure)]
     assert [(f.name, f.label, f.exit_code) for f in failures] == [("step", "1x8", 6), ("step", "3x8", 7)]
@@ -195,24 +170,24 @@ def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
 
 def test_steps_on_cuda_are_captured() -> None:
     tiny = ModelConfig.from_dict(RAW | {"num_hidden_layers": 1, "num_attention_heads": 1})
-    (case,) = bench_model(tiny, [(1, 8)], limits(GPU), PLAIN)
+    (case,) = bench_model(Request(tiny, [(1, 8)], GPU, PLAIN), limits(GPU))
     assert isinstance(case, Case), case
-    assert case.notes == [] and case.memory.planned is not None and case.memory.rest > 0
+    assert case.notes == [] and case.memory[0].rest > 0
     # The times of ops stand in the graph, which holds one step, and together make it up.
     assert case.parts is not None
     calls = {op.op: op.calls for op in case.parts.ops}
     assert calls["linear_cross_entropy"] == calls["attention_packed"] == calls["clip_factor"] == 1
     assert sum(op.seconds for op in case.parts.ops) + case.parts.rest == pytest.approx(case.parts.seconds)
-    assert all((case.phase(name) or 0) > 0 for name in model.PHASES)
+    assert all(case.phases[name] > 0 for name in model.PHASES)
 
 
 def test_parts_that_cannot_be_recorded_are_a_note() -> None:
     with mock.patch.object(model, "recorded_parts", side_effect=OutOfMemoryError("no room for events")):
-        (case,) = bench_model(CONFIG, [(1, 8)], limits(), PLAIN)
+        (case,) = bench_model(asked([(1, 8)]), limits())
     assert isinstance(case, Case)
     assert (case.parts, case.notes) == (None, ["no phases and ops: no room for events"])
-    steps = model_tables(CONFIG, [case], PLAIN, CPU)[0]
-    assert steps.rows[0]["forward"] is None and steps.notes == case.notes
+    shown = model_tables(CONFIG, [case], CPU)[0]
+    assert shown.rows[0]["forward"] is None and shown.notes == case.notes
 
 
 # --- Growth -----------------------------------------------------------------------------------------------------------
@@ -220,39 +195,23 @@ def test_parts_that_cannot_be_recorded_are_a_note() -> None:
 
 def test_growth_compares_the_time_of_a_token() -> None:
     times = {(1, 8): 1.0, (2, 8): 1.0, (4, 8): 4.0, (1, 16): 3.0}
-    found = growths(CONFIG, [made_case(*case, seconds) for case, seconds in times.items()], PLAIN, CPU)
-    measured = [(g.axis, g.before, g.batch, g.length, g.ratio) for g in found if g.room is None]
-    assert measured == [("batch", "1x8", 2, 8, 0.5), ("length", "1x8", 1, 16, 1.5), ("batch", "2x8", 4, 8, 2.0)]
-    assert [(g.axis, g.batch, g.length) for g in found if g.room is not None] == [("batch", 8, 8), ("length", 4, 16)]
-    assert growths(CONFIG, [], PLAIN, CPU) == []
-
-
-def test_a_doubled_step_lies_on_the_line_of_the_last_two() -> None:
-    cases = [made_case(1, 8, 3.0), made_case(2, 8, 4.0), made_case(1, 16, 9.0), made_case(2, 16, 10.0)]
-    batch, length = growths(CONFIG, cases, PLAIN, CPU)[-2:]
-    growth = (10.0 - 4.0) / (step_flops(CONFIG, 2, 16) - step_flops(CONFIG, 2, 8))
-    grown = 10.0 + growth * (step_flops(CONFIG, 2, 32) - step_flops(CONFIG, 2, 16))
-    assert (batch.seconds, length.seconds) == (pytest.approx(12.0), pytest.approx(grown))
-    for alone in ([made_case(2, 8, 4.0)], [made_case(1, 8, 5.0), made_case(2, 8, 4.0)]):  # one case, and noise
-        found = growths(CONFIG, alone, PLAIN, CPU)
-        assert next(g for g in found if (g.batch, g.length) == (4, 8)).seconds == pytest.approx(8.0)
+    found = growths(CONFIG, [made_case(*case, seconds) for case, seconds in times.items()], CPU)
+    measured = [(g["axis"], g["before"], g["case"], g["ratio"]) for g in found if "room" not in g]
+    assert measured == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
+    assert [(g["axis"], g["case"]) for g in found if "room" in g] == [("batch", "8x8"), ("length", "4x16")]
     # No longer than the model's positions.
-    assert [g.axis for g in growths(CONFIG, [made_case(1, 64, 1.0)], PLAIN, CPU)] == ["batch"]
+    assert [g["axis"] for g in growths(CONFIG, [made_case(1, 64, 1.0)], CPU)] == ["batch"]
 
 
-def test_memory_grows_as_the_plan_or_with_the_tokens() -> None:
-    from genesis_cli.session.dry_run import memory_plan
-
-    batch = growths(CONFIG, [made_case(1, 8, 1.0)], PLAIN, CPU)[0]
-    assert batch.memory == 10 << 20  # 3 of the 7 MiB are activations, and double
-    plans = [memory_plan(CONFIG, GPU, batch=n, length=8, dtype="float32").total for n in (1, 2)]
-    batch = growths(CONFIG, [made_case(1, 8, 1.0, plans[0])], PLAIN, GPU)[0]
-    assert batch.memory == (7 << 20) + plans[1] - plans[0] > 7 << 20
-    assert room_of(CPU) > 1 << 28 and batch.room == room_of(GPU) > 1 << 28
+def test_a_doubled_step_has_the_rate_of_the_largest_and_twice_its_activations() -> None:
+    batch, length = growths(CONFIG, [made_case(1, 8, 3.0)], CPU)
+    assert (batch["seconds"], batch["memory"]) == (pytest.approx(6.0), 10 << 20)  # 3 of the 7 MiB are activations
+    assert length["seconds"] == pytest.approx(3.0 * step_flops(CONFIG, 1, 16) / step_flops(CONFIG, 1, 8))
+    assert batch["verdict"] == "predicted: fits" and batch["room"] == room_of(CPU) > 1 << 28 < room_of(GPU)
 
 
 def test_other_ops_are_added_up() -> None:
-    ops = [OpShare(f"op{i}", i, 0.1, 0.05, 0.01, 0.02) for i in range(15)]
+    ops = [OpShare(f"op{i}", i, 0.1, 0.05) for i in range(15)]
     rows = model.ops_table(Parts(2.0, {}, ops, 0.5), "").rows
     assert [row["op"] for row in rows[-2:]] == ["other ops (3)", "between ops"]
     assert (rows[-2]["calls"], rows[-2]["seconds"]) == (12 + 13 + 14, pytest.approx(0.3))
@@ -276,13 +235,13 @@ class FakeChild:
             if (request["recipe"], request["batch"]) in self.fails:
                 raise self.fails[request["recipe"], request["batch"]]
             return {"warm_up": 0.5, "parameters": 1}
-        return {"samples": [0.25] * 5, "peak": 1 << 20} if what == "measure" else {}
+        return {"samples": [0.25] * request["count"], "peak": 1 << 20} if what == "measure" else {}
 
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
     lacks = PeerLacks("transformers is not installed there")
-    made = FakeChild({("eager", 1): lacks, ("lean", 2): PeerError("no room")})
+    made = FakeChild({("eager", 1): lacks, ("eager", 2): lacks, ("lean", 2): PeerError("no room")})
 
     @contextmanager
     def started(work: str, device: Device, name: str, python: str | None) -> Iterator[FakeChild]:
@@ -295,18 +254,17 @@ def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
 
 def test_each_recipe_is_compared_or_says_why_not(child: FakeChild) -> None:
     settings = Settings("float32", plan=Plan(seconds=0.01, warm_up=0.0, most_calls=1))
-    found = list(versus_torch(CONFIG, [(1, 8), (2, 8)], limits(), settings, ("eager", "lean"), "some/python"))
-    # What one case lacks all of them lack; what fails for one does not end the others.
-    assert [(each.recipe, each.batch, each.note) for each in found] == [
-        ("eager", 1, "transformers is not installed there"), ("lean", 1, ""), ("lean", 2, "no room"),
-    ]  # fmt: skip
-    rows = peers_table(found).rows
-    assert [row["note"] for row in rows][::2] == ["transformers is not installed there", "no room"]
-    assert (rows[1]["peer_step"], rows[1]["peer_memory"], rows[1]["warm_up"]) == (0.25, 1 << 20, 0.5)
-    assert rows[1]["ratio"] == pytest.approx(0.25 / float(str(rows[1]["step"])), rel=0.9)
+    request = asked([(1, 8), (2, 8)], settings, recipes=("eager", "lean"), python="some/python")
+    rows = peers_table(list(versus_torch(request))).rows
+    # The failure of a case does not end the others.
+    notes = [(row["recipe"], row["case"], row["note"]) for row in rows if row["ratio"] is None]
+    lacks = "transformers is not installed there"
+    assert notes == [("eager", "1x8", lacks), ("eager", "2x8", lacks), ("lean", "2x8", "no room")]
+    assert (rows[2]["peer_step"], rows[2]["peer_memory"], rows[2]["warm_up"]) == (0.25, 1 << 20, 0.5)
+    assert rows[2]["ratio"] == pytest.approx(0.25 / float(str(rows[2]["step"])), rel=0.9)
     config = lean_config(CONFIG, 8)
     opened = [request for what, request in child.asked if what == "open"]
-    assert opened[1] == {"recipe": "lean", "config": config, "batch": 1, "length": 8, "dtype": "float32"}
+    assert opened[2] == {"recipe": "lean", "config": config, "batch": 1, "length": 8, "dtype": "float32"}
     assert (config["hidden_size"], config["qkv_bias"], config["head_norms"]) == (RAW["hidden_size"], True, False)
 
 
@@ -335,13 +293,6 @@ def test_the_lean_recipe_refuses_what_it_does_not_compute(changed: dict[str, Any
         lean_config(config, 9)
 
 
-def test_recipes_are_known() -> None:
-    assert check_recipes("lean,eager,lean") == ("lean", "eager")
-    with pytest.raises(UsageError, match="'fast' is no recipe") as error:
-        check_recipes("lean,fast")
-    assert error.value.next == "use some of eager, compile, lean"
-
-
 # --- Generation -------------------------------------------------------------------------------------------------------
 
 
@@ -350,19 +301,19 @@ def test_a_token_takes_what_the_engine_takes_for_it() -> None:
     now = [0.0]
 
     class Timed:
-        def run(self, requests: list[Request]) -> Iterator[Token]:
+        def run(self, requests: list[engine.Request]) -> Iterator[engine.Token]:
             for number in range(requests[0].max_tokens):
                 now[0] += 0.005 if number else 0.020
-                yield Token(0, number)
+                yield engine.Token(0, number)
 
     loaded = genesis_models.load(golden("qwen3-tied").folder)
     with (
-        mock.patch.object(generation, "engine_for", return_value=Timed()),
-        mock.patch.object(generation, "time", mock.Mock(perf_counter=lambda: now[0])),
+        mock.patch.object(steps, "engine_for", return_value=Timed()),
+        mock.patch.object(steps, "time", mock.Mock(perf_counter=lambda: now[0])),
     ):
-        row = generated(loaded, 1, 8, made_limits(), Drawing("float32", "float32", 9, plan=ONCE))
+        row = generated(loaded, 1, 8, made_limits(), Settings("float32", new=9, plan=ONCE))
     assert (row.token.seconds, row.first.seconds) == (pytest.approx(0.005), pytest.approx(0.020))
-    assert generation.generation_table([row]).rows[0]["tokens_per_second"] == pytest.approx(200)
+    assert steps.generation_table([row]).rows[0]["tokens_per_second"] == pytest.approx(200)
 
 
 def test_bytes_are_those_of_the_arrays() -> None:
@@ -374,17 +325,17 @@ def test_bytes_are_those_of_the_arrays() -> None:
     assert weight_bytes(untied, 3) == whole - embedding.nbytes + 3 * embedding.shape[1] * embedding.dtype.itemsize
     windowed = genesis_models.load(extra("qwen2-window").folder)
     for each in (tied, windowed):
-        config, engine = each.config, Engine(each, rows=1, capacity=40)
-        one = engine.cache.data[0, 0, 0, :, 0].nbytes  # a key of one layer
+        config, runner = each.config, engine.Engine(each, rows=1, capacity=40)
+        one = runner.cache.data[0, 0, 0, :, 0].nbytes  # a key of one layer
         found = sum(
             2 * one * np.mean([min(length, window) if window else length for length in range(31, 40)])
             for window in config.layer_windows
         )
-        assert cache_bytes(each, engine, 30, 10) == pytest.approx(found, abs=1)
+        assert cache_bytes(each, runner, 30, 10) == pytest.approx(found, abs=1)
     assert any(windowed.config.layer_windows) and min(filter(None, windowed.config.layer_windows)) < 30
 
 
 def test_noise_is_named() -> None:
     noisy = replace(made_case(1, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
-    steps = model_tables(CONFIG, [noisy, made_case(2, 8, 1.0)], PLAIN, CPU)[0]
-    assert [row["is_noisy"] for row in steps.rows] == ["noisy", ""]
+    shown = model_tables(CONFIG, [noisy, made_case(2, 8, 1.0)], CPU)[0]
+    assert [row["is_noisy"] for row in shown.rows] == ["noisy", ""]
