@@ -1,4 +1,4 @@
-"""What the settings of generated text may be: the one home of their bounds, which schema, Python and server take."""
+"""Bounds of the settings of generated text. The schema, the Python API and the server all take them from here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from genesis.errors import UsageError, escape
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a number may be.
+    """The range of a number.
 
     Attributes:
-        low, high: the least and the most.
-        is_open: it must be above `low`.
-        is_whole: it is an integer.
-        is_optional: None says that the setting is not used.
+        low: the minimum.
+        high: the maximum.
+        is_open: excludes `low` itself.
+        is_whole: requires an integer.
+        is_optional: allows None, which disables the setting.
     """
 
     low: int
@@ -29,14 +30,14 @@ class Bounds:
     is_optional: bool = False
 
     def checked(self, value: Any, name: str, *, where: str) -> Any:
-        """`value`, of Python or numpy, as a Python number.
+        """Return `value`, a Python or numpy number, as a Python number.
 
         Args:
-            name: what the user calls the setting.
-            where: it was given.
+            name: the user's name of the setting.
+            where: where the value was given.
 
         Raises:
-            UsageError: it is no such number; a bool is none.
+            UsageError: the value is not such a number; bools are refused.
         """
         if value is None and self.is_optional:
             return None
@@ -49,7 +50,7 @@ class Bounds:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The arguments of a pydantic `Field`."""
+        """Arguments of a pydantic `Field`."""
         finite = {} if self.is_whole else {"allow_inf_nan": False}
         return {"gt" if self.is_open else "ge": self.low, "le": self.high, **finite}
 

@@ -1,7 +1,7 @@
-"""The configuration of a training run: every setting, its default, its bounds, its meaning. `config_file` reads files.
+"""The schema of a training run: each setting with its default, bounds and meaning. `config_file` reads the files.
 
-This schema is the one home of every default. A setting that the chosen optimizer or schedule does not use is refused,
-and one that it uses but the user left out is filled in, so that a `Config` always shows what will happen.
+This schema is the only place that defines defaults. It refuses a setting that the chosen optimizer or schedule does not
+use, and fills in the ones it uses that the user left out. A `Config` therefore always shows what will happen.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.bounds import BOUNDS
 from genesis.train.strict_yaml import emit
 
-# json_schema_extra of a setting, or a whole section, that a resumed run may change; any other change is refused.
+# json_schema_extra of a setting or section that a resumed run may change. Any other change is refused.
 RESUME: dict[str, JsonValue] = {"x-resume": "may change"}
 
 
 class Section(BaseModel):
-    """A section of the file: no unknown keys, no silent conversions, no changes once it is made."""
+    """A section of the file. It is immutable and rejects unknown keys and implicit conversions."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def problem(key: str, what: str, next: str) -> PydanticCustomError:
-    """A broken rule between settings: reported at `key` (relative to the section), with the way out."""
+    """Return the error of a broken rule between settings; `key` is relative to the section, `next` is the fix."""
     return PydanticCustomError("genesis_rule", "{what}", {"what": what, "key": key, "next": next})
 
 
 def check_json(value: Mapping[str, Any], key: str, setting: str) -> None:
-    """Refuses, at `key`, a mapping that JSON cannot hold; `setting` is its full name."""
+    """Refuse, at `key`, a mapping that JSON cannot represent; `setting` is its full name."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise problem(key, f"{setting} holds a value that JSON cannot", "use strings, finite numbers, lists") from None
+        raise problem(key, f"{setting} holds a value that is not JSON", "use strings, finite numbers, lists") from None
 
 
 def exactly_one(*keys: str) -> dict[str, JsonValue]:
-    """JSON schema of "one of these keys is given and not null"."""
+    """Return the JSON schema that requires exactly one of these keys to be set and not null."""
     return {"oneOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
 
 
-# --- Values that several sections have --------------------------------------------------------------------------------
+# --- Types shared by several sections ---------------------------------------------------------------------------------
 
 
 MAX_STEPS = 10**9
@@ -72,21 +72,20 @@ MAX_STEPS = 10**9
 
 def _check_text(text: str) -> str:
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise PydanticCustomError("genesis_text", "a string with characters that no file name can hold")
+        raise PydanticCustomError("genesis_text", "a string with characters that a file name cannot hold")
     return text
 
 
 def _expanded(text: str) -> str:
-    """A path with its `~` or `~user` replaced by the home folder; a file of that name is written `./~name`."""
+    """Replace a leading `~` or `~user` by the home folder. A file with such a name is written `./~name`."""
     _check_text(text)
     path = os.path.expanduser(text)
     if path.startswith("~"):
-        raise PydanticCustomError("genesis_home", "there is no user of that name; a file of that name is `./~…`")
+        raise PydanticCustomError("genesis_home", "a user of that name does not exist; write a file's name as `./~…`")
     return path
 
 
 def _dtype_name(value: object) -> object:
-    """A dtype by any of its names (`bf16`, `half`) as the name that the schema has."""
     if isinstance(value, str):
         try:
             return as_dtype(value).name
@@ -104,7 +103,7 @@ def _trained_dtype(value: object) -> object:
 
 
 def _dtypes(*names: str) -> WithJsonSchema:
-    """The JSON schema of a dtype: `names`, and the short ones of those among them."""
+    """Return the JSON schema of a dtype that may be given by these names or their short forms."""
     short = {"float32": ("fp32", "float"), "bfloat16": ("bf16",)}
     return WithJsonSchema({"type": "string", "enum": [*names, *(s for name in names for s in short.get(name, ()))]})
 
@@ -121,7 +120,7 @@ Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_chec
 PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_expanded)]
 TEXT_SCHEMA: dict[str, JsonValue] = {"type": "string", "minLength": 1, "maxLength": 4096}
 
-# Of parameter names, with the wildcards of file names.
+# Patterns match parameter names, with the wildcards of file names.
 Pattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_text)]
 Patterns = Annotated[list[Pattern], Field(max_length=100)]
 Factor = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -137,30 +136,30 @@ class ModelConfig(Section):
 
     path: PathText | None = Field(
         default=None,
-        description="Hugging Face folder (config.json, safetensors), or the name of a pulled model on the hub, whose "
-        "weights training starts from. With lora a resumed run may name another folder, if that holds the same model.",
+        description="Hugging Face folder (config.json, safetensors) or name of a pulled model; training starts from "
+        "its weights. With lora, a resumed run may name another folder that holds the same model.",
     )
     preset: Text | None = Field(
         default=None,
-        description="Architecture trained from scratch: 0.5B, 1.5B, 3B, 7B (Qwen2.5), qwen3-0.6B, qwen3-1.7B, "
+        description="Architecture to train from scratch: 0.5B, 1.5B, 3B, 7B (Qwen2.5), qwen3-0.6B, qwen3-1.7B, "
         "qwen3-4B or qwen3-8B.",
         examples=["0.5B", "qwen3-0.6B"],
     )
     config: dict[str, Any] | None = Field(
         default=None,
-        description="Architecture trained from scratch, in the keys of a Hugging Face config.json with its model_type.",
+        description="Architecture to train from scratch: the keys of a Hugging Face config.json, with model_type.",
     )
     dtype: WeightDtype = Field(
         default="auto",
-        description="Type of weights and activations; with bfloat16 the optimizer keeps float32 masters. auto: float32 "
-        "on the CPU; on a GPU the type of the folder's weights (bfloat16 for float16), and bfloat16 from scratch.",
+        description="Type of weights and activations. With bfloat16 the optimizer keeps float32 masters. auto: float32 "
+        "on the CPU; on a GPU the type of the folder's weights (bfloat16 for float16), or bfloat16 from scratch.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         given = [key for key in ("path", "preset", "config") if getattr(self, key) is not None]
         if not given:
-            raise problem("", "no model is named", "give model.path, model.preset or model.config")
+            raise problem("", "the model is missing", "give model.path, model.preset or model.config")
         if len(given) > 1:
             both = " and ".join(f"model.{key}" for key in given)
             drop = " or ".join(f"model.{key}=null" for key in given)
@@ -186,18 +185,18 @@ _FIELDS_SCHEMA = WithJsonSchema(
     }
 )
 FieldNames = Annotated[dict[record_formats.Field, Text], _FIELDS_SCHEMA]
-_OfHub = Annotated[Text | None, WithJsonSchema(TEXT_SCHEMA)]
+_HubName = Annotated[Text | None, WithJsonSchema(TEXT_SCHEMA)]
 
 
 class WeightedSource(Section):
-    """A source with settings of its own."""
+    """A source with its own settings."""
 
     path: PathText = Field(description="A file, a folder, a glob, `stdlib:`, `example:chats` or `hf:ORG/NAME`.")
-    weight: Factor = Field(default=1.0, description="How often its documents are seen in an epoch.")
-    config: _OfHub = Field(default=None, description="Configuration of a data set of the hub. null: its own.")
-    split: _OfHub = Field(default=None, description="Split of a data set of the hub. null: `train`.")
+    weight: Factor = Field(default=1.0, description="How often an epoch contains its documents.")
+    config: _HubName = Field(default=None, description="Configuration of a data set of the hub. null: its default.")
+    split: _HubName = Field(default=None, description="Split of a data set of the hub. null: `train`.")
     fields: Annotated[FieldNames | None, _FIELDS_SCHEMA] = Field(
-        default=None, description="As data.fields, of its records. null: data.fields."
+        default=None, description="Like data.fields, for the records of this source. null: data.fields."
     )
 
     @model_validator(mode="after")
@@ -205,17 +204,16 @@ class WeightedSource(Section):
         for name, group in (("config", 2), ("split", 4)):
             found = DATA_SOURCE.fullmatch(self.path)
             if getattr(self, name) is not None and (found is None or found[group]):
-                what = f"data.train has {name} beside a path that is not hf:ORG/NAME, or names a {name} itself"
+                what = f"data.train has {name}, but the path is not hf:ORG/NAME or names a {name} already"
                 raise problem(name, what, f"remove {name}, or name a data set of the hub")
         return self
 
 
-def _one_or_many(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
 def _sources_schema(item: JsonValue) -> list[JsonValue]:
-    """The JSON schemas of one source, and of a list of such items."""
     return [TEXT_SCHEMA, {"type": "array", "items": item, "minItems": 1, "maxItems": 1000}]
 
 
@@ -229,8 +227,8 @@ _SETS_SCHEMA: dict[str, JsonValue] = {
     "propertyNames": {"pattern": f"^{_SET_NAME.pattern}$"},
 }
 _Paths = Annotated[list[PathText], Field(min_length=1, max_length=1000)]
-Sources = Annotated[_Paths, BeforeValidator(_one_or_many, json_schema_input_type=PathText | _Paths)]
-# What pydantic adds to the path of a value that can be of two kinds; errors leave it out.
+Sources = Annotated[_Paths, BeforeValidator(_as_list, json_schema_input_type=PathText | _Paths)]
+# Pydantic adds these to the path of a value that can be of two kinds. Errors leave them out.
 SOURCE_KINDS = ("<path>", "<weighted source>", "<sources>", "<named sets>")
 _Source = Annotated[
     Annotated[PathText, Tag(SOURCE_KINDS[0])] | Annotated[WeightedSource, Tag(SOURCE_KINDS[1])],
@@ -239,7 +237,7 @@ _Source = Annotated[
 TrainSources = Annotated[
     list[_Source],
     Field(min_length=1, max_length=1000),
-    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
     WithJsonSchema({"anyOf": _sources_schema({"anyOf": [TEXT_SCHEMA, WeightedSource.model_json_schema()]})}),
 ]
 EvalSources = Annotated[
@@ -251,60 +249,60 @@ EvalSources = Annotated[
 
 
 class DataConfig(Section):
-    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, `stdlib:`,
-    `example:chats` or `hf:ORG/NAME`."""
+    """The data: sources, records, tokenizer, length. A source is a file, a folder, a glob, `stdlib:`, `example:chats`
+    or `hf:ORG/NAME`."""
 
     train: TrainSources = Field(
-        description="What to learn: files of text, JSONL, JSON arrays, CSV (each also as .gz) or Parquet, folders and "
-        'globs of them, "stdlib:" (code of the running Python) or "example:chats" (about settings of Genesis). Of '
-        "folders and globs, what is no text is listed and not read. An item of a list may be a mapping of `path` and "
-        "`weight`, how often its documents are seen in an epoch."
+        description="Training data: files of text, JSONL, JSON arrays, CSV (each also as .gz) or Parquet, folders and "
+        'globs of them, "stdlib:" (code of the running Python) or "example:chats" (about settings of Genesis). Files '
+        "in folders and globs that do not hold text are listed and not read. An item of a list may be a mapping of "
+        "`path` and `weight`; the weight says how often an epoch contains its documents."
     )
     eval: EvalSources | None = Field(
         default=None,
-        description="Held-out sources, or a mapping of names to sources, as {math: m.jsonl, code: c.jsonl}: each set "
-        "has metrics such as eval/math/loss, and eval/loss is over all of them. null: a fraction of the training "
+        description="Held-out sources, or a mapping of names to sources, such as {math: m.jsonl, code: c.jsonl}. Each "
+        "named set has metrics such as eval/math/loss; eval/loss covers all of them. null: a fraction of the training "
         "documents is held out.",
     )
     eval_fraction: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] | None = Field(
         default=None,
-        description=f"Fraction of the documents held out when eval is null; 0: none. Default: {EVAL_FRACTION}.",
+        description=f"Fraction of the documents held out if eval is null; 0: none. Default: {EVAL_FRACTION}.",
     )
     tokenizer: PathText | None = Field(
         default=None,
-        description="Folder with tokenizer.json. null: that of model.path, else a BPE trained on the data.",
+        description="Folder with tokenizer.json. null: the tokenizer of model.path, or else a BPE trained on the data.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
         default=None,
-        description="Size of the byte-level BPE trained on the data when there is no tokenizer. null: the model's.",
+        description="Size of the byte-level BPE that is trained if no tokenizer is given. null: the model's size.",
     )
     seq_len: Annotated[int, Field(ge=2, le=1_048_576)] = Field(default=1024, description="Tokens in a packed sequence.")
     format: record_formats.Format = Field(
-        default="auto", description="Fields of a record and what they mean. auto: found by their names."
+        default="auto", description="Which fields a record has and what they mean. auto: detected by their names."
     )
     fields: FieldNames = Field(
         default_factory=dict,
-        description="Other names of fields, as {messages: conv, role: from}; role and content are those of messages.",
+        description="Other names of fields, such as {messages: conv, role: from}; role and content belong to messages.",
         examples=[{"text": "body"}],
     )
     parse_special: bool = Field(
         default=False,
-        description="Whether special tokens written out in a text, such as <|im_end|>, become those tokens. false: "
-        "they are plain text, and a warning counts the documents that hold them.",
+        description="Whether special tokens spelled out in a text, such as <|im_end|>, become those tokens. false: "
+        "they remain plain text, and a warning counts the documents that contain them.",
     )
     on_error: Literal["fail", "skip"] = Field(
         default="fail",
-        description="A record that cannot be read: `fail` ends the run with file and line, `skip` counts it.",
+        description="Record that cannot be read. fail: the run ends and names file and line; skip: it is counted.",
     )
     max_line_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=16 * 2**20,
-        description="Longest record, in bytes: a line of JSONL, an element of an array, a row. A longer one is an "
+        description="Longest record in bytes: a line of JSONL, an element of an array, a row. A longer record is an "
         "error (see on_error).",
     )
     template: PathText | None = Field(
         default=None,
-        description="Chat template of conversations: chatml, or a file or folder that holds one (Jinja, as in "
-        "chat_template.jinja). null: that of the tokenizer.",
+        description="Chat template of conversations: chatml, or a file or folder that holds a template (Jinja, as in "
+        "chat_template.jinja). null: the tokenizer's template.",
         examples=["chatml", "template.jinja"],
     )
     template_args: dict[str, Any] = Field(
@@ -314,15 +312,15 @@ class DataConfig(Section):
     )
     loss: Literal["all_assistant", "last", "completion", "all"] = Field(
         default="all_assistant",
-        description="What of a conversation is learned. all_assistant: every turn of the assistant; last: the last "
-        "one; completion: the turns of a completion, of other conversations those after the user's last message; "
-        "all: every token.",
+        description="Which tokens of a conversation are learned. all_assistant: every turn of the assistant; last: its "
+        "last turn; completion: the turns of a completion, and in other conversations the turns after the user's last "
+        "message; all: every token.",
     )
     too_long: Literal["drop", "truncate", "split", "fail"] | None = Field(
         default=None,
-        description="What happens to a document of more than data.seq_len tokens: `drop` and `truncate` count it, "
-        "`split` continues it in the next sequence, `fail` ends the run with file and line. null: texts are split, "
-        "conversations and completions dropped.",
+        description="Handling of a document with more than data.seq_len tokens. drop, truncate: it is dropped or "
+        "truncated, and counted; split: it continues in the next sequence; fail: the run ends and names file and line. "
+        "null: texts are split, conversations and completions are dropped.",
     )
     cache_dir: PathText | None = Field(
         default=None,
@@ -345,15 +343,15 @@ class DataConfig(Section):
             what = "data.eval and data.eval_fraction exclude each other"
             raise problem("eval_fraction", what, "remove data.eval_fraction")
         if self.tokenizer is not None and self.vocab_size is not None:
-            what = "data.vocab_size is for a tokenizer trained on the data, and data.tokenizer names a finished one"
+            what = "data.vocab_size sizes a tokenizer trained on the data, but data.tokenizer names a finished one"
             raise problem("vocab_size", what, "remove data.vocab_size")
         for name in self.eval if isinstance(self.eval, dict) else ():
             if not _SET_NAME.fullmatch(name):
-                what = f"data.eval has {name!r}, which cannot name a set: the name is a part of its metrics' names"
+                what = f"data.eval has {name!r}, which cannot name a set: the names of its metrics contain it"
                 raise problem("eval", what, "use at most 64 letters, digits, _ and -, the first a letter or digit")
         for name in self.template_args:
             if not name.isidentifier():
-                what = f"data.template_args has {name!r}, no name that a template can read"
+                what = f"data.template_args has {name!r}, which a template cannot use as a variable"
                 raise problem("template_args", what, "rename it")
         check_json(self.template_args, "template_args", "data.template_args")
         return self
@@ -363,15 +361,15 @@ class DataConfig(Section):
 
 
 class TrainConfig(Section):
-    """The run: where it writes, how long it lasts, how big a step is. Exactly one of `steps` and `epochs`."""
+    """The run: its folder, its length, its batch size, its memory. Exactly one of `steps` and `epochs` is required."""
 
-    # A name stands for the folder, so none of the two is required alone.
+    # A name implies the folder, so neither of the two is required by itself.
     model_config = ConfigDict(json_schema_extra={**exactly_one("steps", "epochs"), "required": []})
 
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         default=None,
-        description="Name of the run on the page of `genesis report`, in TensorBoard and at Weights & Biases. Without "
-        "output_dir the run is in `runs/<name>`.",
+        description="Name of the run in `genesis report`, TensorBoard and Weights & Biases. Without output_dir the run "
+        "is stored in `runs/<name>`.",
         json_schema_extra=RESUME,
     )
     output_dir: PathText = Field(
@@ -380,7 +378,7 @@ class TrainConfig(Section):
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = Field(
         default="auto",
-        description="auto (a GPU if there is one), cpu, cuda or cuda:N.",
+        description="auto (a GPU if the machine has one), cpu, cuda or cuda:N.",
         examples=["auto", "cpu", "cuda:0"],
     )
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
@@ -389,24 +387,24 @@ class TrainConfig(Section):
     steps: Count | None = Field(default=None, description="Optimizer steps to train.", json_schema_extra=RESUME)
     epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Passes over the training data; the last step is the first one that completes them.",
+        description="Passes over the training data. The run ends with the first step that completes them.",
         json_schema_extra=RESUME,
     )
     early_stop: Count | None = Field(
         default=None,
-        description="Evaluations without a lower eval/loss than the lowest before them, after which the run ends. "
-        "null: it goes on to its last step.",
+        description="The run ends after this many evaluations in a row whose eval/loss is not below the lowest so far. "
+        "null: it never ends early.",
         json_schema_extra=RESUME,
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description="Sequences in one forward pass.")
     accumulation_steps: Annotated[int, Field(ge=1, le=65_536)] = Field(
         default=1,
-        description="Batches summed into one optimizer step, weighted by their target tokens: it equals one big batch. "
-        "Several ranks share them evenly.",
+        description="Batches accumulated into one optimizer step, weighted by their target tokens: the step equals one "
+        "with a single big batch. Several ranks share them evenly.",
     )
     zero: Annotated[int, Field(ge=0, le=1)] = Field(
         default=1,
-        description="What several ranks (--nproc) keep parts of. 1: optimizer states (ZeRO-1), but those of Muon and "
+        description="What several ranks (--nproc) shard. 1: the optimizer states (ZeRO-1), except for Muon and "
         "Adafactor. 0: nothing. The result is the same.",
         json_schema_extra=RESUME,
     )
@@ -416,32 +414,33 @@ class TrainConfig(Section):
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         default="none",
         description=(
-            "What backward computes again to save memory. selective: results of norms and activations, for little "
-            "time. full: all but each layer's input, for the time of another forward pass."
+            "What the backward pass recomputes to save memory. selective: results of norms and activations, which "
+            "costs little time. full: all but each layer's input, which costs another forward pass."
         ),
     )
     precision: Literal["fp8"] | None = Field(
         default=None,
         description=(
-            f"fp8: matmuls of the layers whose result has {MIN_COLUMNS} columns or more multiply 8-bit floats "
-            "(e4m3, each row scaled), but for gradients of weights; a GPU needs compute capability 8.9 for it. "
-            "Evaluation and samples, embedding and head stay in model.dtype. null: all do."
+            f"fp8: matmuls of the layers with {MIN_COLUMNS} columns or more multiply 8-bit floats (e4m3, one scale per "
+            "row), except for weight gradients. A GPU needs compute capability 8.9. Evaluation, samples, embedding and "
+            "head stay in model.dtype. null: everything stays in model.dtype."
         ),
     )
     tf32: bool = Field(
         default=False,
-        description="Whether a GPU computes float32 matmuls in TF32, of whose operands it reads 10 bits of the "
-        "mantissa: up to 8 times faster, with relative errors near 3e-4.",
+        description="Whether a GPU computes float32 matmuls in TF32, which reads 10 bits of each operand's mantissa: "
+        "up to 8 times faster, with relative errors near 3e-4.",
     )
     freeze: Patterns = Field(
         default_factory=list,
-        description="Parameters that keep their values, by patterns of their names in which * is any text, ? one "
-        "character and [0-3] one of several. They take no gradient and no optimizer state.",
+        description="Parameters that are not trained, as patterns of their names: * matches any text, ? one character, "
+        "[0-3] one of several. They need no gradients and no optimizer state.",
         examples=[["model.embed_tokens.*", "model.layers.[0-3].*"]],
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="CPU threads. null: every core this process may use. A run repeats bit by bit on as many.",
+        description="CPU threads. null: every core this process may use. A run is bitwise reproducible for the same "
+        "number of threads.",
     )
 
     @model_validator(mode="before")
@@ -454,7 +453,7 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.name is not None and not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
-            what = f"train.name is {self.name!r}, which cannot be the name of a folder"
+            what = f"train.name is {self.name!r}, which cannot name a folder"
             raise problem("name", what, "use letters, digits, _, - and ., the first a letter or digit")
         if self.steps is None and self.epochs is None:
             raise problem("", "the length of the run is missing", "give train.steps or train.epochs")
@@ -467,13 +466,13 @@ class TrainConfig(Section):
 # --- optim ------------------------------------------------------------------------------------------------------------
 
 
-# The settings that each optimizer takes, with their defaults; one that is not in the row of the chosen one is refused.
+# The settings of each optimizer, with their defaults. A setting outside the chosen row is refused.
 OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: each.in_runs for name, each in optim.OPTIMIZERS.items()}
 if TYPE_CHECKING:
     OptimizerName = str
 else:
     OptimizerName = Literal[*OPTIMIZERS]
-# The same for schedules. `step_size` has no default: a step schedule must name it.
+# The same for schedules. `step_size` has no default because a step schedule must set it.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
     "linear": {"min_lr_ratio": 0.0},
@@ -483,8 +482,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one_cycle": {"min_lr_ratio": 4e-6},
 }
 ONE_CYCLE_WARMUP_RATIO = 0.3
-# What is filled in instead where weights of `model.path` are trained further. The rates are AdamW's; those of other
-# optimizers differ from their defaults by the same factor.
+# Defaults of runs that train the weights of `model.path` further. The learning rates apply to AdamW; other
+# optimizers' rates differ from their defaults by the same factor.
 FINE_TUNING: dict[str, dict[str, float]] = {
     "full": {"lr": 1e-5, "warmup_ratio": 0.03},
     "lora": {"lr": 2e-4, "warmup_ratio": 0.03, "weight_decay": 0.0},
@@ -496,7 +495,7 @@ def _as_tuple(value: object) -> object:
 
 
 def _range(key: str, most: float | None = None) -> Any:
-    """The narrowest range that the optimizers have for a setting; `most` is what a run narrows it to."""
+    """Return the narrowest range that the optimizers allow for a setting; `most` narrows it for runs."""
     kinds = [each for each in optim.OPTIMIZERS.values() if key in each.in_runs]
     low = 0 if any(key in (*each.at_least_0, *each.below_1) for each in kinds) else None
     high = 1 if any(key in each.below_1 for each in kinds) else None
@@ -507,14 +506,14 @@ Beta = Annotated[float, _range("betas")]
 
 
 def _by_choice(table: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    """The part of a description that lists a setting's default for each optimizer or schedule that takes it."""
+    """Return the part of a description that lists a setting's default for each optimizer or schedule."""
     rows = ((name, row[key]) for name, row in table.items() if row.get(key) is not None)
     shown = ((name, list(value) if isinstance(value, tuple) else value) for name, value in rows)
     return " Default: " + ", ".join(f"{name} {json.dumps(value)}" for name, value in shown) + "."
 
 
 def _when_fine_tuning(key: str) -> str:
-    """The part of a description that says what a setting's default is where `model.path` is given."""
+    """Return the part of a description that gives a setting's default for runs with `model.path`."""
     full, lora = (FINE_TUNING[kind].get(key) for kind in ("full", "lora"))
     if full is None:
         return f" With lora: {lora:g}."
@@ -522,23 +521,23 @@ def _when_fine_tuning(key: str) -> str:
 
 
 class OptimConfig(Section):
-    """Optimizer and learning-rate schedule. A setting that the choice does not use is an error."""
+    """Optimizer and learning-rate schedule. A setting that the chosen ones do not use is an error."""
 
     name: OptimizerName = Field(
         default="adamw",
-        description="Optimizer. muon: hidden matrices by Muon, its update scaled to AdamW's size; the rest by AdamW.",
+        description="Optimizer. muon: Muon, with updates of AdamW's size, for hidden matrices; AdamW for the rest.",
     )
     lr: Positive | None = Field(
         default=None,
         description="Peak learning rate."
         + _by_choice(OPTIMIZERS, "lr")
         + _when_fine_tuning("lr")[:-1]
-        + " for adamw; the others' change by the same factor.",
+        + " for adamw; the others change by the same factor.",
         json_schema_extra=RESUME,
     )
     betas: Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)] | None = Field(
         default=None,
-        description="Decay of the running averages, each below 1." + _by_choice(OPTIMIZERS, "betas"),
+        description="Decay rates of the running averages, each below 1." + _by_choice(OPTIMIZERS, "betas"),
         examples=[[0.9, 0.95]],
     )
     eps: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
@@ -546,61 +545,61 @@ class OptimConfig(Section):
     )
     weight_decay: Annotated[float, _range("weight_decay", most=100)] | None = Field(
         default=None,
-        description="Decay of matrices; vectors (norms, biases) never decay. Decoupled; for adam and sgd, L2."
+        description="Weight decay of matrices; vectors (norms, biases) never decay. Decoupled; L2 for adam and sgd."
         + _by_choice(OPTIMIZERS, "weight_decay")
         + _when_fine_tuning("weight_decay"),
     )
     momentum: Annotated[float, _range("momentum")] | None = Field(
         default=None, description="Momentum, below 1." + _by_choice(OPTIMIZERS, "momentum")
     )
-    nesterov: bool | None = Field(default=None, description="Nesterov's momentum." + _by_choice(OPTIMIZERS, "nesterov"))
+    nesterov: bool | None = Field(default=None, description="Nesterov momentum." + _by_choice(OPTIMIZERS, "nesterov"))
     low_precision: Literal["master", "stochastic"] = Field(
         default="master",
-        description="How bfloat16 weights are updated. master: in float32, as a bfloat16 weight and a 16-bit residual, "
-        "which the optimizer keeps. stochastic: without a residual, rounded at random so that the mean is exact.",
+        description="How bfloat16 weights are updated. master: in float32, as a bfloat16 weight and a 16-bit residual "
+        "that the optimizer keeps. stochastic: without a residual, by unbiased stochastic rounding.",
     )
     state_dtype: Dtype = Field(
         default="float32",
-        description="Type of the optimizer's running averages. bfloat16: computed in float32, rounded at random so "
-        "that the mean is exact; half the memory.",
+        description="Type of the optimizer's running averages. bfloat16: computed in float32 and stored with unbiased "
+        "stochastic rounding; half the memory.",
     )
     grad_dtype: Dtype | None = Field(
         default=None,
-        description="Type in which gradients of bfloat16 weights are added up over train.accumulation_steps. "
-        "Default: float32 where there are several, else bfloat16.",
+        description="Type that accumulates gradients of bfloat16 weights over train.accumulation_steps. Default: "
+        "float32 if that is above 1, else bfloat16.",
     )
     schedule: Literal["constant", "linear", "cosine", "wsd", "step", "one_cycle"] = Field(
         default="cosine",
-        description="Learning rate after the warm-up. wsd: constant, then linear decay over the last part of the run.",
+        description="Learning rate after the warm-up. wsd: constant, then linear decay in the last part of the run.",
     )
     warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = Field(
         default=None,
-        description="Steps in which the learning rate rises linearly. Excludes warmup_ratio; neither: no warm-up."
-        + _when_fine_tuning("warmup_ratio").replace(": ", ": warmup_ratio "),
+        description="Steps in which the learning rate rises linearly. Excludes warmup_ratio. Without both, the run has "
+        "no warm-up." + _when_fine_tuning("warmup_ratio").replace(": ", ": warmup_ratio "),
     )
     warmup_ratio: Fraction | None = Field(
         default=None,
-        description="The same as a fraction of the run. one_cycle: its rising part, by default "
-        f"{ONE_CYCLE_WARMUP_RATIO}, from 1/25 of the peak.",
+        description="The warm-up as a fraction of the run. one_cycle: its rising part, which starts at 1/25 of the "
+        f"peak; by default {ONE_CYCLE_WARMUP_RATIO}.",
     )
     min_lr_ratio: Fraction | None = Field(
         default=None,
-        description="Last learning rate as a fraction of the peak." + _by_choice(SCHEDULES, "min_lr_ratio"),
+        description="Final learning rate as a fraction of the peak." + _by_choice(SCHEDULES, "min_lr_ratio"),
     )
     decay_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Fraction of the run, at its end, in which the rate decays." + _by_choice(SCHEDULES, "decay_ratio"),
+        description="Last fraction of the run, in which the rate decays." + _by_choice(SCHEDULES, "decay_ratio"),
     )
     step_size: Count | None = Field(
-        default=None, description="Steps between two drops of the schedule `step`, which requires it."
+        default=None, description="Steps between two drops of the schedule `step`, which requires this setting."
     )
     step_gamma: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         default=None, description="Factor of each drop." + _by_choice(SCHEDULES, "step_gamma")
     )
     lr_factors: Annotated[dict[Pattern, Factor], Field(max_length=100)] = Field(
         default_factory=dict,
-        description="The learning rate of some parameters as a multiple of optim.lr: factors by patterns of names, as "
-        "those of train.freeze. Of several that match a name, the first counts.",
+        description="Learning rates of some parameters as multiples of optim.lr, by patterns of names as in "
+        "train.freeze. The first pattern that matches a name applies.",
         examples=[{"*.lora_B.*": 16, "model.embed_tokens.*": 0.1}],
     )
 
@@ -623,7 +622,7 @@ class OptimConfig(Section):
         _check_choice(self, "schedule", self.schedule, SCHEDULES)
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             what = "optim.warmup_steps and optim.warmup_ratio exclude each other"
-            raise problem("warmup_ratio", what, "keep one; an override can set the other to null")
+            raise problem("warmup_ratio", what, "keep one (an override can set the other to null)")
         if self.nesterov and not self.momentum:
             next = "set optim.momentum above 0, or nesterov: false"
             raise problem("nesterov", "optim.nesterov needs a momentum", next)
@@ -637,14 +636,12 @@ class OptimConfig(Section):
 
 
 def _fill_choice(raw: dict[str, Any], choice: str, table: Mapping[str, Mapping[str, Any]], default: str) -> None:
-    """Gives `raw` the defaults of its optimizer or schedule."""
     name = raw.get(choice, default)
     if isinstance(name, str):
         raw.update({key: value for key, value in table.get(name, {}).items() if raw.get(key) is None})
 
 
 def _check_choice(section: OptimConfig, kind: str, name: str, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses a setting that only other optimizers or schedules use."""
     for key in dict.fromkeys(key for row in table.values() for key in row):
         if key not in table[name] and getattr(section, key) is not None:
             users = ", ".join(other for other, row in table.items() if key in row)
@@ -653,7 +650,7 @@ def _check_choice(section: OptimConfig, kind: str, name: str, table: Mapping[str
 
 
 def fine_tuning_rates(optim: Mapping[str, Any], kind: str) -> dict[str, float]:
-    """The values of `FINE_TUNING` for what `optim` does not set and its optimizer and schedule use."""
+    """Return the values of `FINE_TUNING` that the optimizer and schedule use and that `optim` does not set."""
     found = dict(FINE_TUNING[kind])
     fields = OptimConfig.model_fields
     name, schedule = (optim.get(key, fields[key].default) for key in ("name", "schedule"))
@@ -672,7 +669,7 @@ def fine_tuning_rates(optim: Mapping[str, Any], kind: str) -> dict[str, float]:
 # --- lora -------------------------------------------------------------------------------------------------------------
 
 
-# The settings of adapters, which `lora.init_from` takes from the adapter it names.
+# The settings of adapters. With `lora.init_from` they come from the adapter it names.
 LORA: dict[str, Any] = {
     "r": 16,
     "alpha": 32.0,
@@ -687,47 +684,47 @@ LORA: dict[str, Any] = {
 Targets = Text | Annotated[list[Text], Field(min_length=1, max_length=1000)]
 
 
-def _of_adapter(key: str, description: str, **more: Any) -> Any:
+def _adapter_field(key: str, description: str, **more: Any) -> Any:
     return Field(default=None, description=f"{description} Default: {json.dumps(LORA[key])}.", **more)
 
 
 class LoraConfig(Section):
-    """Adapters: low-rank matrices beside linear layers are trained, the weights of model.path are not. `lora: {}` takes
+    """Adapters: trains low-rank matrices next to linear layers, and freezes the weights of model.path. `lora: {}` uses
     every default; null trains the model itself."""
 
-    r: Annotated[int, Field(ge=1, le=8192)] | None = _of_adapter("r", "Rank: rows of A and columns of B.")
-    alpha: Positive | None = _of_adapter("alpha", "B·A is multiplied by alpha / r; with use_rslora by alpha / √r.")
-    dropout: Annotated[float, Field(ge=0, le=0.95, allow_inf_nan=False)] | None = _of_adapter(
-        "dropout", "Probability with which an element of the adapter's input is left out in training."
+    r: Annotated[int, Field(ge=1, le=8192)] | None = _adapter_field("r", "Rank: rows of A and columns of B.")
+    alpha: Positive | None = _adapter_field("alpha", "Scales B·A by alpha / r, or by alpha / √r with use_rslora.")
+    dropout: Annotated[float, Field(ge=0, le=0.95, allow_inf_nan=False)] | None = _adapter_field(
+        "dropout", "Probability that training drops an element of the adapter's input."
     )
-    target_modules: Targets | None = _of_adapter(
+    target_modules: Targets | None = _adapter_field(
         "target_modules",
-        "The layers that get one, as PEFT reads it: all-linear (all but the head), a list of names or "
-        "ends of names, or one regular expression that the whole name matches.",
+        "Layers that get an adapter, as in PEFT: all-linear (all but the head), a list of names or ends of names, or a "
+        "regular expression that matches whole names.",
         examples=["all-linear", ["q_proj", "v_proj"]],
     )
-    use_rslora: bool | None = _of_adapter(
+    use_rslora: bool | None = _adapter_field(
         "use_rslora", "Rank-stabilized scaling (Kalajdzievski, 2023), for large ranks."
     )
-    use_dora: bool | None = _of_adapter(
+    use_dora: bool | None = _adapter_field(
         "use_dora",
-        "Weight-decomposed adapters (Liu et al., 2024): the length of each row of the weight is trained "
-        "apart from its direction.",
+        "Weight-decomposed adapters (Liu et al., 2024): the length of each row of the weight is trained separately "
+        "from its direction.",
     )
-    modules_to_save: list[Text] | None = _of_adapter(
+    modules_to_save: list[Text] | None = _adapter_field(
         "modules_to_save",
-        "Modules that are trained and saved whole beside the adapters, by ends of their names.",
+        "Modules that are trained and saved in full in addition to the adapters, by ends of their names.",
         max_length=1000,
         examples=[["embed_tokens", "lm_head"]],
     )
-    ensure_weight_tying: bool | None = _of_adapter(
+    ensure_weight_tying: bool | None = _adapter_field(
         "ensure_weight_tying",
-        "A head that is the embedding stays so where modules_to_save has one of them; else each gets its own weight.",
+        "Whether head and embedding remain tied if modules_to_save names one of them. false: each has its own weight.",
     )
     init_from: PathText | None = Field(
         default=None,
-        description="Folder of a PEFT adapter that training goes on from. It has the settings above; one that "
-        "contradicts them is an error, but for dropout.",
+        description="Folder of a PEFT adapter to train further. The settings above come from it; except for dropout, a "
+        "contradicting one is an error.",
     )
 
     @model_validator(mode="before")
@@ -742,15 +739,15 @@ class LoraConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation on held-out data, and text samples. Both happen every `every` steps and at the end."""
+    """Evaluation on held-out data, and text samples. Both run every `every` steps and at the end."""
 
     model_config = ConfigDict(json_schema_extra=RESUME)
 
     every: Count | None = Field(default=None, description="Steps between two evaluations. null: only at the end.")
     at_start: bool | None = Field(
         default=None,
-        description="Whether both also happen before the first step. Default: true with model.path, to see the model "
-        "that came in, else false.",
+        description="Whether to evaluate and sample before the first step. Default: true with model.path, to see the "
+        "initial model, else false.",
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         default=None, description="Sequences in one forward pass. null: train.batch_size."
@@ -758,22 +755,22 @@ class EvalConfig(Section):
     max_batches: Count | None = Field(default=None, description="Batches of one evaluation. null: all held-out data.")
     prompts: Annotated[list[Annotated[str, Field(min_length=1, max_length=65_536)]], Field(max_length=64)] = Field(
         default_factory=list,
-        description="Texts that the model continues at each evaluation; in a run on chats messages that it answers.",
+        description="Texts that the model continues at each evaluation; in a run on chats, messages that it answers.",
     )
     sample_tokens: Annotated[int, Field(**BOUNDS["max_tokens"].limits)] = Field(
         default=128, description="Longest continuation, in tokens."
     )
     temperature: Annotated[float, Field(**BOUNDS["temperature"].limits)] = Field(
         default=0.8,
-        description="Logits are divided by it before sampling; 0 takes the likeliest token. Where temperature, top_k "
-        "or top_p is left out, a generation_config.json in model.path goes before the default.",
+        description="Divides the logits before sampling; 0 takes the likeliest token. A generation_config.json in "
+        "model.path overrides the defaults of temperature, top_k and top_p.",
     )
     top_k: Annotated[int, Field(**BOUNDS["top_k"].limits)] | None = Field(
         default=50, description="Sample among this many of the likeliest tokens. null: among all."
     )
     top_p: Annotated[float, Field(**BOUNDS["top_p"].limits)] | None = Field(
         default=None,
-        description="Sample among the likeliest tokens that together have this probability. null: among all.",
+        description="Sample among the likeliest tokens whose probabilities add up to this. null: among all.",
     )
 
 
@@ -781,23 +778,23 @@ class EvalConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Saving. A checkpoint is a Hugging Face folder with the training state in it; a signal saves one in any case."""
+    """Saving. A checkpoint is a Hugging Face folder with the training state; a signal always saves one."""
 
     model_config = ConfigDict(json_schema_extra=RESUME)
 
     every: Count | None = Field(default=500, description="Steps between two checkpoints. null: only at the end.")
     background: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Whether training goes on while a checkpoint is written. on: from a snapshot in host memory. auto: "
-        "where it takes at most half of what is free there. off: training waits. The last save is always waited for.",
+        description="Whether training continues during a save, which then needs a snapshot in host memory. auto: if it "
+        "takes at most half of the free memory. off: training blocks. The last save always blocks.",
     )
     save_total_limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
-        default=2, description="Checkpoints kept; older ones are removed after a newer one is complete. null: all."
+        default=2, description="Checkpoints to keep. An older one is removed after a newer one is complete. null: all."
     )
     best: bool = Field(
         default=False,
-        description="Whether the checkpoint with the lowest eval/loss is kept beside those of save_total_limit. Each "
-        "evaluation after which it is lower than ever saves one, and the final model is that of the best step.",
+        description="Whether to keep the checkpoint with the lowest eval/loss in addition to save_total_limit. Each "
+        "evaluation that sets a new minimum saves one, and the final model comes from the best step.",
     )
     save_final: bool = Field(default=True, description="Write the final model at the root of train.output_dir.")
 
@@ -806,7 +803,7 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    """What is reported while training; metrics.jsonl is always written."""
+    """Reports of a run. metrics.jsonl is always written."""
 
     model_config = ConfigDict(json_schema_extra=RESUME)
 
@@ -818,14 +815,14 @@ class LogConfig(Section):
     wandb_project: Text = Field(default="genesis", description="Project of the run at Weights & Biases.")
 
 
-# --- The whole --------------------------------------------------------------------------------------------------------
+# --- The configuration ------------------------------------------------------------------------------------------------
 
 
 class Config(Section):
     """A training run."""
 
     model: ModelConfig = Field(description="The model to train.")
-    data: DataConfig = Field(description="What it learns from.")
+    data: DataConfig = Field(description="The training and held-out data.")
     train: TrainConfig = Field(description="The run.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
     lora: LoraConfig | None = Field(default=None, description="Adapters. null: the model itself is trained.")
@@ -836,7 +833,7 @@ class Config(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _fill(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fills in what a run with `model.path` has as defaults; these do not count as set."""
+        """Fill in the defaults of a run with `model.path`. They do not count as set by the user."""
         if not isinstance(raw, dict):
             return handler(raw)
         model, optim, evaluation = (raw.get(section, {}) for section in ("model", "optim", "eval"))
@@ -858,41 +855,41 @@ class Config(Section):
         if self.lora is not None:
             self._check_lora()
         if self.model.path is not None and self.data.vocab_size is not None:
-            what = "data.vocab_size is for a tokenizer trained on the data, and the model at model.path has its own"
+            what = "data.vocab_size sizes a tokenizer trained on the data, but the model at model.path has its own"
             raise problem("data.vocab_size", what, "remove data.vocab_size")
         if self.eval.every is not None and self.data.eval_fraction == 0 and not self.eval.prompts:
-            what = "eval.every is set, but nothing is held out (data.eval_fraction is 0) and there are no eval.prompts"
+            what = "eval.every is set, but data.eval_fraction is 0 and eval.prompts is empty"
             raise problem("eval.every", what, "hold out data, add prompts, or remove eval.every")
         self._check_best()
         self._check_sizes(self.model.config or {})
         return self
 
     def _check_best(self) -> None:
-        """What goes by the lowest eval/loss needs evaluations on held-out data while the run goes on."""
+        """Check that settings that depend on the lowest eval/loss come with evaluations during the run."""
         missing = "eval.every is null: the only evaluation is at the end" if self.eval.every is None else ""
         if self.data.eval_fraction == 0:
             missing = "nothing is held out (data.eval_fraction is 0)"
         wanted = {"checkpoint.best": self.checkpoint.best, "train.early_stop": self.train.early_stop is not None}
         for key in (key for key, is_set in wanted.items() if is_set and missing):
             next = f"hold out data (data.eval or data.eval_fraction) and set eval.every, or remove {key}"
-            raise problem(key, f"{key} goes by eval/loss, and {missing}", next)
+            raise problem(key, f"{key} depends on eval/loss, but {missing}", next)
 
     def _check_lora(self) -> None:
         if self.model.path is None:
-            what = "adapters are trained beside the weights of a finished model, and model.path names none"
+            what = "lora trains adapters of an existing model, but model.path is not set"
             raise problem("lora", what, "give model.path, or remove lora (as an override: lora=null)")
         if self.train.precision is not None:
-            what = f"train.precision {self.train.precision} is for weights that are trained, and those of lora are not"
+            what = f"train.precision {self.train.precision} requires trained weights, but lora freezes them"
             raise problem("train.precision", what, "remove it (as an override: train.precision=null)")
 
     def _check_sizes(self, model: Mapping[str, Any]) -> None:
-        """The data's sizes against those of an inline model; a folder or a preset is checked when it is loaded."""
+        """Check the data's sizes against an inline model. Folders and presets are checked when they are loaded."""
         vocab, context = model.get("vocab_size"), model.get("max_position_embeddings")
         if isinstance(vocab, int) and self.data.vocab_size is not None and self.data.vocab_size > vocab:
-            what = f"data.vocab_size {self.data.vocab_size} is beyond the model's vocab_size {vocab}"
+            what = f"data.vocab_size {self.data.vocab_size} exceeds the model's vocab_size {vocab}"
             raise problem("data.vocab_size", what, "lower it, or raise model.config.vocab_size")
         if isinstance(context, int) and self.data.seq_len > context:
-            what = f"data.seq_len {self.data.seq_len} is beyond the model's max_position_embeddings {context}"
+            what = f"data.seq_len {self.data.seq_len} exceeds the model's max_position_embeddings {context}"
             raise problem("data.seq_len", what, "lower it, or raise model.config.max_position_embeddings")
 
     @property
@@ -901,18 +898,18 @@ class Config(Section):
         return self.eval.batch_size or self.train.batch_size
 
     def resolved_yaml(self) -> str:
-        """This configuration with every default filled in, as text that loads back equal (config.resolved.yaml)."""
+        """Return this configuration with every default, as YAML that loads back equal (config.resolved.yaml)."""
         return "# The configuration of this run, with every default filled in.\n" + emit(self.model_dump())
 
     def settings(self) -> Iterator[tuple[str, Any]]:
-        """Every setting as `section.key` and its value, in the order of the schema."""
+        """Yield every setting as `section.key` with its value, in the order of the schema."""
         for name in setting_names():
             section, key = name.split(".")
             yield name, getattr(getattr(self, section), key, None)
 
 
 def section_class(name: str) -> type[Section]:
-    """The class of a section of `Config`, also of one that may be null."""
+    """Return the class of a section of `Config`, also if the section may be null."""
     annotation = Config.model_fields[name].annotation
     found = next(each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
     assert issubclass(found, Section)
@@ -920,12 +917,12 @@ def section_class(name: str) -> type[Section]:
 
 
 def setting_names() -> list[str]:
-    """Every setting as `section.key`, in the order of the schema."""
+    """Return every setting as `section.key`, in the order of the schema."""
     return [f"{section}.{key}" for section in Config.model_fields for key in section_class(section).model_fields]
 
 
 def fine_tuning_defaults(config: Config) -> dict[str, float | bool]:
-    """The settings that were filled in because weights are trained further, by name."""
+    """Return, by name, the settings that took their fine-tuning default because `model.path` is given."""
     if config.model.path is None:
         return {}
     names = [f"optim.{key}" for key in FINE_TUNING["full" if config.lora is None else "lora"]] + ["eval.at_start"]
@@ -935,5 +932,5 @@ def fine_tuning_defaults(config: Config) -> dict[str, float | bool]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema for editors (JSON Schema 2020-12)."""
+    """Return the schema for editors (JSON Schema 2020-12)."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

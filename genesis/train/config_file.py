@@ -1,7 +1,7 @@
-"""From a YAML file and overrides to a `Config`, and every mistake in them as one error that names line and remedy.
+"""Reads a `Config` from a YAML file and overrides. One error reports all mistakes, with line and remedy.
 
-The schema itself is `config`; the YAML reader is `strict_yaml`. A run's record keeps what its command line set, so that
-it need not be typed at a resume.
+`config` defines the schema and `strict_yaml` reads YAML. A run records its overrides, so that a resume need not repeat
+them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, e
 RESOLVED = "config.resolved.yaml"
 MAX_SHOWN = 10
 MAX_KEYS_SHOWN = 6
-MAX_KEY_CHARS = 1000  # YAML takes 1,024 as a plain key
+MAX_KEY_CHARS = 1000  # YAML allows 1,024 in a plain key
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a file, with `section.key=value` overrides applied in order.
+    """Return the configuration in a file, with `section.key=value` overrides applied in order.
 
-    Relative paths inside it are relative to the working directory, `~` is the home folder. Environment variables are
+    Relative paths inside are relative to the working directory, and `~` is the home folder. Environment variables are
     never expanded.
 
     Raises:
-        ConfigError: the file cannot be read, or file or overrides are invalid: all problems, the first in front.
+        ConfigError: the file cannot be read, or file or overrides are invalid; it lists all problems.
         UsageError: an override has no `=` or no key.
     """
     return parse_config(read_source(path), escape(path), overrides)
 
 
 def read_source(path: str | Path) -> bytes:
-    """The bytes of a configuration file, at most one more than the reader takes.
+    """Return the bytes of a configuration file, at most one more than the parser allows.
 
     Raises:
-        ConfigError: no regular file (a FIFO is refused, not waited for), or it cannot be read.
+        ConfigError: the file cannot be read or is not a regular file. A FIFO is refused at once.
     """
     with boundary(ConfigError, "reading the configuration", path):
         if is_folder(path) and exists(recorded := Path(path) / RESOLVED):
@@ -55,10 +55,10 @@ def read_source(path: str | Path) -> bytes:
 
 
 def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, from text; `name` stands for the file in errors."""
+    """Like `load_config`, from text; errors use `name` as the file's name."""
     document = parse(source, name)
     for section, field in Config.model_fields.items():
-        # A section whose every line is commented out is an empty section, but for one that may be null.
+        # A section with only comments is an empty section, unless it may be null.
         if section in document.data and document.data[section] is None and field.default is not None:
             document.data[section] = {}
     for override in overrides:
@@ -70,17 +70,18 @@ def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) 
 
 
 def apply_override(document: Document, override: str) -> None:
-    """Sets the value that `section.key=value` names, making the mappings on its way.
+    """Set the value that `section.key=value` names; create missing mappings.
 
     Raises:
-        UsageError: it has no `=` or no key. ConfigError: the value is malformed, or a mapping on its way is a value.
+        UsageError: it has no `=` or no key.
+        ConfigError: the value is malformed, or a parent of the key holds a value.
     """
     key, equals, text = override.partition("=")
     shown = escape(override if len(override) <= 100 else override[:97] + "...")
     path: KeyPath = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
         raise UsageError(
-            f"'{shown}' is no override", where="command line", next="write section.key=value, as train.steps=100"
+            f"'{shown}' is not an override", where="command line", next="write section.key=value, as train.steps=100"
         )
     if len(path) > MAX_DEPTH:
         raise ConfigError(f"a key of {len(path)} parts", where=f"override: {shown}", next="write section.key=value")
@@ -92,15 +93,15 @@ def apply_override(document: Document, override: str) -> None:
             child = parent[str(part)] = {}
             document.overrides[path[:length]] = shown
         if not isinstance(child, dict):
-            what = f"{spell(path[:length])} is no section: it holds a value"
-            raise ConfigError(what, where=f"override: {shown}", next=f"set it whole: {spell(path[:length])}=...")
+            what = f"{spell(path[:length])} is not a section: it holds a value"
+            raise ConfigError(what, where=f"override: {shown}", next=f"replace it: {spell(path[:length])}=...")
         parent = child
     parent[str(path[-1])] = value
     document.overrides[path] = shown
 
 
 def _as_config_error(document: Document, problems: Sequence[Problem]) -> ConfigError:
-    """One error for all problems: the first in the file in front, the others in short."""
+    """Return one error for all problems: the first one in full, the others in short."""
 
     def line_and_column(problem: Problem) -> tuple[int, int]:
         mark = document.keys.get(problem.path) or document.keys.get(problem.path[:-1])
@@ -116,10 +117,10 @@ def _as_config_error(document: Document, problems: Sequence[Problem]) -> ConfigE
 
 
 def check_reads_back(config: Config) -> None:
-    """Refuse a configuration that would not come back from its record, `config.resolved.yaml`, when it is resumed.
+    """Refuse a configuration that could not be read back from `config.resolved.yaml` at a resume.
 
     Raises:
-        ConfigError: with the key of the value that the reader does not take, and why.
+        ConfigError: with the key of the unreadable value, and the reason.
     """
     whole, reason = config.model_dump(), "it reads back as another value"
     try:
@@ -127,18 +128,18 @@ def check_reads_back(config: Config) -> None:
             return
     except ConfigError as error:
         reason = error.what
-    except (TypeError, ValueError, RecursionError) as error:  # what only a program can put there
+    except (TypeError, ValueError, RecursionError) as error:  # only a program can pass such values
         reason = escape(error)
     path, reason = _first_unreadable(whole, reason)
     raise ConfigError(
-        f"{RESOLVED} would not be read back, so that this run could not be resumed: {reason}",
+        f"{RESOLVED} could not be read back, so this run could not be resumed: {reason}",
         where=spell(path[:MAX_KEYS_SHOWN]) or RESOLVED,
         next="change this setting",
     )
 
 
 def _first_unreadable(value: Any, reason: str) -> tuple[KeyPath, str]:
-    """The path of the innermost value that is not read back, and why; of what is only too much, its largest part."""
+    """Return path and reason of the innermost unreadable value; of a value that is too large, its largest part."""
     path: KeyPath = ()
     while len(path) <= MAX_DEPTH:
         parts: list[tuple[str | int, Any]] = list(enumerate(value)) if isinstance(value, list | tuple) else []
@@ -156,7 +157,7 @@ def _first_unreadable(value: Any, reason: str) -> tuple[KeyPath, str]:
 
 
 def _unreadable_part(parts: list[tuple[str | int, Any]], path: KeyPath) -> tuple[str | int, Any] | None:
-    """The first part that alone is not read back, found by halving."""
+    """Return the first part that is unreadable by itself, found by bisection."""
     group = [item for _, item in parts] if isinstance(parts[0][0], int) else dict(parts)
     if _unreadable(group, path) is None:
         return None
@@ -167,7 +168,7 @@ def _unreadable_part(parts: list[tuple[str | int, Any]], path: KeyPath) -> tuple
 
 
 def _unreadable(value: Any, path: KeyPath = ()) -> str | None:
-    """Why `value` at `path` would not be read back as it is; None where it would."""
+    """Return why `value` at `path` would not be read back unchanged, or None if it would."""
     try:
         for part in reversed(path):
             if isinstance(part, str) and len(emit({part: None})) > MAX_KEY_CHARS:
@@ -181,7 +182,7 @@ def _unreadable(value: Any, path: KeyPath = ()) -> str | None:
 
 
 def _same(read: Any, written: Any) -> bool:
-    """Whether both are the same to the last bit and in the same order; a tuple is written as a list."""
+    """Whether both are equal to the last bit and in the same order; a tuple is written as a list."""
     if isinstance(written, Mapping):
         return list(read) == list(written) and all(_same(read[key], written[key]) for key in written)
     if isinstance(written, list | tuple):
@@ -203,24 +204,23 @@ class Change:
 
 
 def changes(old: Config, new: Config) -> list[Change]:
-    """Every setting in which `new` differs from `old`; `allowed` says whether a resumed run may change it."""
+    """Return the settings in which `new` differs from `old`; `allowed` says whether a resumed run may change it."""
     found = []
     for (key, before), (_, after) in zip(old.settings(), new.settings(), strict=True):
         section, name = key.split(".")
         schema = section_class(section)
         marks = schema.model_config.get("json_schema_extra"), schema.model_fields[name].json_schema_extra
-        # The base of adapters may be moved: its fingerprint says whether it is the same.
+        # The base of adapters may move; its fingerprint is checked separately.
         is_moved = key == "model.path" and None not in (old.lora, new.lora, before, after)
         found += [Change(key + rest, a, b, is_moved or RESUME in marks) for rest, a, b in _differences(before, after)]
     return found
 
 
 def check_resume(old: Config, new: Config, where: str = "") -> list[Change]:
-    """Refuses to resume `old` as `new` when more differs than the schema marks with `x-resume: may change`; else the
-    settings that differ.
+    """Return the settings that differ, or refuse to resume `old` as `new` if one lacks `x-resume: may change`.
 
     Raises:
-        ConfigError: with each setting that differs, its old and its new value.
+        ConfigError: with each refused setting, its old and its new value.
     """
     found = changes(old, new)
     refused = [change for change in found if not change.allowed]
@@ -229,15 +229,15 @@ def check_resume(old: Config, new: Config, where: str = "") -> list[Change]:
     shown = "\n".join(str(change) for change in refused[:MAX_SHOWN])
     if len(refused) > MAX_SHOWN:
         shown += f"\nand {len(refused) - MAX_SHOWN} more"
-    next = "take the changes back, or start a new run with another train.output_dir"
-    raise ConfigError(f"the configuration differs from that of the run being resumed:\n{shown}", where=where, next=next)
+    next = "undo the changes, or start a new run with another train.output_dir"
+    raise ConfigError(f"the configuration differs from the run to resume:\n{shown}", where=where, next=next)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = dict.fromkeys((*old, *new))
         return [row for key in keys for row in _differences(old.get(key), new.get(key), f"{path}.{key}")]
-    # 1 and 1.0 are the same setting, True and 1 are not; what a program gave as a tuple was recorded as a list.
+    # 1 and 1.0 are equal settings, True and 1 are not. A program's tuple was recorded as a list.
     old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
     same = old == new and isinstance(old, bool) == isinstance(new, bool)
     return [] if same else [(path, old, new)]
@@ -247,7 +247,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any
 
 
 OUTPUT_DIR = "train.output_dir"
-LENGTHS = ("train.steps", "train.epochs")  # of which a run has one
+LENGTHS = ("train.steps", "train.epochs")  # a run has one of them
 COMMENT = "# Set on the command line: what was typed, and what the configuration file had there.\n"
 
 
@@ -256,9 +256,9 @@ class Override:
     """The value of a setting on the command line.
 
     Attributes:
-        text: as it was typed.
-        file: a list of the value in the configuration file, empty where that has none; None: not known.
-        is_recorded: it is from the run's record, and was not typed now.
+        text: the typed value.
+        file: the value in the configuration file as a list, empty without one. None: unknown.
+        is_recorded: whether it comes from the run's record instead of this command line.
     """
 
     text: str
@@ -272,23 +272,26 @@ Overrides = Mapping[str, Override]
 def combined(
     source: str | bytes, name: str, typed: Sequence[str], recorded: Overrides, *, is_record: bool = False
 ) -> dict[str, Override]:
-    """The overrides that hold, by setting: those recorded where the file is as it was, then those typed now.
+    """Return the overrides that apply: recorded ones whose setting is unchanged in the file, then the typed ones.
 
     Args:
-        is_record: the source is the run's own record, so it does not say what the configuration file has.
+        is_record: whether the source is the run's own record, which does not contain the file's values.
     """
     data, result = parse(source, name).data, dict[str, Override]()
+    # A recorded override applies while the file has the same value.
     for key, override in recorded.items():
         file = override.file if is_record else _value_at(data, key)
         if override.file in (None, file):
             result[key] = replace(override, file=file, is_recorded=True)
+    # A typed override replaces recorded ones of the same setting and of its parts.
     for word in typed:
         setting, _, text = word.partition("=")
         key = ".".join(part.strip() for part in setting.split("."))
-        before = result.pop(key, None)  # so that the newest comes last
+        before = result.pop(key, None)  # the latest one comes last
         known = None if before is None else before.file
-        result = {each: kept for each, kept in result.items() if not each.startswith(f"{key}.")}  # a part of it
+        result = {each: kept for each, kept in result.items() if not each.startswith(f"{key}.")}
         result[key] = Override(text, known if is_record else _value_at(data, key))
+    # A new length of the run replaces the recorded one.
     for key, other in (LENGTHS, LENGTHS[::-1]):
         now, before = result.get(key), result.get(other)
         is_new = key in recorded and _value_at(data, key) if now is None else not now.is_recorded and now.text != "null"
@@ -298,7 +301,7 @@ def combined(
 
 
 def _value_at(data: Any, key: str) -> list[Any]:
-    """A list of the value at `key`, empty where there is none."""
+    """Return the value at `key` as a list, empty without one."""
     for part in key.split("."):
         if not isinstance(data, dict) or part not in data:
             return []
@@ -307,17 +310,17 @@ def _value_at(data: Any, key: str) -> list[Any]:
 
 
 def recorded_settings(overrides: Overrides) -> str | None:
-    """A line about the overrides that come from the record; None where there are none."""
+    """Return a line that lists the recorded overrides, or None without any."""
     kept = [
         f"{key}={override.text}" + (f" (the file: {show(override.file[0])})" if override.file else "")
         for key, override in overrides.items()
         if override.is_recorded
     ]
-    return f"going on with the settings that the run was given: {escape(', '.join(kept))}" if kept else None
+    return f"continuing with the recorded settings of the run: {escape(', '.join(kept))}" if kept else None
 
 
 def output_dir(source: str | bytes, name: str, typed: Sequence[str]) -> str | None:
-    """The folder that a configuration names for its run, although other settings may be missing."""
+    """Return the folder that a configuration names for its run, even if other settings are missing."""
     document = parse(source, name)
     for word in typed:
         apply_override(document, word)
@@ -326,11 +329,11 @@ def output_dir(source: str | bytes, name: str, typed: Sequence[str]) -> str | No
 
 
 def with_overrides(record: str, overrides: Overrides) -> str:
-    """A run's record with its overrides below it; without them where the reader would not take them."""
+    """Append the overrides to a run's record as comments, unless the reader could not read them back."""
     rows = {
         key: override.text if override.file is None else [override.text, *override.file]
         for key, override in overrides.items()
-        if key != OUTPUT_DIR  # by which the record was found
+        if key != OUTPUT_DIR  # it locates the record
     }
     text = record + COMMENT + "".join(f"# {line}\n" for line in emit(rows).splitlines())
     with suppress(ConfigError):
@@ -340,10 +343,10 @@ def with_overrides(record: str, overrides: Overrides) -> str:
 
 
 def read_overrides(record: str, name: str) -> dict[str, Override]:
-    """The overrides in a run's record; none in that of an older version.
+    """Return the overrides in a run's record; empty for an older version's.
 
     Raises:
-        ConfigError: they were changed to something else.
+        ConfigError: the comment was edited and is malformed.
     """
     above, comment, below = record.partition(COMMENT)
     lines = "\n".join(line.removeprefix("# ") for line in below.splitlines())

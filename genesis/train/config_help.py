@@ -1,4 +1,4 @@
-"""What a rejected configuration should have said: pydantic's errors turned into sentences with a suggestion."""
+"""Explains rejected configurations: turns pydantic's errors into sentences with a suggestion."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from genesis.errors import escape, nearest
 from genesis.train.config import SOURCE_KINDS, json_schema, setting_names
 from genesis.train.strict_yaml import KeyPath, scalar, spell
 
-# A file with more mistakes than this is no configuration; the first ones say enough.
+# A file with more mistakes is not a configuration; the first ones suffice.
 MAX_EXPLAINED = 100
-# The setting that is meant, or in words why Genesis has none -> names that other trainers (transformers,
-# TRL, PEFT, LLaMA-Factory, Axolotl, Unsloth) use for it.
+# The equivalent setting, or in words why Genesis has none -> names that other trainers (transformers, TRL, PEFT,
+# LLaMA-Factory, Axolotl, Unsloth) use for it.
 _MEANINGS = {
     "checkpoint.best": "load_best_model_at_end",
     "checkpoint.every": "save_steps save_strategy saves_per_epoch",
@@ -66,33 +66,33 @@ _MEANINGS = {
     "train.precision": "fp8",
     "train.seed": "data_seed random_state",
     "train.steps": "max_steps num_iterations",
-    "adapters train beside bfloat16 weights, and 8 bits are for use (genesis generate --dtype)": "bnb_*"
+    "adapters train next to bfloat16 weights, and 8 bits are for inference (genesis generate --dtype)": "bnb_*"
     " double_quantization load_in_*bit qlora* quantization*",
-    "the best checkpoint is that of the lowest eval/loss": "early_stopping_threshold greater_is_better"
+    "the best checkpoint is the one with the lowest eval/loss": "early_stopping_threshold greater_is_better"
     " metric_for_best_*",
-    "nothing is uploaded, and genesis export writes a folder for the hub": "hub_* push_to_hub*",
+    "nothing is uploaded; genesis export writes a folder for the hub": "hub_* push_to_hub*",
     "documents are always packed into full rows, and attention never crosses them": "*packing* group_by_length"
     " length_column_name multipack* pad_to_* padding_*",
-    "--nproc N trains on several GPUs, and train.zero shards what the optimizer keeps": "accelerator_config ddp_*"
+    "--nproc N trains on several GPUs, and train.zero shards the optimizer states": "accelerator_config ddp_*"
     " context_parallel* deepspeed* device_map fsdp* local_rank n_gpu num_gpus tensor_parallel* tpu_* world_size",
     "train.activation_checkpointing has no other choices": "disable_gradient_checkpointing"
     " gradient_checkpointing_* use_reentrant*",
-    "attention, norms and loss are fused kernels wherever Genesis has them": "*attn_implementation *flash_att* *liger*"
+    "attention, norms and loss always use fused kernels if Genesis has them": "*attn_implementation *flash_att* *liger*"
     " *unsloth* *xformers* cut_cross_entropy eager_attention lora_*_kernel sdp_attention torch_compile*",
     "bfloat16 (model.dtype) has the range that float16 lacks": "fp16* half_precision_backend",
-    "data are tokenized once, before the run, and cached (data.cache_dir)": "buffer_size dataloader_* dataset_kwargs"
+    "data is tokenized once, before the run, and cached (data.cache_dir)": "buffer_size dataloader_* dataset_kwargs"
     " dataset_num_proc overwrite_cache preprocessing_* remove_unused_columns skip_prepare_dataset streaming",
-    "the section lora trains adapters, and without it all weights are trained": "adapter finetuning_type"
+    "the section lora trains adapters; without it all weights are trained": "adapter finetuning_type"
     " full_finetuning peft_* task_type use_lora use_peft",
-    "what is learned follows from the data, texts or chats; preferences and rewards are not trained": "do_eval"
+    "the data, texts or chats, determines what is learned; preferences and rewards are not trained": "do_eval"
     " do_predict do_train dpo_* kto_* loss_type num_generations orpo_* ppo_* pref_* reward_model* stage",
-    "the command line says it: genesis train CONFIG --resume": "auto_resume_* ignore_data_skip overwrite_output_dir"
+    "use the command line instead: genesis train CONFIG --resume": "auto_resume_* ignore_data_skip overwrite_output_dir"
     " resume_from_checkpoint",
     "genesis init writes a batch size that fits, and genesis estimate checks one": "auto_find_batch_size",
-    "the loss is that of the next token alone": "label_smoothing* neftune_* noisy_embedding_alpha router_aux_loss_coef",
-    "the tokens are those of the tokenizer and its template": "add_tokens additional_special_tokens eos_token pad_token"
+    "the loss only covers the next token": "label_smoothing* neftune_* noisy_embedding_alpha router_aux_loss_coef",
+    "the tokenizer and its template define the tokens": "add_tokens additional_special_tokens eos_token pad_token"
     " resize_vocab special_tokens train_on_eos",
-    "runs repeat bit by bit without it": "full_determinism use_deterministic_algorithms",
+    "runs are always bitwise reproducible": "full_determinism use_deterministic_algorithms",
     "code in a model's folder is never run": "trust_remote_code",
 }
 OTHER_NAMES = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
@@ -101,7 +101,7 @@ _BOOLEANS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "fa
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake at `path`: what it is, how to mend it, and whether it is the key (not the value) that is wrong."""
+    """A mistake at `path` and its remedy; `at_key` says that the key is wrong, not the value."""
 
     path: KeyPath
     what: str
@@ -110,7 +110,7 @@ class Problem:
 
 
 def explain(error: ValidationError) -> list[Problem]:
-    """The problems behind a validation error of `Config`, each once."""
+    """Return the problems behind a validation error of `Config`, without duplicates."""
     problems, missing = [], []
     for detail in error.errors(include_url=False)[:MAX_EXPLAINED]:
         path: KeyPath = tuple(part for part in detail["loc"] if part not in SOURCE_KINDS)
@@ -139,7 +139,7 @@ def _unknown_key(path: KeyPath) -> Problem:
     meant = nearest_key(path)
     what, next = f"unknown key {name}", f"the keys of {parent or 'the file'} are {', '.join(_keys(path[:-1]))}"
     if meant is not None and " " in meant:
-        what, next = f"{name} is a setting of other trainers, and not supported", f"leave it out: {meant}"
+        what, next = f"{name} is a setting of other trainers, and not supported", f"remove it: {meant}"
     elif meant is not None:
         next = f"did you mean {meant}?"
     return Problem(path, what, next, at_key=True)
@@ -162,7 +162,7 @@ def _schema() -> dict[str, Any]:
 
 
 def schema_at(path: KeyPath) -> dict[str, Any]:
-    """The part of the JSON schema that describes `path`; empty where it says nothing."""
+    """Return the part of the JSON schema that describes `path`, or an empty one."""
     fragment = _schema()
     for part in path:
         fragment = next((_child(branch, part) for branch in _branches(fragment) if _child(branch, part)), {})
@@ -178,7 +178,7 @@ def _child(fragment: Mapping[str, Any], part: str | int) -> dict[str, Any]:
 
 
 def _branches(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The alternatives of a fragment, references followed, `null` last."""
+    """Yield the alternatives of a fragment, with references resolved."""
     if "$ref" in fragment:
         yield from _branches(_schema()["$defs"][fragment["$ref"].rpartition("/")[2]])
     elif "anyOf" in fragment:
@@ -189,7 +189,7 @@ def _branches(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def nearest_key(path: KeyPath) -> str | None:
-    """The setting that an unknown key most likely means; of another trainer's, in words, why there is none."""
+    """Return the likely meaning of an unknown key; for another trainer's key, in words, why Genesis has none."""
     name = str(path[-1]).lower().replace("-", "_")
     siblings = {key: spell((*path[:-1], key)) for key in _keys(path[:-1])}
     every = {setting.partition(".")[2]: setting for setting in setting_names()}
@@ -205,18 +205,17 @@ def nearest_key(path: KeyPath) -> str | None:
 
 
 def _keys(path: KeyPath) -> list[str]:
-    """The keys that the mapping at `path` may have."""
     return [key for branch in _branches(schema_at(path)) for key in branch.get("properties", {})]
 
 
 def expected(fragment: Mapping[str, Any]) -> str:
-    """A schema fragment in words: "an integer from 1 to 100, or null"."""
+    """Return a schema fragment in words: "an integer from 1 to 100, or null"."""
     branches = list(_branches(fragment))
-    words = dict.fromkeys(_expected_one({**branch, "examples": fragment.get("examples")}) for branch in branches)
+    words = dict.fromkeys(_expected_branch({**branch, "examples": fragment.get("examples")}) for branch in branches)
     return " or ".join(word for word in words if word != "null") + (", or null" if "null" in words else "")
 
 
-def _expected_one(fragment: Mapping[str, Any]) -> str:
+def _expected_branch(fragment: Mapping[str, Any]) -> str:
     if "enum" in fragment:
         return "one of " + ", ".join(map(str, fragment["enum"]))
     if "const" in fragment:
@@ -250,7 +249,7 @@ def _bounds(fragment: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it would be written in the file, at most 60 characters, control characters escaped."""
+    """Return a value as the file would spell it, at most 60 characters, with control characters escaped."""
     if isinstance(value, tuple):
         value = list(value)
     try:
@@ -261,13 +260,13 @@ def show(value: Any) -> str:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, BaseModel):  # a part of a setting, as the weighted source
+    if isinstance(value, BaseModel):  # part of a setting, such as a weighted source
         return value.model_dump(exclude_none=True)
     raise TypeError
 
 
 def _remedy(fragment: Mapping[str, Any], value: Any) -> str:
-    """What to write instead of `value`; empty where there is no better advice than the setting's description."""
+    """Return what to write instead of `value`; empty if the setting's description is the best advice."""
     branches = list(_branches(fragment))
     kinds = {branch.get("type") for branch in branches}
     choices = [choice for branch in branches for choice in branch.get("enum", [branch.get("const")]) if choice]
@@ -280,7 +279,7 @@ def _remedy(fragment: Mapping[str, Any], value: Any) -> str:
     if "boolean" in kinds and value in (0, 1):
         return f"write {'true' if value else 'false'}"
     if "array" in kinds and isinstance(value, bool | int | float):
-        shown = (fragment.get("examples") or [[value]])[0]  # of a fixed length, as betas are
+        shown = (fragment.get("examples") or [[value]])[0]  # a list of fixed length, such as betas
         return f"write a list: {show(shown)}"
     return ""
 
@@ -297,7 +296,7 @@ def _remedy_for_string(value: str, kinds: set[Any], choices: list[str]) -> str:
         plain = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", plain)
         if len(plain) < 40 and isinstance(scalar(plain), int | float):
             return f"write {plain}"
-        return "write a plain number, as 100 or 3e-4"
+        return "write a plain number, such as 100 or 3e-4"
     if "array" not in kinds:
         return ""
     numbers = [scalar(part.strip()) for part in value.split(",")]

@@ -1,8 +1,8 @@
-"""The part of YAML that Genesis reads and writes: one mapping of plain data, and the line of every key.
+"""The subset of YAML that Genesis reads and writes: one mapping of plain data, with the line of every key.
 
-Scalars follow the YAML 1.2 core schema (`1e-5` is a number; `on` and `12:30` are strings). Whatever makes a file hard
-to read or costly to load is refused: aliases, anchors, tags, merge keys, duplicate keys, several documents. Limits of
-size, depth and count are checked while events arrive, before a tree is built.
+Scalars follow the YAML 1.2 core schema (`1e-5` is a number; `on` and `12:30` are strings). The reader refuses anything
+that makes a file hard to read or costly to load: aliases, anchors, tags, merge keys, duplicate keys, several documents.
+It checks limits of size, depth and count while events arrive, before it builds a tree.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _WORDS |= dict.fromkeys(("false", "False", "FALSE"), False)
 _WORDS |= {sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")}
 _WORDS |= dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan)
 
-# A leading zero ("007") is left a string: YAML 1.1 reads such digits as octal, YAML 1.2 as decimal.
+# A number with a leading zero ("007") remains a string: YAML 1.1 reads it as octal, YAML 1.2 as decimal.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _RADIX = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _BOOL_IN_YAML_1_1 = frozenset(("y", "n", "yes", "no", "on", "off"))
-# What no text file needs: control characters (but tab and line ends), invisible line breaks, surrogates.
+# Text files do not need control characters (except tab and line ends), invisible line breaks and surrogates.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
@@ -50,13 +50,13 @@ class Mark(NamedTuple):
 
 @dataclass
 class Document:
-    """A parsed file: its data and the position of every key and value in it.
+    """A parsed file: its data and the position of every key and value.
 
     Attributes:
         name: the file's name, as errors show it.
         data: the top mapping.
-        keys: where the key that leads to a path is (for a list item, the item).
-        values: where the value at a path starts.
+        keys: position of the key that leads to a path (of the item in a list).
+        values: start of the value at a path.
         overrides: the override that set a path, as the user wrote it.
     """
 
@@ -67,9 +67,9 @@ class Document:
     overrides: dict[KeyPath, str] = field(default_factory=dict)
 
     def where(self, path: KeyPath, *, key: bool = False) -> str:
-        """Where `path` was set: `override: key=value`, or `file:line:column` of its value (of its key with `key`).
+        """Return what set `path`: `override: key=value`, or `file:line:column` of its value (of its key with `key`).
 
-        A path that was never set is reported at the key of the nearest parent that was.
+        For a path that was never set, it returns the position of the nearest parent's key.
         """
         for length in range(len(path), 0, -1):
             part = path[:length]
@@ -82,25 +82,25 @@ class Document:
 
 
 def parse(source: str | bytes, name: str) -> Document:
-    """The document in `source`, at most 256 KiB of UTF-8 text; an empty one is an empty mapping.
+    """Parse `source`, at most 256 KiB of UTF-8 text. An empty text is an empty mapping.
 
     Raises:
-        ConfigError: the text is no YAML, beyond the accepted part or over a limit; `where` is `name:line:column`.
+        ConfigError: the text is not YAML, outside the accepted subset or over a limit; `where` is `name:line:column`.
     """
     document = Document(escape(name))
     top = _Reader(document).read(_decode(source, document.name))
     if not isinstance(top, dict | None):
-        what = f"the file holds {'a list' if isinstance(top, list) else 'a single value'} where sections are expected"
+        what = f"the file holds {'a list' if isinstance(top, list) else 'a single value'}, but sections are expected"
         _fail(what, document.name, Mark(1, 1), "start with `model:`")
     document.data = top or {}
     return document
 
 
 def parse_value(text: str, where: str) -> Any:
-    """The value of an override: a flow list, mapping or quoted string (`[a, b]`), else one plain scalar as it is.
+    """Return the value of an override: a flow list, mapping or quoted string (`[a, b]`), or else a plain scalar.
 
     Raises:
-        ConfigError: a list, mapping or quoted string is malformed; `where` is passed on.
+        ConfigError: a list, mapping or quoted string is malformed; the error has this `where`.
     """
     text = text.strip()
     if found := _FORBIDDEN.search(text):
@@ -121,7 +121,7 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def scalar(text: str) -> Scalar:
-    """What a plain (unquoted) scalar means in YAML 1.2.
+    """Return the value of a plain (unquoted) scalar in YAML 1.2.
 
     Raises:
         ValueError: the number has more than 40 characters.
@@ -132,7 +132,7 @@ def scalar(text: str) -> Scalar:
     if not (is_int or is_radix or _FLOAT.fullmatch(text)):
         return text
     if len(text) > MAX_NUMBER_CHARS:
-        raise ValueError(f"a number of {len(text)} characters; {MAX_NUMBER_CHARS} is the most")
+        raise ValueError(f"a number of {len(text)} characters; the limit is {MAX_NUMBER_CHARS}")
     if is_radix:
         return int(text[2:], 8 if text[1] == "o" else 16)
     return int(text) if is_int else float(text)
@@ -172,7 +172,7 @@ class _Reader:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.mark = Mark(1, 1)  # of the newest event
+        self.mark = Mark(1, 1)  # of the latest event
         self.nodes = 0
 
     def read(self, text: str) -> Any:
@@ -189,7 +189,7 @@ class _Reader:
                 elif isinstance(event, yaml.NodeEvent):
                     top = self._value(event, ())
         except yaml.MarkedYAMLError as error:
-            # An unclosed quote is reported where it opens, not at the end of the file.
+            # An unclosed quote is reported at its start, not at the end of the file.
             unclosed = "quoted scalar" in (error.context or "")
             place = error.context_mark if unclosed else error.problem_mark
             if place is not None:
@@ -199,7 +199,7 @@ class _Reader:
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
-            # PyYAML lets some bad escapes and directives out as ValueError.
+            # PyYAML raises ValueError for some bad escapes and directives.
             self._fail(f"this is not valid YAML: {escape(error)[:200]}", "correct the line")
         return top
 
@@ -209,7 +209,7 @@ class _Reader:
         return event
 
     def _value(self, event: Any, path: KeyPath) -> Any:
-        """The data that begins with `event`, the newest one; the events of its parts are taken."""
+        """Return the data that starts with the latest `event`, and consume the events of its parts."""
         self._check_node(event)
         self.document.values[path] = self.mark
         if isinstance(event, yaml.ScalarEvent):
@@ -233,7 +233,7 @@ class _Reader:
         return items
 
     def _key(self, event: Any, path: KeyPath, mapping: dict[str, Any]) -> str:
-        """Keys are names: taken as their text, never resolved (`on:` is the key "on")."""
+        """Return a key as its text. Keys are never resolved (`on:` is the key "on")."""
         self._check_node(event)
         if not isinstance(event, yaml.ScalarEvent):
             next = "keys are names; quote a string that starts with `[` or `{`"
@@ -272,8 +272,8 @@ def _hint(text: str, mark: Mark) -> str:
     lines = text.splitlines()
     line = lines[mark.line - 1] if mark.line <= len(lines) else ""
     if "\t" in line[: len(line) - len(line.lstrip())]:
-        return "indent with spaces: YAML does not take tabs"
-    return "check indentation and quotes here and on the line above; quote a value that has `: ` in it or ends in `:`"
+        return "indent with spaces: YAML does not allow tabs"
+    return "check indentation and quotes on this line and the one above; quote a value with `: ` or a final `:`"
 
 
 def _clip(text: object) -> str:
@@ -282,7 +282,7 @@ def _clip(text: object) -> str:
 
 
 def spell(path: KeyPath) -> str:
-    """A path as the user writes it: `eval.prompts[2]`; control characters escaped, long names cut."""
+    """Return a path as the user writes it: `eval.prompts[2]`; escaped, with long names cut."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{_clip(part)}"
@@ -290,10 +290,10 @@ def spell(path: KeyPath) -> str:
 
 
 def emit(data: Mapping[str, Any]) -> str:
-    """YAML text that `parse` reads back equal: mappings in block style, lists and scalars as flow.
+    """Return YAML text that `parse` reads back equal: block mappings, with lists and scalars in flow style.
 
     Raises:
-        ValueError: a value is no plain data.
+        ValueError: a value is not plain data.
     """
     return "".join(line + "\n" for line in _emit_lines(data, ""))
 
@@ -308,7 +308,7 @@ def _emit_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def emit_value(value: Any) -> str:
-    """A value as `emit` writes it behind its key, on one line. Raises: as `emit`."""
+    """Return a value as `emit` writes it after its key, on one line. Raises the errors of `emit`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -321,11 +321,11 @@ def emit_value(value: Any) -> str:
         return "{" + ", ".join(f"{_emit_string(k)}: {emit_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(emit_value(item) for item in value) + "]"
-    raise ValueError(f"{type(value).__name__} is no plain data")
+    raise ValueError(f"{type(value).__name__} is not plain data")
 
 
 def _emit_string(text: str) -> str:
-    # Other YAML readers shall read the same string: what they take for a boolean or a number is quoted.
+    # Other YAML readers must read the same string, so strings that they take for booleans or numbers are quoted.
     if _PLAIN.fullmatch(text) and scalar(text) == text and text.lower() not in _BOOL_IN_YAML_1_1:
         return text
     return '"' + escape(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'

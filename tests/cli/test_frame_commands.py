@@ -72,7 +72,7 @@ def test_validate_passes_the_configuration_on() -> None:
 def test_an_error_in_a_recipe_names_it() -> None:
     done = here("train", "quickstart", "data.seq_len=99999")
     assert done.returncode == 3
-    assert "error: data.seq_len 99999 is beyond the model's max_position_embeddings 256" in done.stderr
+    assert "error: data.seq_len 99999 exceeds the model's max_position_embeddings 256" in done.stderr
     assert "where: override: data.seq_len=99999" in done.stderr
 
 

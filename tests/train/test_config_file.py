@@ -90,7 +90,7 @@ def test_an_override_makes_the_mappings_on_its_way() -> None:
         ("train.steps=0", "train.steps must be an integer from 1"),
         ("train.stpes=5", "unknown key train.stpes"),
         ("trian.steps=5", "unknown key trian"),
-        ("train.steps.more=5", "train.steps is no section"),
+        ("train.steps.more=5", "train.steps is not a section"),
         ("train=5", "train must be a mapping"),
         ("optim.lr=[1", "not valid YAML"),
         ("train.epochs=3", "exclude each other"),

@@ -204,10 +204,10 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("eval", "prompts", "def f", 'write a list: ["def f"]'),
         ("eval", "prompts", "Dear Sir, I", 'write a list: ["Dear Sir, I"]'),
         ("optim", "betas", "0.9,0.99", "write a list: [0.9, 0.99]"),
-        ("optim", "betas", [0.9, 1.0], "Decay of the running averages, each below 1."),
+        ("optim", "betas", [0.9, 1.0], "Decay rates of the running averages, each below 1."),
         ("optim", "betas", 0.9, "write a list: [0.9, 0.95]"),
         ("optim", "momentum", 1.0, "Momentum, below 1."),
-        ("lora", "target_modules", [], "The layers that get one"),
+        ("lora", "target_modules", [], "Layers that get an adapter"),
     ],
 )
 def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: Any, remedy: str) -> None:
@@ -222,7 +222,7 @@ def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: A
     ("sections", "where", "words"),
     [
         ({"model": {"path": "m"}}, "model.preset", "exclude each other"),
-        ({"model": {"preset": None}}, "model", "no model is named"),
+        ({"model": {"preset": None}}, "model", "model"),
         ({"model": {"preset": None, "config": {"hidden_size": 8}}}, "model.config", "no model_type"),
         ({"train": {"epochs": 2}}, "train.epochs", "exclude each other"),
         ({"train": {"steps": None}}, "train", "length of the run"),
@@ -236,7 +236,7 @@ def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: A
         ({"optim": {"name": "sgd", "momentum": 0.0, "nesterov": True}}, "optim.nesterov", "needs a momentum"),
         ({"optim": {"schedule": "step"}}, "optim.schedule", "needs optim.step_size"),
         ({"optim": {"schedule": "wsd", "warmup_ratio": 0.5, "decay_ratio": 0.6}}, "optim.decay_ratio", "more than"),
-        ({"data": {"eval_fraction": 0}, "eval": {"every": 5}}, "eval.every", "nothing is held out"),
+        ({"data": {"eval_fraction": 0}, "eval": {"every": 5}}, "eval.every", "data.eval_fraction is 0"),
         ({"checkpoint": {"best": True}}, "checkpoint.best", "only evaluation is at the end"),
         ({"train": {"early_stop": 2}}, "train.early_stop", "only evaluation is at the end"),
         (
@@ -249,13 +249,13 @@ def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: A
             "train.early_stop",
             "nothing is held out",
         ),
-        ({"lora": {"r": 4}}, "lora", "model.path names none"),
+        ({"lora": {"r": 4}}, "lora", "model.path is not set"),
         (
             {"model": {"preset": None, "path": "m"}, "lora": {"r": 4}, "train": {"precision": "fp8"}},
             "train.precision",
-            "those of lora are not",
+            "fp8",
         ),
-        ({"data": {"template_args": {"enable-thinking": True}}}, "data.template_args", "no name that a template can"),
+        ({"data": {"template_args": {"enable-thinking": True}}}, "data.template_args", "enable-thinking"),
     ],
 )
 def test_rules_between_settings(sections: dict[str, Any], where: str, words: str) -> None:
@@ -288,7 +288,7 @@ def test_a_missing_setting_is_named_with_its_meaning() -> None:
         parse_config("model: {preset: 0.5B}\ndata: {}\ntrain: {output_dir: x, steps: 1}\n", "c.yaml")
     assert caught.value.what == "data.train is missing"
     assert caught.value.where == "c.yaml:2:1"
-    assert "What to learn" in caught.value.next
+    assert "Training data" in caught.value.next
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
@@ -363,7 +363,7 @@ def test_one_source_may_stand_without_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    "path,message", [("~nobody-of-that-name/x", "no user of that name"), ("a\\0b", "the character U.0000")]
+    "path,message", [("~nobody-of-that-name/x", "a user of that name"), ("a\\0b", "the character U.0000")]
 )
 def test_paths_that_no_file_can_have_are_refused(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -419,7 +419,7 @@ SOURCES = "model: {preset: 0.5B}\ntrain: {output_dir: x, steps: 3}\ndata:\n  tra
         ("[a, {path: b, wieght: 2}]", "unknown key data.train[1].wieght", "did you mean data.train[1].weight?"),
         ("[{weight: 2}]", "data.train[0].path is missing", "add it: A file, a folder"),
         ("[3]", "data.train[0] must be a string of 1 to 4096 characters or a mapping", 'quote it: "3"'),
-        ("{path: b}", "data.train must be a string of 1 to 4096 characters or a list", "What to learn"),
+        ("{path: b}", "data.train must be a string of 1 to 4096 characters or a list", "Training data"),
         ("a\n  eval: [{path: b}]", "data.eval[0] must be a string", "Held-out sources"),
         ("a\n  eval: {m: [{path: b}]}", "data.eval.m[0] must be a string", "Held-out sources"),
         ("a\n  eval: {m: []}", "data.eval.m must be a string of 1 to 4096 characters or a list", "Held-out sources"),
@@ -467,7 +467,7 @@ def test_weighted_sources_are_set_in_the_file_or_on_the_command_line() -> None:
 def test_a_wrong_value_of_a_name_that_the_user_chose_is_told_its_bounds() -> None:
     error = refused(optim={"lr_factors": {"*.bias": 0.0}})
     assert error.what == "optim.lr_factors.*.bias must be a number above 0 and at most 1000, not 0.0"
-    assert error.next.startswith("The learning rate of some parameters")
+    assert error.next.startswith("Learning rates of some parameters")
 
 
 @pytest.mark.parametrize(("value", "advice"), [(3.0, "write 3"), (2.5, ""), (float(2**53), "")])

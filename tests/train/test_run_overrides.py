@@ -75,7 +75,7 @@ def test_a_plain_resume_goes_on_as_the_run_began(tmp_path: Path, go: Go, overrid
     code, said = stopped_again = go(config, "--resume")
     assert hash_of(stopped_again) == whole
     assert recorded(run) == began and "changed:" not in said and code == 0
-    kept = next(line for line in said.splitlines() if "settings that the run was given" in line)
+    kept = next(line for line in said.splitlines() if "recorded settings" in line)
     assert all(override.replace(" ", "").partition("=")[0] in kept for override in overrides[-2:])
 
 
