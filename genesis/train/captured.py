@@ -1,4 +1,4 @@
-"""A part of a training step that becomes a CUDA graph: launched as it is twice, then captured and replayed."""
+"""A part of a training step that becomes a CUDA graph: it runs twice without a graph, then is captured and replayed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from genesis.errors import DeviceError
 
 
 class _Next(Enum):
-    """What the next call does."""
+    """Action of the next call."""
 
-    FIRST = "run it, which makes what is made once"
+    FIRST = "run it, which allocates what persists"
     WARM_UP = "run it with the memory of graphs"
     RECORD = "capture and replay it"
     REPLAY = "replay it"
@@ -24,14 +24,14 @@ class _Next(Enum):
 class Captured:
     """A function without arguments that reads and writes tensors at fixed addresses.
 
-    Every call does the function's work exactly once, so calls may be the steps of a run. The results are those of the
-    function itself: the same kernels run on the same values. Random draws count, too: a call moves the default
-    generator as the function does, which draws only inside `Generator.positioned_by`.
+    Every call does the function's work exactly once, so calls can be the steps of a run. The results are identical to
+    the function's own: the same kernels run on the same values. A call also advances the default generator as the
+    function does, which must draw only inside `Generator.positioned_by`.
 
     Args:
-        function: launches the same work in every call, and neither waits nor reads values on the host.
-        note: called once, where the function is not captured after all.
-        agree: whether all ranks can go on that can, by whether this one can: they replay the same or nothing.
+        function: launches the same work in every call; it neither blocks nor reads values on the host.
+        note: called once with the reason if the function cannot be captured.
+        agree: takes whether this rank can continue and returns whether all can. All ranks replay, or none does.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Captured:
         self._function, self._device, self._note, self._agree = function, device, note, agree
         self._graph = cuda.Graph(device)
         self._next = _Next.FIRST
-        self._draws = 0  # counters that a call takes
+        self._draws = 0  # counters that a call consumes
 
     @property
     def is_captured(self) -> bool:
@@ -70,14 +70,14 @@ class Captured:
             if not self._agree(reason is None):
                 self._give_up(reason)
         elif self._next is _Next.WARM_UP:
-            cuda.empty_cache(self._device)  # what the first run used is taken again by the graphs' arena
+            cuda.empty_cache(self._device)  # the graphs' arena allocates the memory of the first run again
             self._graph.warm_up(self._function)
             self._next = _Next.RECORD
         else:
             self._record()
 
     def close(self) -> None:
-        """Forget the graph; the next call is as the first was."""
+        """Release the graph; the next call starts over."""
         self._graph.close()
         self._graph = cuda.Graph(self._device)
         if self._next is not _Next.EAGER:
@@ -87,7 +87,7 @@ class Captured:
         reason = None
         try:
             self._graph.record(self._function)
-        except DeviceError as error:  # what was captured so far has not run
+        except DeviceError as error:  # the work captured so far has not run
             reason = error.what
         if not self._agree(reason is None):
             self._graph.close()

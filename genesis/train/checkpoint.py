@@ -1,6 +1,6 @@
 """Checkpoints: folders `checkpoint-<step>` that transformers or PEFT loads and that a run resumes from. No pickle.
 
-A checkpoint is committed whole (see `genesis.files.atomic`); nothing is removed before a newer one is complete.
+A checkpoint is committed atomically (see `genesis.files.atomic`). Older ones are removed only after it is complete.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks
 from genesis.train.state import Best, Interval, Share, Snapshot, TrainState
 
-BEST = "best"  # what `--resume-from` takes for the checkpoint of the best evaluation
+BEST = "best"  # value of `--resume-from` for the checkpoint of the best evaluation
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
 OPTIMIZER_FILE = re.compile(r"optimizer(-\d{5}-of-\d{5})?\.safetensors")
@@ -65,32 +65,27 @@ ReadMasters = Callable[[Path], Mapping[str, np.ndarray]]
 
 
 class _Part(NamedTuple):
-    """What one rank hashes, and writes, of a checkpoint.
-
-    Attributes:
-        tensors: of the optimizer, that it writes.
-        file: where to; None where there are none.
-    """
+    """The part of a checkpoint that one rank hashes (`share`) and writes (`tensors` to `file`; None without any)."""
 
     share: Share
     tensors: list[str]
     file: str | None
 
 
-NOTHING = _Part(Share([], []), [], None)
+NO_PART = _Part(Share([], []), [], None)
 
 
 class Checkpoints:
-    """The checkpoints of one output folder; the caller holds the folder's lock.
+    """The checkpoints of one output folder. The caller holds the folder's lock.
 
     Args:
         output_dir: the run's folder.
         write_model: writes the model's own files (config, weights, tokenizer).
-        read_masters: reads the run's own parameters from a checkpoint, in float32: masters where the optimizer keeps
-            some, whose file then has none. None: the folder holds the model as it is.
-        keep: how many to keep; None for all.
-        keep_best: the checkpoint of the best evaluation stays as well. Each checkpoint records which one that was at
-            its step, and the newest one is right: a best checkpoint is committed together with its claim.
+        read_masters: reads the run's own parameters from a checkpoint in float32; the optimizer's file then has no
+            masters. None: the folder holds the model's weights unchanged.
+        keep: number of checkpoints to keep; None keeps all.
+        keep_best: also keep the checkpoint of the best evaluation. Each checkpoint records the best step so far, and
+            the newest record is valid: a best checkpoint is committed together with its record.
         warn: called once for each old checkpoint that cannot be removed.
     """
 
@@ -111,26 +106,26 @@ class Checkpoints:
 
     @boundary(ModelError, "listing the checkpoints")
     def steps(self) -> list[int]:
-        """The steps of the checkpoints, in order, damaged ones too: an older one is never taken silently."""
+        """Return the steps of all checkpoints in order, also of damaged ones, so that none is skipped silently."""
         return [step for step in self._numbers() if is_folder(self.folder(step))]
 
     @boundary(ModelError, "listing the checkpoints")
     def _numbers(self) -> list[int]:
-        """The steps that names in the folder have, whatever is there."""
+        """Return the steps in the names of the folder's entries, whatever these are."""
         return sorted(int(match[1]) for name in list_folder(self.output_dir) if (match := CHECKPOINT.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
-        """The folder of the checkpoint of `step`."""
+        """Return the folder of the checkpoint of `step`."""
         return self.output_dir / f"checkpoint-{step}"
 
     def save(self, state: TrainState) -> str:
-        """Write the checkpoint of the current step, then let the oldest go. Returns the state hash.
+        """Write the checkpoint of the current step, then remove the oldest ones. Returns the state hash.
 
-        It is a call of all ranks: each writes and hashes a share of the arrays, and rank 0 commits. Where the others do
-        not see its folder, rank 0 has all.
+        All ranks must call it: each writes and hashes a share of the arrays, and rank 0 commits. If another rank does
+        not see rank 0's folder, rank 0 writes everything.
 
         Raises:
-            DiskError: the disk is full or fails; the older checkpoints are intact.
+            DiskError: the disk is full or fails; the older checkpoints remain intact.
         """
         ranks, hashed, digest = state.ranks, StateHash(), ""
         with ranks.during("saving", SAVING_S):
@@ -140,7 +135,7 @@ class Checkpoints:
                     folder = stack.enter_context(self._staged(snapshot, self.fs)) if ranks.is_main else None
                     path = Path(ranks.from_main("staged", None if folder is None else str(folder.staged)))
                     parts = self._parts(snapshot, min(ranks.size, MAX_SHARDS) if ranks.all(path.is_dir()) else 1)
-                    part = parts[ranks.rank] if ranks.rank < len(parts) else NOTHING
+                    part = parts[ranks.rank] if ranks.rank < len(parts) else NO_PART
                     own = stack.enter_context(FolderShare(path, self.fs)) if folder is None else folder
                     self._write_part(own, snapshot, part, hashed)
                 written = own.records if isinstance(own, FolderShare) else {}
@@ -155,10 +150,10 @@ class Checkpoints:
             return str(ranks.from_main("saved", digest))
 
     def write(self, snapshot: Snapshot, fs: FileSystem | None = None) -> str:
-        """As `save`, in one process.
+        """Like `save`, in one process.
 
         Args:
-            fs: what to write through instead of `fs`.
+            fs: file system to write through; None uses the default one of this object.
         """
         fs, hashed = fs or self.fs, StateHash()
         with self._staged(snapshot, fs) as folder:
@@ -169,20 +164,19 @@ class Checkpoints:
         return digest
 
     def _staged(self, snapshot: Snapshot, fs: FileSystem) -> AtomicFolder:
-        """The folder to write, where there is room for it."""
+        """Open the folder to write. Raises: DiskError, if the disk has not enough room."""
         in_float32 = self._read_masters is not None
         weights = sum(math.prod(w.shape) * 4 if in_float32 else w.nbytes for w in snapshot.weights.values())
         check_room(self.output_dir, weights + sum(source.nbytes for source in self._kept(snapshot).values()))
         return AtomicFolder(self.folder(snapshot.step), fs=fs, replace=True)
 
     def _kept(self, snapshot: Snapshot) -> Mapping[str, TensorSource]:
-        """The optimizer's tensors that have files of their own: masters may be the weights that are written."""
+        """Return the optimizer's tensors that have their own files; masters may be the weights that are written."""
         if self._read_masters is None:
             return snapshot.optimizer
         return {name: source for name, source in snapshot.optimizer.items() if not name.endswith(f".{MASTER}")}
 
     def _parts(self, snapshot: Snapshot, size: int = 1) -> list[_Part]:
-        """What each of so many ranks hashes and writes."""
         kept, shares = self._kept(snapshot), [snapshot.share(rank, size) for rank in range(size)]
         tensors = [[name for name in share.optimizer if name in kept] for share in shares]
         writers = [rank for rank, names in enumerate(tensors) if names] or [0]
@@ -193,7 +187,7 @@ class Checkpoints:
     def _write_part(
         self, folder: AtomicFolder | FolderShare, snapshot: Snapshot, part: _Part, hashed: StateHash
     ) -> None:
-        """Write a rank's tensors of the optimizer, and on rank 0 the model; `hashed` gets the arrays of its share."""
+        """Write a rank's optimizer tensors, and on rank 0 the model; add the arrays of its share to `hashed`."""
         if isinstance(folder, AtomicFolder):
             self.write_model(folder, snapshot)
         if part.file is not None:
@@ -204,7 +198,7 @@ class Checkpoints:
         snapshot.hash_arrays(part.share, hashed)
 
     def _complete(self, folder: AtomicFolder, snapshot: Snapshot, hashed: StateHash, parts: Sequence[_Part]) -> str:
-        """Write what is no tensor, once all parts are written; returns the state hash."""
+        """Write the other files, once all parts are written; return the state hash."""
         digest, kept = snapshot.digest(hashed), self._kept(snapshot)
         files = {name: part.file for part in parts for name in part.tensors if part.file is not None}
         if len(set(files.values())) > 1:
@@ -219,11 +213,10 @@ class Checkpoints:
         return digest
 
     def rotate(self, newest: int, best: int, fs: FileSystem | None = None) -> None:
-        """Remove the oldest beyond the limit; `newest`, just written or loaded, always stays.
+        """Remove the oldest checkpoints beyond the limit, but never `newest`, which was just written or loaded.
 
-        With `keep_best` the checkpoint of the step `best` stays and does not count.
-
-        What cannot be removed stays as it is, with a warning, and no longer counts.
+        With `keep_best`, the checkpoint of the step `best` also remains and does not count. One that cannot be removed
+        causes a warning and no longer counts.
         """
         if self.keep is None:
             return
@@ -235,31 +228,31 @@ class Checkpoints:
                 remove_folder(self.folder(step), fs=fs or self.fs)
             except (DiskError, ModelError) as error:
                 self._stuck.add(step)
-                self._warn(f"warning: an old checkpoint stays: {error.what}")
+                self._warn(f"warning: an old checkpoint cannot be removed: {error.what}")
 
     @boundary(ModelError, "reading the checkpoint")
     def load(self, state: TrainState, step: int) -> int | None:
-        """Set `state` to the checkpoint of `step`; returns the number of CPU threads that computed it.
+        """Load the checkpoint of `step` into `state`; return the number of CPU threads that computed it.
 
-        It is a call of all ranks: each reads the files, but of the optimizer's states those that it keeps.
+        All ranks must call it: each reads the files, but of the optimizer's states only its own shards.
 
         Raises:
-            ModelError: a file is damaged, missing or of another model, with its name. Nothing older is taken silently.
-            DataError: the data changed since.
+            ModelError: a file is damaged, missing or belongs to another model. No older checkpoint is used instead.
+            DataError: the data has changed since.
         """
         folder = self.folder(step)
         manifest = self._verified(folder, step, state.ranks)
         if manifest.metadata.get("step") != step:
             what = f"the folder holds the checkpoint of step {escape(manifest.metadata.get('step'))}"
-            raise ModelError(what, where=escape(folder), next="give the folder its own name back")
+            raise ModelError(what, where=escape(folder), next="restore the folder's original name")
         self._read(state, folder)
         if state.hash() != manifest.metadata.get("state_hash"):
-            raise ModelError("the restored state is not the one that was saved", where=escape(folder))
+            raise ModelError("the restored state differs from the saved one", where=escape(folder))
         count = manifest.metadata.get("threads")
         return count if isinstance(count, int) else None
 
     def has(self, step: int) -> bool:
-        """Whether there is a complete checkpoint of `step`."""
+        """Whether a complete checkpoint of `step` exists."""
         try:
             read_manifest(self.folder(step))
         except (ModelError, OSError):
@@ -268,13 +261,13 @@ class Checkpoints:
 
     @boundary(ModelError, "reading the checkpoint")
     def best(self, newest: int) -> Best:
-        """The best evaluation, as the checkpoint of the step `newest` records it. Raises: ModelError."""
+        """Return the best evaluation that the checkpoint of step `newest` records. Raises: ModelError."""
         return _best(read_json(safe_join(self.folder(newest), TRAINER)), self.folder(newest))
 
     def set_aside(self, step: int) -> Path | None:
-        """Move the checkpoints after `step`, where the run now goes another way, to a folder of their own.
+        """Move the checkpoints after `step` to a separate folder, because the run now takes another path.
 
-        There they are neither resumed from nor rotated. Returns that folder, or None where nothing had to move.
+        They are then neither resumed from nor rotated. Returns that folder, or None if nothing had to move.
 
         Raises:
             DiskError: moving failed.
@@ -285,16 +278,16 @@ class Checkpoints:
         folders = (self.output_dir / f"abandoned-{n}" for n in itertools.count(1))
         staging = next(folder for folder in folders if not os.path.lexists(folder))
         self.fs.mkdir(staging)
-        for number in reversed(later):  # so that a crash leaves no gap among those that stay
+        for number in reversed(later):  # a crash then leaves no gap among the remaining ones
             self.fs.rename(self.folder(number), staging / self.folder(number).name)
         self.fs.fsync_dir(staging)
         self.fs.fsync_dir(self.output_dir)
         return staging
 
     def _verified(self, folder: Path, step: int, ranks: Ranks) -> Manifest:
-        """The manifest, once the files are those that it names: a call of all ranks.
+        """Verify the files against the manifest and return it. All ranks must call it.
 
-        Each hashes some of the files that all read parts of, and the rest; what one finds is every rank's error.
+        Each hashes some of the shared optimizer files and all other files. If one finds an error, all ranks raise it.
         """
         manifest, error = None, None
         try:
@@ -304,9 +297,9 @@ class Checkpoints:
         except ModelError as found:
             error = found
         every = ranks.to_main("verified", None if error is None else [error.what, error.where, error.next])
-        said = ranks.from_main("verified", next((each for each in every if each is not None), None))
-        if error is None and said is not None:
-            error = ModelError(said[0], where=said[1], next=said[2])
+        failure = ranks.from_main("verified", next((each for each in every if each is not None), None))
+        if error is None and failure is not None:
+            error = ModelError(failure[0], where=failure[1], next=failure[2])
         if error is not None:
             others = [s for s in self.steps() if s != step and self.has(s)]
             instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
@@ -335,9 +328,9 @@ class Checkpoints:
             state.interval = Interval(float(sums["loss_sum"]), _count(sums["targets"]))
             state.interval.figures = tuple(map(float, sums.get("figures", ())))
             if len(state.interval.figures) not in (0, len(state.objective.figures)):
-                raise ValueError("the sums of steps are those of another objective")
+                raise ValueError("the step sums belong to another objective")
             state.best = _best(counters, folder)
-        except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may come meanwhile
+        except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may arrive
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
@@ -345,7 +338,7 @@ class Checkpoints:
 
 @contextmanager
 def optimizer_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
-    """The optimizer's tensors of a checkpoint, which can be read inside the block. Raises: ModelError."""
+    """Yield the optimizer's tensors of a checkpoint, readable inside the block. Raises: ModelError."""
     with WeightFolder(folder, "optimizer") as files:
         entries = {name: files.entry(name) for name in files.names}
         yield {
@@ -355,7 +348,7 @@ def optimizer_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
 
 
 def _hashed(name: str, source: TensorSource, into: StateHash) -> TensorSource:
-    """The same tensor, which `into` gets when it is read."""
+    """Return the same tensor; reading it also adds it to `into`."""
 
     def read() -> np.ndarray:
         values = source.read()
@@ -368,7 +361,7 @@ def _hashed(name: str, source: TensorSource, into: StateHash) -> TensorSource:
 def _read_adapter(
     state: TrainState, values: Mapping[str, np.ndarray], updated: Mapping[str, Any], folder: Path
 ) -> dict[str, np.ndarray]:
-    """Set the run's own parameters to `values`, rounded where they are; the masters among these, for the optimizer."""
+    """Set the run's own parameters to `values`, rounded to their dtype; return the optimizer's masters."""
     masters = {}
     for name, parameter in state.own_parameters():
         _copy_into(parameter, values[name].astype(parameter.dtype.numpy), name, folder)
@@ -378,14 +371,14 @@ def _read_adapter(
 
 
 def _count(value: Any) -> int:
-    """A number of steps, tokens or targets; -1 is that of an evaluation that never was."""
+    """Return a number of steps, tokens or targets; -1 marks an evaluation that never happened."""
     if type(value) is not int or not -1 <= value < 1 << 63:
         raise ValueError(f"a count is {reprlib.repr(value)}")
     return value
 
 
 def _best(counters: Mapping[str, Any], folder: Path) -> Best:
-    """The best evaluation that a checkpoint records; those of earlier versions record none. Raises: ModelError."""
+    """Return the best evaluation that a checkpoint records; earlier versions record none. Raises: ModelError."""
     values = counters.get("best", Best().to_json())
     try:
         loss = float(values["loss"]) if values["step"] != -1 else math.inf

@@ -1,13 +1,12 @@
-"""Optimizer steps on a GPU, as CUDA graphs. Nothing in a step waits: losses and norms are read an interval later.
+"""Optimizer steps on a GPU, as CUDA graphs. A step never blocks: losses and norms are read one interval later.
 
-`DeviceSteps` trains alone. Of several ranks, each on a GPU, rank r takes the micro-batches r, r + W, …, and after each
-of them all exchange their gradients: inside the graphs, beside backward and the update, where their group works in
-stream order (`OverlappedSteps`), else between the graphs (`BlockingSteps`).
+`DeviceSteps` trains on one GPU. With several ranks, rank r takes the micro-batches r, r + W, … and exchanges gradients
+after each. If the process group works in stream order, the collectives run inside the graphs and overlap with the
+backward pass and the update (`OverlappedSteps`). Otherwise they run between the graphs and block (`BlockingSteps`).
 
-A step whose loss or gradient is not finite must change no weight, and no later step may either. So a mark on the device
-is 0 while all is well and NaN from the first bad step on; it becomes part of the clip scale, and a scale of NaN leaves
-an update out. When the figures are read, the bad step is made once more, from the weights that it found, to say
-what is wrong.
+After a step with a loss or gradient that is not finite, no weight may change. A mark on the device is therefore 0 until
+the first bad step and NaN from then on. The clip scale includes it, and the kernels skip an update whose scale is
+NaN. When the figures are read, the bad step runs again from unchanged weights to find out what is not finite.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from genesis.train.step import StepResult, gradients_of_ranks, not_finite
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What the host knows of a step it has launched.
+class _Step:
+    """A step that the host has launched.
 
     Attributes:
-        before: steps done before it.
+        before: number of steps before it.
         batches: (epoch, index) of its batches.
-        ended: its position in the stream.
-        drawn: the state of the random generator before it.
+        ended: event after it in the stream.
+        drawn: state of the random generator before it.
     """
 
     before: int
@@ -55,43 +54,43 @@ class _Made:
 
 
 class Reading:
-    """Figures of some steps, on their way to the host."""
+    """Figures of some steps while they are copied to the host."""
 
-    def __init__(self, steps: DeviceSteps, begun: cuda.Event, made: Sequence[_Made], figures: Tensor) -> None:
-        self._steps, self._begun, self._made = steps, begun, made
+    def __init__(self, steps: DeviceSteps, begun: cuda.Event, launched: Sequence[_Step], figures: Tensor) -> None:
+        self._steps, self._begun, self._launched = steps, begun, launched
         self._host = empty(*figures.shape, dtype=float32).pin_memory(figures.device)
         self._host.copy_(figures, non_blocking=True)
-        self._there = cuda.current_stream(figures.device).record_event()
+        self._arrived = cuda.current_stream(figures.device).record_event()
 
     def results(self) -> list[StepResult]:
-        """Wait for the figures.
+        """Block until the figures have arrived, and return them.
 
         Raises:
-            NumericError: a loss or norm is not finite; the weights are those before that step.
+            NumericError: a loss or norm is not finite. The weights are the ones before that step.
         """
-        self._there.synchronize()
-        found, begun = [], self._begun
-        for made, (loss, norm, *figures) in zip(self._made, self._host.numpy().tolist(), strict=True):
+        self._arrived.synchronize()
+        step_results, begun = [], self._begun
+        for step, (loss, norm, *figures) in zip(self._launched, self._host.numpy().tolist(), strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self._steps.explain(made, loss, norm)
-            seconds = begun.elapsed_time(made.ended) / 1e3
+                raise self._steps.explain(step, loss, norm)
+            seconds = begun.elapsed_time(step.ended) / 1e3
             sums = self._steps.of_all_ranks(figures) if figures else ()
-            found.append(StepResult(loss * made.targets, made.targets, made.tokens, norm, seconds, sums))
-            begun = made.ended
-        return found
+            step_results.append(StepResult(loss * step.targets, step.targets, step.tokens, norm, seconds, sums))
+            begun = step.ended
+        return step_results
 
 
 class DeviceSteps:
-    """Makes the steps of a run on `device`, alone; `steps_of` chooses those of ranks.
+    """Runs the steps of a run on `device` without other ranks; `steps_of` chooses the class.
 
     Args:
         state: the run.
-        max_grad_norm: gradients are scaled down to it; None leaves them.
-        every: how many steps lie between two readings, at most.
-        note: called once with why steps cannot be captured, if so.
+        max_grad_norm: global norm to clip gradients to; None does not clip.
+        every: maximum number of steps between two readings.
+        note: called once with the reason if steps cannot be captured.
 
     Attributes:
-        feed: what brings the batches.
+        feed: copies the batches to the device.
     """
 
     def __init__(
@@ -109,9 +108,9 @@ class DeviceSteps:
         self.feed = Feed(device, fields, scalars.array.size)
         scalars.read_from(self.feed.scalars)
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
-        # The objective's figures, of this rank's micro-batches.
-        self._of_objective = zeros(len(figures), device=device) if (figures := state.objective.figures) else None
-        self._made: list[_Made] = []
+        # Sums of the objective's figures over this rank's micro-batches.
+        self._figure_sums = zeros(len(figures), device=device) if (figures := state.objective.figures) else None
+        self._launched: list[_Step] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
         self._is_first = True
         self._captures_update = optimizer.not_capturable is None
@@ -123,15 +122,16 @@ class DeviceSteps:
         )
 
     def take(self, batches: Sequence[Batch], lr: float) -> None:
-        """Launch a step on `batches` as if they were one big batch: the summed loss is divided by all their targets."""
-        state, place = self.state, len(self._made)
-        assert place < self.every, "figures are read before there is no room for more"
-        if self._is_first:  # gradients and optimizer state would keep segments of what came before
+        """Launch a step on `batches` as if they were one big batch: all their targets divide the summed loss."""
+        state, slot = self.state, len(self._launched)
+        assert slot < self.every, "the figures are read before the buffer is full"
+        if self._is_first:  # gradients and optimizer state would keep segments of earlier tensors
             cuda.empty_cache(self.device)
             self._is_first = False
         stream = cuda.current_stream(self.device)
-        if not self._made:
+        if not self._launched:
             stream.record_event(self._begun)
+        # Read what depends on the host: learning rate, update counts, position of the random draws.
         targets = sum(map(state.objective.num_targets, batches))
         state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
@@ -139,12 +139,14 @@ class DeviceSteps:
         self._launch(batches, targets, values)
 
         with no_grad():
-            self._figures[place, :2].copy_(self._report[:2])
-            if self._of_objective is not None:
-                self._figures[place, 2:].copy_(self._of_objective)
+            self._figures[slot, :2].copy_(self._report[:2])
+            if self._figure_sums is not None:
+                self._figures[slot, 2:].copy_(self._figure_sums)
         tokens = sum(b.num_tokens for b in batches)
         ended = stream.record_event(cuda.Event(enable_timing=True))
-        self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn))
+        self._launched.append(
+            _Step(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn)
+        )
         state.step += 1
         state.num_tokens += tokens
 
@@ -175,7 +177,7 @@ class DeviceSteps:
         self._run_update()
 
     def _run_first(self) -> None:
-        """The first micro-batch, whose gradients replace those before."""
+        """Run the first micro-batch, whose gradients replace the previous ones."""
         self.state.optimizer.zero_grad()
         self._loss.copy_(self._run())
 
@@ -183,22 +185,22 @@ class DeviceSteps:
         self._loss.add_(self._run(adds=True))
 
     def _run(self, *, adds: bool = False) -> Tensor:
-        """Forward and backward of the batch in the feed: its part of the loss. Its figures are kept, or added."""
+        """Run forward and backward on the batch in the feed; return its part of the loss. `adds` sums the figures."""
         feed = self.feed
         with random.default_generator.positioned_by(feed.position):
             loss, figures = self.state.objective.loss(self.state.model, feed.fields, feed.num_targets)
             loss.backward()
-        if figures is not None and self._of_objective is not None:
-            keep = self._of_objective.add_ if adds else self._of_objective.copy_
+        if figures is not None and self._figure_sums is not None:
+            keep = self._figure_sums.add_ if adds else self._figure_sums.copy_
             keep(figures.detach())
         return loss.detach()
 
     def _row(self, loss: Tensor) -> list[float]:
-        """This loss and the figures of the batch that ran last; it waits for both."""
-        return [float(loss.item()), *([] if self._of_objective is None else self._of_objective.tolist())]
+        """Return the loss and the figures of the last batch. It blocks until both are computed."""
+        return [float(loss.item()), *([] if self._figure_sums is None else self._figure_sums.tolist())]
 
     def _run_update(self) -> None:
-        """Clip and update, unless a loss or norm was not finite; `_report` says which."""
+        """Clip and update, unless a loss or norm is not finite; `_report` receives both."""
         optimizer = self.state.optimizer
         scale = optimizer.clip_factor(self._report, self._loss, self.max_grad_norm)
         optimizer.update(grad_scale=scale)
@@ -206,41 +208,41 @@ class DeviceSteps:
     # --- Reading ------------------------------------------------------------------------------------------------------
 
     def reading(self) -> Reading:
-        """The figures of the steps since the last call."""
-        made, self._made = self._made, []
+        """Return the figures of the steps since the last call."""
+        launched, self._launched = self._launched, []
         figures, begun = self._figures, self._begun
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
-        return Reading(self, begun, made, figures.narrow(0, 0, len(made)))
+        return Reading(self, begun, launched, figures.narrow(0, 0, len(launched)))
 
     def _fresh(self) -> Tensor:
-        """Room for the loss, the gradient norm and the objective's figures of each step, `[every, 2 + k]`."""
+        """Allocate the buffer of loss, gradient norm and the objective's figures per step, `[every, 2 + k]`."""
         count = 2 + len(self.state.objective.figures)
         room: Tensor = empty(self.every, count, dtype=float32, device=self.device)
         return room
 
     def _keep_figures(self, figures: Sequence[Sequence[float]]) -> None:
-        """Set the objective's figures of a step to the sums over all its micro-batches, which rank 0 keeps alone."""
+        """Set the objective's figures of a step to the sums over all micro-batches. Only rank 0 holds them."""
         with no_grad():
             for number, values in enumerate(figures):
-                assert self._of_objective is not None
-                self._of_objective[number].fill_(math.fsum(values) if self.state.ranks.is_main else 0.0)
+                assert self._figure_sums is not None
+                self._figure_sums[number].fill_(math.fsum(values) if self.state.ranks.is_main else 0.0)
 
     def of_all_ranks(self, figures: Sequence[float]) -> tuple[float, ...]:
-        """The sum over ranks of each figure: a call of all ranks."""
+        """Return the sum over ranks of each figure. All ranks must call it."""
         ranks = self.state.ranks
         values = ranks.in_turn(figures)
         return tuple(math.fsum(values[i : i + ranks.size]) for i in range(0, len(values), ranks.size))
 
-    def explain(self, made: _Made, loss: float, norm: float) -> NumericError:
-        """Make a step without its update once more, and say what was not finite, and on which samples."""
+    def explain(self, step: _Step, loss: float, norm: float) -> NumericError:
+        """Run a step again without its update; return an error that names what is not finite and in which samples."""
         for part in self._parts:
             part.close()
-        cuda.empty_cache(self.device)  # of graphs, whose memory the step needs
-        self.state.step = made.before
-        random.set_state(made.drawn)
+        cuda.empty_cache(self.device)  # the step needs the memory of the graphs
+        self.state.step = step.before
+        random.set_state(step.drawn)
         self.state.optimizer.zero_grad()
-        again = [self.state.loader.batch(epoch, index) for epoch, index in made.batches]
-        targets = sum(map(self.state.objective.num_targets, again))
+        micro_batches = [self.state.loader.batch(epoch, index) for epoch, index in step.batches]
+        targets = sum(map(self.state.objective.num_targets, micro_batches))
         values = self.state.optimizer.step_scalars()
 
         def accumulate(batch: Batch) -> list[float]:
@@ -250,10 +252,10 @@ class DeviceSteps:
             return [float(self._run().item())]
 
         if self.state.ranks.size > 1:
-            (losses,) = gradients_of_ranks(self.state, again, accumulate)
+            (losses,) = gradients_of_ranks(self.state, micro_batches, accumulate)
         else:
-            losses = [loss for batch in again for loss in accumulate(batch)]
-        return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")
+            losses = [loss for batch in micro_batches for loss in accumulate(batch)]
+        return not_finite(self.state, micro_batches, losses, f"the loss was {loss} and the gradient norm {norm}")
 
 
 # --- The feed of batches ----------------------------------------------------------------------------------------------
@@ -262,26 +264,26 @@ class DeviceSteps:
 class _Slot:
     def __init__(self, device: Device, size: int) -> None:
         self.host = empty(size, dtype=int64).pin_memory(device)
-        self.there = empty(size, dtype=int64, device=device)
+        self.staged = empty(size, dtype=int64, device=device)
         self.copied, self.read = cuda.Event(), cuda.Event()
 
 
 class Feed:
-    """Brings batches to `device`, and with each the device scalars of its step.
+    """Copies batches, and the device scalars of their steps, to `device`.
 
-    They are written into pinned memory and copied on a stream of their own, two in turn: while one batch is computed
-    on, the next one travels. The host waits only when it is two batches ahead. Each batch ends up at the same address,
-    where a step that is a CUDA graph reads it.
+    They are written to pinned memory and copied on a separate stream through two slots, so that the copy of the next
+    batch overlaps with the computation. The host blocks only when it is two batches ahead. Each batch ends up at the
+    same address, which the CUDA graph of a step reads.
 
     Args:
-        fields: those of a batch, whose shapes and types all batches have: int64 or float64.
-        scalars: how many.
+        fields: fields of any batch, int64 or float64. All batches have these shapes and dtypes.
+        scalars: number of device scalars.
 
     Attributes:
-        fields: where those of the batch that was put last are, in the order of the stream it was put on.
-        num_targets: what its summed loss is divided by, 0-d int64.
-        scalars: where they are, float64.
-        position: where random draws on the batch start, 0-d int64: see `Generator.positioned_by`.
+        fields: the latest batch on the device, in the order of the stream that called `put`.
+        num_targets: divisor of its summed loss, 0-d int64.
+        scalars: the device scalars, float64.
+        position: start of the batch's random draws, 0-d int64; see `Generator.positioned_by`.
     """
 
     def __init__(self, device: Device, fields: Sequence[np.ndarray], scalars: int) -> None:
@@ -291,25 +293,26 @@ class Feed:
         size = sum(values.size for values in fields)
         total = size + 2 + scalars
         self._slots = [_Slot(device, total) for _ in range(2)]
-        self._there = empty(total, dtype=int64, device=device)
+        self._words = empty(total, dtype=int64, device=device)
         begins = itertools.accumulate((values.size for values in fields), initial=0)
         self.fields = tuple(
             Tensor(self._part(at, values.shape, as_dtype(values.dtype)))
             for at, values in zip(begins, fields, strict=False)
         )
-        self.num_targets = self._there[size]
+        self.num_targets = self._words[size]
         self.scalars = self._part(size + 1, (scalars,), float64)
-        self.position = self._there[total - 1]
+        self.position = self._words[total - 1]
 
     def _part(self, at: int, shape: Shape, dtype: DType) -> Array:
-        """The words from `at` on as an array of this type, which takes 8 bytes an element."""
-        there = self._there.array
-        return Array(there.storage, shape, contiguous_strides(shape), dtype, self.device, there.offset + at)
+        """Return the words from `at` on as an array of this dtype, which has 8 bytes per element."""
+        words = self._words.array
+        return Array(words.storage, shape, contiguous_strides(shape), dtype, self.device, words.offset + at)
 
     def put(self, fields: Sequence[np.ndarray], num_targets: int, scalars: Sequence[float], position: int = 0) -> None:
-        """Bring a batch, its scalars and its position: work that is launched from now on finds it in `fields`."""
+        """Copy a batch, its scalars and its position; work launched after this call finds it in `fields`."""
         compute, slot = cuda.current_stream(self.device), self._slots[0]
         self._slots.reverse()
+        # Write the words of the batch to the older slot, once its last copy is done.
         slot.copied.synchronize()
         words, at = slot.host.numpy(), 0
         for values in fields:
@@ -318,12 +321,13 @@ class Feed:
         words[at] = num_targets
         words[at + 1 : -1].view(np.float64)[:] = scalars
         words[-1] = position
+        # Copy them on the side stream, then to their fixed address in the order of the current stream.
         self._copies.wait_event(slot.read)
         with cuda.stream(self._copies):
-            slot.there.copy_(slot.host, non_blocking=True)
+            slot.staged.copy_(slot.host, non_blocking=True)
             slot.copied.record(self._copies)
         compute.wait_event(slot.copied)
-        self._there.copy_(slot.there)
+        self._words.copy_(slot.staged)
         slot.read.record(compute)
 
 
@@ -331,7 +335,7 @@ class Feed:
 
 
 class BlockingSteps(DeviceSteps):
-    """What ranks send each other is between graphs, and waits."""
+    """Collectives run between the graphs and block."""
 
     def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
         def accumulate(batch: Batch) -> list[float]:
@@ -342,7 +346,7 @@ class BlockingSteps(DeviceSteps):
         losses, *figures = gradients_of_ranks(self.state, batches, accumulate)
         self._keep_figures(figures)
         total = np.float32(losses[0])
-        for loss in losses[1:]:  # as one process adds them
+        for loss in losses[1:]:  # in the order in which one process adds them
             total += np.float32(loss)
         with no_grad():
             self._loss.fill_(float(total))
@@ -351,12 +355,12 @@ class BlockingSteps(DeviceSteps):
 
 
 class OverlappedSteps(DeviceSteps):
-    """What ranks send each other is in the graphs: after the first step of a process nothing waits for the device.
+    """Collectives are part of the graphs. After a process's first step nothing blocks on the device.
 
-    The first step learns how many random numbers a micro-batch draws, and so where those of each rank begin.
+    The first step measures how many random numbers a micro-batch draws, which determines where each rank's draws start.
     """
 
-    _losses: Tensor  # of all micro-batches of a step `[n]`; 0 where they are other ranks'
+    _losses: Tensor  # of all micro-batches of a step `[n]`; 0 for micro-batches of other ranks
 
     def __init__(self, state: TrainState, *rest: Any) -> None:
         super().__init__(state, *rest)
@@ -369,6 +373,7 @@ class OverlappedSteps(DeviceSteps):
         if state.draws is None:
             self._launch_first(batches, targets, values)
             return
+        # Launch this rank's micro-batches, with their random draws at the positions that one process would use.
         mine, begun = range(state.ranks.rank, len(batches), state.ranks.size), generator.offset
         is_whole = len(mine) == 1 and self._captures_update
         for number in mine:
@@ -384,7 +389,7 @@ class OverlappedSteps(DeviceSteps):
             self._finish()
 
     def _launch_first(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
-        """The first step of the process: nothing of it is captured, and what ranks exchange waits for backward."""
+        """Launch the first step of the process, which is not captured; its collectives block."""
 
         def accumulate(batch: Batch) -> list[float]:
             self.state.optimizer.zero_grad()
@@ -417,14 +422,13 @@ class OverlappedSteps(DeviceSteps):
         self._run_and_exchange(adds=True)
 
     def _run_and_exchange(self, adds: bool) -> None:
-        """A micro-batch, whose gradients replace those before; their sums are in the optimizer."""
+        """Run a micro-batch, whose gradients replace the previous ones; the optimizer holds their sums."""
         optimizer = self.state.optimizer
         optimizer.zero_grad()
         with optimizer.exchanging(adds):
             self._loss.copy_(self._run(adds=adds))
 
     def _run_update(self) -> None:
-        """Clip, update and share what was updated."""
         optimizer = self.state.optimizer
         optimizer.complete()
         scale = optimizer.clip_factor(self._report, self._losses, self.max_grad_norm)
@@ -433,7 +437,7 @@ class OverlappedSteps(DeviceSteps):
 
 
 def steps_of(state: TrainState) -> type[DeviceSteps]:
-    """Which steps a run on a GPU makes."""
+    """Return the class that runs the steps of a run on a GPU."""
     if state.ranks.size == 1:
         return DeviceSteps
     return OverlappedSteps if state.optimizer.overlaps_exchange else BlockingSteps

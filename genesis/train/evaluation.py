@@ -1,4 +1,4 @@
-"""Held-out loss, perplexity, bits per byte and token accuracy. The logits never exist whole here either."""
+"""Held-out loss, perplexity, bits per byte and token accuracy. The logits are never materialized in full."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from genesis.train.step import measure
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found on held-out text.
+    """The results on held-out text.
 
     Attributes:
-        loss: mean loss of a target; of next tokens it is their cross entropy in nats.
-        targets, batches: how much was measured.
-        figures: the objective's, as means over targets.
-        bits_per_byte: loss in bits times targets per byte of the text that they stand for, which tokenizers of any
-            kind share as a scale. None where the loss is not a cross entropy.
-        gzip_bits_per_byte: what `gzip -9` gets, None where that has no meaning.
-        sets: the same of each named set; this is all of them together.
+        loss: mean loss per target; for next tokens the cross entropy in nats.
+        targets: number of measured targets.
+        batches: number of measured batches.
+        figures: the objective's figures, as means over targets.
+        bits_per_byte: bits per byte of the predicted text, which is comparable across tokenizers. None if the loss is
+            not a cross entropy.
+        gzip_bits_per_byte: the result of `gzip -9`; None if it has no meaning for the data.
+        sets: the results of each named set; the other attributes cover all sets.
     """
 
     loss: float
@@ -41,11 +42,11 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """e^loss, inf where that overflows."""
+        """Return e^loss, inf on overflow."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def metrics(self, prefix: str = "eval/") -> dict[str, float | int]:
-        """The figures under their names: `eval/loss`, …, and `eval/<name>/loss`, … of each set."""
+        """Return the results under their names: `eval/loss`, …, and `eval/<name>/loss`, … for each set."""
         bits, gzip = self.bits_per_byte, self.gzip_bits_per_byte
         own = {
             "loss": self.loss,
@@ -73,13 +74,13 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ALONE,
 ) -> Evaluation | None:
-    """Measure `model` on held-out samples, in their own order, each set alone.
+    """Measure `model` on held-out samples in their original order, each set separately.
 
     Args:
-        max_batches: of each set.
-        stop: asked between batches; when it says so the measurement is given up and None returned.
-        progress: takes the batches that were measured, and all.
-        ranks: they share the batches.
+        max_batches: limit per set.
+        stop: called between batches; if it returns true, `evaluate` gives up and returns None.
+        progress: called with the number of measured batches and the total.
+        ranks: share the batches.
     """
     was_training, sets, turns = model.training, {}, itertools.count()
     loaders = {
@@ -89,16 +90,17 @@ def evaluate(
     counts = {name: min(loader.num_batches(0), max_batches or sys.maxsize) for name, loader in loaders.items()}
     total = sum(counts.values())
 
-    def goes_on() -> bool:
+    def may_continue() -> bool:
         if stop():
             return False
         progress(min(next(turns) * ranks.size, total), total)
         return True
 
+    # Measure each set; the ranks take the batches in turn.
     model.eval()
     try:
         for name, loader in loaders.items():
-            measured = _measured(objective, model, loader, counts[name], device, goes_on, ranks)
+            measured = _measure_batches(objective, model, loader, counts[name], device, may_continue, ranks)
             if measured is None:
                 return None
             sets[name] = measured
@@ -108,6 +110,7 @@ def evaluate(
     gzip = held_out.gzip_bits_per_byte if objective.is_cross_entropy else None
     if not held_out.sets:
         return replace(sets[""], gzip_bits_per_byte=gzip)
+    # The totals over all sets are means weighted by targets.
     targets, batches = (sum(getattr(each, name) for each in sets.values()) for name in ("targets", "batches"))
     loss = math.fsum(each.loss * each.targets for each in sets.values()) / targets
     figures = {
@@ -117,20 +120,20 @@ def evaluate(
     return Evaluation(loss, targets, batches, figures, _bits(objective, loss, held_out.tokens), gzip, sets)
 
 
-def _measured(
+def _measure_batches(
     objective: Objective,
     model: LanguageModel,
     loader: PackedLoader,
     count: int,
     device: Device,
-    goes_on: Callable[[], bool],
+    may_continue: Callable[[], bool],
     ranks: Ranks,
 ) -> Evaluation | None:
-    """The figures of the loader's first `count` batches."""
+    """Return the results of the loader's first `count` batches, or None if `may_continue` returns false."""
     names = objective.held_out_figures
     losses, sums, targets = list[float](), dict.fromkeys(names, 0.0), 0
     for first in range(0, count, ranks.size):
-        if not goes_on():
+        if not may_continue():
             return None
         batches = [loader.batch(0, index) for index in range(first, min(first + ranks.size, count))]
         mine = batches[ranks.rank : ranks.rank + 1]

@@ -1,4 +1,4 @@
-"""The training loop. Read `Training.run` top to bottom; everything else here is one of its steps."""
+"""The training loop. Read `Training.run` top to bottom; the other functions are its steps."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from genesis.train.device_steps import DeviceSteps, Reading
 
 Row = dict[str, float | None]
-# A process's first step on a device whose loss is asked for early, and how many steps later it is known to be there:
-# the host is never so far ahead.
+# On a device, the loss of this process's step PREVIEWED is requested early and read AHEAD steps later. The host is
+# never that far ahead, so the read does not block.
 PREVIEWED, AHEAD = 3, 5
 
 
 def total_steps(config: Config, loader: PackedLoader) -> int:
-    """Optimizer steps of the run: `train.steps`, or as many as complete `train.epochs`."""
+    """Return the optimizer steps of the run: `train.steps`, or as many as complete `train.epochs`."""
     if config.train.steps is not None:
         return config.train.steps
     assert config.train.epochs is not None, "the schema asks for one of the two"
-    epochs = Fraction(repr(config.train.epochs))  # as it was written: 0.07 of 100 batches are 7, not 7.000000000000001
+    epochs = Fraction(repr(config.train.epochs))  # exact: 0.07 of 100 batches are 7, not 7.000000000000001
     whole = math.floor(epochs)
     batches = Fraction(sum(loader.num_batches(epoch) for epoch in range(whole)))
     if epochs > whole:
@@ -51,10 +51,12 @@ def total_steps(config: Config, loader: PackedLoader) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        step, begun_at: the last step, of which `state_hash` is, and the one that this process went on from.
+        step: the last step.
+        begun_at: the step from which this process continued; 0 for a new run.
+        state_hash: state hash after the last step.
     """
 
     step: int
@@ -69,12 +71,12 @@ class Summary:
 
 @dataclass
 class Training:
-    """A run ready to go: its state and what it reports to.
+    """A run that is ready to start: its state and the destinations of its reports.
 
     Attributes:
-        lr_at: the learning rate of a step, counted from 0.
-        sample: continues `eval.prompts` with the model as it is, all of them together; for the text samples.
-        joint: what is shown between a prompt and its sample: an answer is on a line of its own.
+        lr_at: returns the learning rate of a step, counted from 0.
+        sample: continues all of `eval.prompts` with the current model and returns the texts.
+        joint: text printed between a prompt and its sample. A chat's answer starts on a new line.
     """
 
     config: Config
@@ -97,10 +99,10 @@ class Training:
     metrics: Metrics = field(init=False)
     saves: Saves = field(init=False)
     resumed_at: int | None = None
-    _grad_norm: float = math.nan  # of the last step that was counted
+    _grad_norm: float = math.nan  # of the last counted step
     _step_seconds: float | None = None
-    _has_row: bool = False  # of this process
-    _rows: deque[tuple[int, Row | None, Reading]] = field(default_factory=deque)  # that wait for a device's figures
+    _has_row: bool = False  # whether this process has written a row
+    _rows: deque[tuple[int, Row | None, Reading]] = field(default_factory=deque)  # wait for a device's figures
     _on_device: DeviceSteps | None = None
 
     def __post_init__(self) -> None:
@@ -112,26 +114,26 @@ class Training:
             self._on_device = steps_of(self.state)(self.state, self.device, limit, every, self.progress.note)
 
     def continue_at(self, step: int) -> None:
-        """The state was set to the checkpoint of `step`."""
+        """Continue at `step`, whose checkpoint is loaded into the state."""
         self.resumed_at = self.saved_at = self.progress.step = step
         best = self.state.best
         if self.config.checkpoint.best and best.step >= 0 and not self._has_best():
             self.progress.note(
-                f"checkpoint-{best.step}, which had the lowest eval/loss so far, is not there: the best is chosen"
-                " among the evaluations from here on"
+                f"checkpoint-{best.step}, which had the lowest eval/loss so far, is missing: the best step is chosen"
+                " among the coming evaluations"
             )
             self.state.best = Best(since=best.since)
 
     def _has_best(self) -> bool:
-        """Whether the checkpoint of the best evaluation is there: a call of all ranks."""
+        """Whether the checkpoint of the best evaluation exists. All ranks must call it."""
         is_main = self.state.ranks.is_main
         return bool(self.state.ranks.from_main("best", is_main and self.checkpoints.has(self.state.best.step)))
 
     def take_best(self) -> None:
-        """Set the state to the best checkpoint, for the final model; a call of all ranks after `run`.
+        """Load the best checkpoint into the state, for the final model. All ranks must call it after `run`.
 
         Raises:
-            ModelError: that checkpoint is damaged.
+            ModelError: the checkpoint is damaged.
         """
         step = self.state.best.step
         if self.config.checkpoint.best and step not in (-1, self.state.step) and self._has_best():
@@ -139,11 +141,12 @@ class Training:
             self.state_hash = self.state.hash()
 
     def open(self) -> Metrics:
-        """Open the record of the run, cut back to where it goes on; the caller closes it.
+        """Open the metrics and samples, truncated to the step the run continues from. The caller closes them.
 
         Raises:
-            DataError: the file holds something else. DeviceError: another destination of metrics does not start.
-            DiskError: it cannot be opened.
+            DataError: a file holds something else.
+            DeviceError: another destination of metrics does not start.
+            DiskError: a file cannot be opened.
         """
         self.metrics = self.open_metrics(self.resumed_at)
         if self.state.ranks.is_main:
@@ -151,31 +154,31 @@ class Training:
         return self.metrics
 
     def run(self) -> Summary:
-        """Train to the last step, evaluating, logging and saving on the way; the record is open.
+        """Train to the last step; evaluate, log and save on the way. Call `open` first.
 
         Raises:
-            InterruptedRun: a signal came; the state was saved. NumericError: a loss or gradient is not finite.
+            InterruptedRun: a signal arrived; the state is saved.
+            NumericError: a loss or gradient is not finite.
         """
         started = time.perf_counter()
         self.state.model.train()
         with self.progress, self.saves:
             self._recall_evaluation()
-            self._settle()  # the evaluation before step 1; a resumed run may owe one that a signal cut short
+            self._settle()  # the evaluation before step 1, or one that a signal cut short in a resumed run
             is_first = True
             while not self._is_complete:
                 begun = time.monotonic()
                 self._step(self._batches())
-                self.state.ranks.took(time.monotonic() - begun)
+                self.state.ranks.record_seconds(time.monotonic() - begun)
                 if is_first and self._saves_before_the_end():
-                    self.saves.prepare(self.state)  # of the optimizer's states, which the first step makes
+                    self.saves.prepare(self.state)  # the first step has created the optimizer's states
                 is_first = False
                 self._report()
                 self._settle()
+            # Explain an early stop.
             if self.state.step < self.steps:
                 best = self.state.best
-                lowest = (
-                    f"below {best.loss:.4f}, that of step {best.step}" if best.step >= 0 else "that is a finite number"
-                )
+                lowest = f"below {best.loss:.4f} (of step {best.step})" if best.step >= 0 else "that is finite"
                 last = f"last {best.since} evaluations" if best.since > 1 else "last evaluation"
                 self.progress.note(f"stopped early at step {self.state.step}: the {last} had no eval/loss {lowest}")
         if not self.state_hash:  # the run was complete already
@@ -193,7 +196,7 @@ class Training:
         )
 
     def _recall_evaluation(self) -> None:
-        """A run that was killed between an evaluation that it owed and its next save has the row already."""
+        """Judge the evaluation of a run that was killed after it wrote the row and before it saved."""
         if self.resumed_at not in (None, self.state.evaluated_at):
             rows = read_metrics(self.metrics.path) if self.state.ranks.is_main else []
             names = ("eval/loss", "eval/num_tokens")
@@ -205,21 +208,20 @@ class Training:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether no step follows: the last one is done, or `train.early_stop` ends the run."""
+        """Whether the run is complete: the last step is done, or `train.early_stop` ends the run."""
         patience = self.config.train.early_stop
         return self.state.step >= self.steps or (patience is not None and self.state.best.since >= patience)
 
     def _judge(self, loss: float, targets: int) -> None:
-        """Note whether an evaluation is the best so far; before the first step there is no checkpoint for it."""
+        """Record whether an evaluation is the best so far. Step 0 does not count because it has no checkpoint."""
         state = self.state
         if state.step:
             state.best = state.best.after(state.step, loss, targets)
         if self._is_best:
-            self.saved_at = -1  # a checkpoint of this step that is there already does not say so
+            self.saved_at = -1  # an existing checkpoint of this step does not record it as the best
 
     @property
     def _is_best(self) -> bool:
-        """Whether the checkpoint of this step is to be kept as the best one."""
         return self.config.checkpoint.best and self.state.best.step == self.state.step
 
     def _batches(self) -> list[Batch]:
@@ -236,26 +238,27 @@ class Training:
         self._count(replace(result, seconds=time.perf_counter() - begun))
 
     def _count(self, result: StepResult) -> None:
-        """Add a step's figures to those of the next row."""
         if result.seconds is not None:
             self.throughput.add(result.tokens, result.seconds)
         self.state.interval.add(result.loss_sum, result.targets, result.figures)
         self._grad_norm, self._step_seconds = result.grad_norm, result.seconds
 
     def _settle(self) -> None:
-        """What is due between two steps: evaluate, save, and stop if a signal came."""
+        """Do what is due between two steps: evaluate, save, and stop if a signal arrived."""
         self.saves.poll()
+        # Agree with the other ranks on what is due.
         step = self.state.step
         is_due = self._is_complete or _due(step, self.config.eval.every) if step else self.config.eval.at_start
         evaluates = is_due and self.state.evaluated_at != step
         stop = self._received()
-        if evaluates or stop is not None or self._owes_save:
+        if evaluates or stop is not None or self._owes_save:  # only finite states are evaluated or saved
             self._catch_up()
         if evaluates:
             with self.state.ranks.during("evaluation"):
                 self._evaluate()
         if saves := self._owes_save:
             self._save(waits=self._is_complete or stop is not None)
+        # A signal that arrived during the evaluation or the save stops the run now.
         if evaluates or saves:
             stop = self._received()
         if stop is not None:
@@ -267,11 +270,11 @@ class Training:
         return self.state.step > 0 and self.saved_at != self.state.step and is_due
 
     def _received(self) -> int | None:
-        """The signal that this rank or another one has received: a call of all ranks."""
+        """Return the signal that any rank has received. All ranks must call it."""
         return self.state.ranks.agree(self.interrupts.received, self.state.step)
 
     def _report(self) -> None:
-        """Every `log.every` steps, and at the last one, a row of metrics; of a device's steps one interval late."""
+        """Write a row of metrics every `log.every` steps and at the last one; for a device, one interval late."""
         state = self.state
         if state.step % self.config.log.every and state.step != self.steps:
             self.progress.update(state.step)
@@ -290,10 +293,10 @@ class Training:
         self._read_rows(keep=1)
 
     def _preview(self) -> None:
-        """Show loss and speed of the first steps, before there is a row; of a device's steps when they have come."""
+        """Show loss and speed of the first steps, before the first row; for a device, once the figures arrive."""
         done = self.state.step - (self.resumed_at or 0)
         if self._on_device is None:
-            if done > 1:  # the first step of a process says little about its speed
+            if done > 1:  # the first step of a process is not representative
                 self._show_first(self.state.step)
         elif self.config.log.every > PREVIEWED + AHEAD and done == PREVIEWED:
             self._rows.append((self.state.step, None, self._on_device.reading()))
@@ -305,7 +308,7 @@ class Training:
         self.progress.preview(step, {"train/loss": self.state.interval.loss, **seconds})
 
     def _read_rows(self, keep: int) -> None:
-        """Write the rows whose figures were asked for, but for the last `keep`."""
+        """Write the pending rows except for the last `keep`."""
         while len(self._rows) > keep:
             step, row, reading = self._rows.popleft()
             for result in reading.results():
@@ -316,7 +319,7 @@ class Training:
                 self._write(step, row)
 
     def _catch_up(self) -> None:
-        """Wait for the figures of all steps: what is evaluated or saved is known to be sound."""
+        """Read the figures of all steps; this raises if one is not finite."""
         if self._on_device is not None:
             self._read_rows(keep=0)
             for result in self._on_device.reading().results():
@@ -333,7 +336,7 @@ class Training:
             **{name: value / interval.targets for name, value in figures},
             **row,
             **self.throughput.interval(),
-            "perf/mfu": None,  # the peak of the device is not known
+            "perf/mfu": None,  # the device's peak is unknown
             "memory/max_allocated": allocated,
             "memory/max_reserved": reserved,
         }
@@ -362,7 +365,7 @@ class Training:
             self.progress.update(state.step, row)
             self.last_evaluation = found
             self._judge(found.loss, found.targets)
-        # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
+        # A signal may cut samples short; they are not repeated, because the row must not be written twice.
         state.evaluated_at = state.step
         if prompts := config.eval.prompts:
             with state.ranks.during("samples", SAMPLING_S), state.ranks.main_first("samples"):
@@ -373,14 +376,13 @@ class Training:
                     append_samples(self.metrics.path.parent, samples)
 
     def _saves_before_the_end(self) -> bool:
-        """Whether a save is due after which training goes on."""
         each = (self.config.checkpoint.every, self.config.eval.every if self.config.checkpoint.best else None)
         return any(every is not None and (self.steps - 1) // every * every >= self.state.step for every in each)
 
     def _save(self, *, waits: bool) -> None:
-        """Save; in the background where nothing `waits` for it."""
+        """Save the state; `waits` blocks until it is written."""
         self.saves.wait(self.state)
-        self.metrics.sync()  # the rows that a run which resumes does not write again
+        self.metrics.sync()  # a resumed run does not write these rows again
         state_hash = self.saves.save(self.state, waits=waits)
         if state_hash is not None:
             self.state_hash = state_hash
@@ -409,7 +411,7 @@ def _due(step: int, every: int | None) -> bool:
 
 
 def _peak_memory(device: Device) -> tuple[int, int]:
-    """(allocated, reserved): the most bytes that tensors used, and that were taken from the system or the driver."""
+    """Return the peak bytes (used by tensors, reserved from the system or the driver)."""
     if device == CPU:
         return pool.max_allocated, pool.max_allocated + pool.cached
     from genesis import cuda

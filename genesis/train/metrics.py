@@ -1,8 +1,8 @@
-"""The record of a run: rows of named numbers in metrics.jsonl, on request sent to TensorBoard and W&B; and its samples.
+"""Metrics of a run: rows of named numbers in metrics.jsonl, optionally sent to TensorBoard and W&B; and its samples.
 
-A row is one JSON object on one line: `train/global_step` and whatever was measured at that step. Rows are in the
-order of their steps. A resumed run cuts the file back to the step it resumes from, so that it ends with the rows of a
-run that was never interrupted. `samples.jsonl` has rows of step, prompt and text, and is cut back in the same way.
+A row is one JSON object on one line: `train/global_step` and the numbers measured at that step, in the order of steps.
+A resumed run truncates the file to the step it resumes from, so that it ends with the rows of an uninterrupted run.
+`samples.jsonl` has rows of step, prompt and text and is truncated in the same way.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ STEP = "train/global_step"
 _OF_A_SET = re.compile(r"^eval/[^/]+/")
 MAX_ROW_BYTES = 64 * 1024
 MAX_INT_CHARS = 20
-DRAWABLE = 1e100  # the largest number that is drawn; sums and differences of such numbers are finite
+DRAWABLE = 1e100  # the largest number in a chart; sums and differences of such numbers are finite
 _PIECE_BYTES = 1 << 20
-# Every name a row may have, and its unit; a named set of held-out data has those of `eval/` as `eval/<name>/loss`, ….
+# Every name that a row may have, with its unit. A named held-out set uses the `eval/` names as `eval/<name>/loss`, ….
 NAMES = {
     STEP: "optimizer steps done",
     "train/loss": "nats per target token, mean since the last row",
@@ -46,12 +46,12 @@ NAMES = {
     "train/num_tokens": "tokens trained on since the start",
     "eval/loss": "nats per target token",
     "eval/perplexity": "exp(eval/loss)",
-    "eval/bits_per_byte": "bits per UTF-8 byte of held-out text that is predicted",
-    "eval/gzip_bits_per_byte": "the same of gzip -9, file by file; of texts only",
+    "eval/bits_per_byte": "bits per predicted UTF-8 byte of held-out text",
+    "eval/gzip_bits_per_byte": "the same for gzip -9, file by file; only for texts",
     "eval/token_accuracy": "share of target tokens that are the likeliest token",
     "eval/num_tokens": "target tokens",
-    "perf/tokens_per_second": "tokens over the time of training steps; warm-up, evaluation and saving left out",
-    "perf/step_ms": "milliseconds a training step; warm-up, evaluation and saving left out",
+    "perf/tokens_per_second": "tokens per second of training steps; without warm-up, evaluation and saving",
+    "perf/step_ms": "milliseconds per training step; without warm-up, evaluation and saving",
     "perf/mfu": "model FLOPs over peak FLOPs",
     "memory/max_allocated": "bytes",
     "memory/max_reserved": "bytes",
@@ -62,26 +62,26 @@ class Sink(Protocol):
     """Another destination of rows."""
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Records finite numbers measured at `step`."""
+        """Record finite numbers measured at `step`."""
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Send the remaining rows and close."""
 
 
 class Metrics:
-    """Where the rows of a run go; a context manager that closes it. This one writes nothing: another rank does."""
+    """A destination of a run's rows; a context manager that closes it. This base class discards them."""
 
     def __init__(self, output_dir: str | Path) -> None:
         self.path = Path(output_dir) / FILE_NAME
 
     def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Takes the row of `step`."""
+        """Discard the row of `step`."""
 
     def sync(self) -> None:
-        """Waits until the rows are on the disk."""
+        """Return at once; a writer blocks until its rows are on the disk."""
 
     def close(self) -> None:
-        """Takes no more rows."""
+        """Return at once; a writer closes its file."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,13 +91,13 @@ class Metrics:
 
 
 class MetricsWriter(Metrics):
-    """Appends rows to `output_dir/metrics.jsonl`; each row is handed to the system before `write` returns.
+    """Appends rows to `output_dir/metrics.jsonl`. Each row is passed to the system before `write` returns.
 
     Args:
-        output_dir: the run's folder; it exists.
-        resume_step: None starts an empty file; a step keeps the rows up to it and drops those after it.
-        sinks: further destinations of rows; closed with the writer.
-        more: names that rows may have beside those of `NAMES`.
+        output_dir: the run's folder, which exists.
+        resume_step: last step whose rows are kept; None starts an empty file.
+        sinks: other destinations of rows; the writer closes them.
+        more: names that rows may have in addition to `NAMES`.
 
     Raises:
         DataError: the file to resume holds something other than rows of metrics.
@@ -130,11 +130,11 @@ class MetricsWriter(Metrics):
             raise
 
     def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Appends the row of `step`. JSON has no NaN: what is not finite is null and in `nonfinite`.
+        """Append the row of `step`. Numbers that are not finite are null and listed in `nonfinite`, as JSON has no NaN.
 
         Raises:
-            DiskError: the row could not be written whole; the file still ends with the row before it.
-            ValueError: an unknown name, or a step before the last one.
+            DiskError: the row cannot be written completely; the file still ends with the row before it.
+            ValueError: a name is unknown, or the step is before the last one.
         """
         unknown = {_OF_A_SET.sub("eval/", name) for name in metrics.keys() - self._known} - self._known
         if unknown or step < self._last_step:
@@ -146,9 +146,9 @@ class MetricsWriter(Metrics):
             sink.write(step, finite)
 
     def sync(self) -> None:
-        """Waits until the rows are on the disk: call it before a checkpoint that relies on them.
+        """Block until the rows are on the disk. Call it before a checkpoint that relies on them.
 
-        A file that was removed meanwhile is written again, with all its rows.
+        If the file was removed, it is written again with all its rows.
         """
         if not os.path.lexists(self.path):
             with atomic_file(self.path) as file:
@@ -163,7 +163,7 @@ class MetricsWriter(Metrics):
             raise disk_error(error, "fsync", self.path) from None
 
     def close(self) -> None:
-        """Closes the file and the sinks; closing twice does nothing."""
+        """Close the file and the sinks; a second call does nothing."""
         sinks, self._sinks = self._sinks, ()
         try:
             self._file.close()
@@ -187,13 +187,14 @@ class MetricsWriter(Metrics):
 
 
 def check_metrics(path: str | Path, last_step: int | None = None) -> None:
-    """Refuse a metrics file that a run could not continue; none at all is fine. Nothing is changed.
+    """Refuse a metrics file that a run cannot continue; a missing file is fine. The file is not changed.
 
     Args:
-        last_step: rows after this step are not looked at; None for all rows.
+        last_step: rows after this step are not checked; None checks all rows.
 
     Raises:
-        DataError: a line that is no row of metrics, with its number. DiskError: a link, no regular file, not readable.
+        DataError: a line is not a row of metrics; the error names its number.
+        DiskError: the file is a link, not a regular file, or not readable.
     """
     path = Path(path)
     if os.path.lexists(path):
@@ -204,7 +205,7 @@ def check_metrics(path: str | Path, last_step: int | None = None) -> None:
 
 
 def _open(path: Path, mode: int = os.O_RDWR | os.O_CREAT) -> BinaryIO:
-    # No link is followed, so that a planted one cannot make us write elsewhere; opening a FIFO does not wait.
+    # Links are not followed, because a planted one could redirect the writes. Opening a FIFO does not block.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(path, mode | flags, 0o666)
@@ -214,7 +215,7 @@ def _open(path: Path, mode: int = os.O_RDWR | os.O_CREAT) -> BinaryIO:
         raise disk_error(error, "open", path) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DiskError("the metrics file is no regular file", where=escape(path), next="move it away")
+            raise DiskError("the metrics file is not a regular file", where=escape(path), next="move it away")
         return open(descriptor, "rb") if mode == os.O_RDONLY else open(descriptor, "r+b", buffering=0)
     except BaseException as error:
         close_read(descriptor)
@@ -224,7 +225,7 @@ def _open(path: Path, mode: int = os.O_RDWR | os.O_CREAT) -> BinaryIO:
 
 
 def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str, Any], dict[str, float]]:
-    """The JSON row, and its finite numbers alone."""
+    """Return the JSON row, and its finite numbers."""
     given = {name: value for name, value in metrics.items() if name != STEP}
     numbers = {n: v if isinstance(v, int) else float(v) for n, v in given.items() if v is not None}
     finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
@@ -234,11 +235,13 @@ def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str
 
 
 @dataclass
-class Place:
-    """How far a metrics file was read.
+class RowOffset:
+    """Position up to which a metrics file was read.
 
     Attributes:
-        offset: bytes. rows: rows. line: the last of them; a file that has another one there was written anew.
+        offset: bytes before the position.
+        rows: rows before the position.
+        line: the last of these rows. If the file has another line there, it was rewritten.
     """
 
     offset: int = 0
@@ -246,31 +249,31 @@ class Place:
     line: bytes = b""
 
     def is_in(self, path: Path) -> bool:
-        """Whether the file has the last row still there. Raises: DiskError."""
+        """Whether the file still has the last row at the position. Raises: DiskError."""
         with boundary(DiskError, "reading the metrics", path), _open(path, os.O_RDONLY) as file:
             file.seek(self.offset - len(self.line))
             return file.read(len(self.line)) == self.line
 
 
-def read_metrics(path: str | Path, place: Place | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics file, in order. A last line that was cut short by a crash is left out.
+def read_metrics(path: str | Path, position: RowOffset | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a metrics file, in order, without a last line that a crash cut short.
 
     Args:
-        place: rows up to there are left out, and it moves on with each row.
+        position: position to start from; it advances with each row.
 
     Raises:
-        DataError: a line that is no row of metrics, with its number.
+        DataError: a line is not a row of metrics; the error names its number.
         DiskError: the file cannot be read.
     """
     with boundary(DiskError, "reading the metrics", path), _open(Path(path), os.O_RDONLY) as file:
-        file.seek(0 if place is None else place.offset)
-        for _, row in _rows(file, Path(path), place):
+        file.seek(0 if position is None else position.offset)
+        for _, row in _rows(file, Path(path), position):
             yield row
 
 
-def _rows(file: BinaryIO, path: Path, place: Place | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row with the offset of the byte after it; `file` is at `place`, or at its start."""
-    place = Place() if place is None else place
+def _rows(file: BinaryIO, path: Path, position: RowOffset | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row with the offset of the byte after it; `file` is at `position`, or at its start."""
+    position = RowOffset() if position is None else position
     while line := file.readline(MAX_ROW_BYTES):
         if not line.endswith(b"\n") and len(line) < MAX_ROW_BYTES:
             return
@@ -279,14 +282,14 @@ def _rows(file: BinaryIO, path: Path, place: Place | None = None) -> Iterator[tu
             if type(row[STEP]) is not int or row[STEP] < 0:
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
-            where = f"{escape(path)}:{place.rows + 1}"
-            raise DataError("this line is no row of metrics", where=where, next="move the file away") from None
-        place.offset, place.rows, place.line = place.offset + len(line), place.rows + 1, line
-        yield place.offset, row
+            where = f"{escape(path)}:{position.rows + 1}"
+            raise DataError("this line is not a row of metrics", where=where, next="move the file away") from None
+        position.offset, position.rows, position.line = position.offset + len(line), position.rows + 1, line
+        yield position.offset, row
 
 
 def _int(text: str) -> int:
-    if len(text) > MAX_INT_CHARS:  # what counts something has fewer digits, and is a float without overflow
+    if len(text) > MAX_INT_CHARS:  # counters have fewer digits and convert to float without overflow
         raise ValueError(f"an integer of {len(text)} characters")
     return int(text)
 
@@ -295,7 +298,7 @@ _DECODER = json.JSONDecoder(parse_int=_int)
 
 
 def _end_of_rows(file: BinaryIO, path: Path, last_step: int) -> int:
-    """Bytes up to the end of the last row that belongs to `last_step` or an earlier step."""
+    """Return the offset after the last row of `last_step` or an earlier step."""
     end = 0
     with open(os.dup(file.fileno()), "rb") as buffered:
         buffered.seek(0)
@@ -313,7 +316,7 @@ def _missing(package: str, setting: str) -> DeviceError:
 
 
 class TensorBoardSink:
-    """Writes rows as scalars of TensorBoard event files below `folder`. Raises: DeviceError without the package."""
+    """Writes rows as scalars to TensorBoard event files in `folder`. Raises: DeviceError without the package."""
 
     def __init__(self, folder: str | Path) -> None:
         try:
@@ -323,22 +326,22 @@ class TensorBoardSink:
         self._writer = Writer(str(folder))
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Adds one scalar per number."""
+        """Add one scalar per number."""
         for name, value in row.items():
             self._writer.add_scalar(name, value, step=step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         self._writer.close()
 
 
 class WandbSink:
-    """Sends rows to a Weights & Biases run of `project`; its files are below `folder`. wandb itself knows the login.
+    """Sends rows to a Weights & Biases run of `project`; its files are in `folder`. wandb itself manages the login.
 
     Args:
-        resumed: go on with the run that a sink in this folder began. Rows of steps that it has already stay as they
-            were: W&B takes none back.
+        resumed: continue the run that a sink in this folder began. Rows of its existing steps remain unchanged, because
+            W&B cannot remove rows.
 
     Raises:
         DeviceError: the package `wandb` is not installed, or wandb does not start (no login, no network).
@@ -349,14 +352,14 @@ class WandbSink:
             import wandb
         except ImportError:
             raise _missing("wandb", "log.wandb") from None
-        # Only the metrics and the configuration: no source, no console, no state of a repository.
+        # Send only the metrics and the configuration: no source, no console output, no state of a repository.
         settings = wandb.Settings(console="off", disable_code=True, disable_git=True)
         own = Path(folder, "wandb")
         known = run_file(own, WANDB_ID) if resumed else None
         run = secrets.token_hex(4) if known is None else read_limited(known, 64, DataError).decode("ascii", "replace")
         DEFAULT.makedirs(own)
         write_file(own / WANDB_ID, run.encode())
-        name = config.get("train", {}).get("name")  # null: the service finds one
+        name = config.get("train", {}).get("name")  # None: the service chooses a name
         options: dict[str, Any] = {"id": run, "resume": "allow", "config": dict(config), "settings": settings}
         try:
             self._run = wandb.init(project=project, name=name, dir=str(folder), **options)
@@ -368,11 +371,11 @@ class WandbSink:
             raise DeviceError(what, where="log.wandb", next=next) from None
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Logs the row at `step`."""
+        """Log the row at `step`."""
         self._run.log(dict(row), step=step)
 
     def close(self) -> None:
-        """Ends the run at the service."""
+        """End the run at the service."""
         self._run.finish()
 
 
@@ -380,11 +383,11 @@ class WandbSink:
 
 
 SAMPLES_NAME = "samples.jsonl"
-MOST_SAMPLES = 256 << 20  # bytes of the file, beyond which it is not read
+MOST_SAMPLES = 256 << 20  # bytes; a larger file is not read completely
 
 
 class Sample(NamedTuple):
-    """A text that continues a prompt, and the step at which the model drew it."""
+    """A prompt, the model's continuation, and the step of the model."""
 
     step: int
     prompt: str
@@ -392,17 +395,18 @@ class Sample(NamedTuple):
 
 
 def append_samples(folder: Path, samples: list[Sample]) -> None:
-    """Add samples to the file in a run's folder. Raises: DiskError."""
+    """Append samples to the file in a run's folder. Raises: DiskError."""
     lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in samples)
     with Writer(DEFAULT, folder / SAMPLES_NAME, os.O_CREAT | os.O_APPEND) as writer:
         writer.write(lines.encode())
 
 
 def keep_samples(folder: Path, step: int | None) -> None:
-    """Drop the samples after `step`, or with None all of them.
+    """Drop the samples after `step`; None drops all.
 
     Raises:
-        DataError: the file holds something else. DiskError: it cannot be written.
+        DataError: the file holds something else.
+        DiskError: the file cannot be written.
     """
     path = folder / SAMPLES_NAME
     with boundary(DiskError, "reading the samples", path):
@@ -417,13 +421,13 @@ def keep_samples(folder: Path, step: int | None) -> None:
 
 
 def read_samples(folder: Path, most: int | None = None) -> Iterator[Sample]:
-    """The samples of a run, in the order of their steps; a last line that a crash cut short is left out.
+    """Yield the samples of a run in the order of their steps, without a last line that a crash cut short.
 
     Args:
-        most: of a larger file only the samples in its last bytes; None: all, of at most `MOST_SAMPLES` bytes.
+        most: bytes at the end of the file to read; None reads the whole file of at most `MOST_SAMPLES` bytes.
 
     Raises:
-        DataError: a line that is no sample, with its number; the file is a link or another user's.
+        DataError: a line is not a sample, or the file is a link or belongs to another user.
     """
     path = run_file(folder, SAMPLES_NAME)
     if path is None:
@@ -436,7 +440,7 @@ def read_samples(folder: Path, most: int | None = None) -> Iterator[Sample]:
     else:
         with boundary(DiskError, "reading the samples", path), open(open_regular(path, DataError), "rb") as file:
             file.seek(-(most or 0), os.SEEK_END)
-            data = file.read(most).partition(b"\n")[2]  # it begins within a sample
+            data = file.read(most).partition(b"\n")[2]  # skip the rest of a sample
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
@@ -445,5 +449,5 @@ def read_samples(folder: Path, most: int | None = None) -> Iterator[Sample]:
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
             where = f"{escape(path)}:{number}" if is_whole else escape(path)
-            raise DataError("this line is no sample", where=where, next="move the file away") from None
+            raise DataError("this line is not a sample", where=where, next="move the file away") from None
         yield sample

@@ -1,6 +1,6 @@
-"""What a run learns: the tensors of a batch that its loss reads, the loss, and the figures that it reports.
+"""The objective of a run: the fields of a batch that its loss reads, the loss, and the figures that it reports.
 
-The step, the ranks, the evaluation, the memory plan and the metrics know of a loss only through its `Objective`.
+The step, the ranks, the evaluation, the memory plan and the metrics depend on a loss only through its `Objective`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from genesis.train.config import Config
 
 
 class LanguageModel(Protocol):
-    """What training needs of a model."""
+    """The interface of a model in training."""
 
     training: bool
 
@@ -42,16 +42,16 @@ class LanguageModel(Protocol):
 
 
 class Objective:
-    """Base of what a run can learn; a subclass has `fields`, `loss` and `measure`.
+    """Base class of objectives; a subclass implements `fields`, `loss` and `measure`.
 
-    The loss of a step is the sum over its targets, divided by their number in all micro-batches of all ranks. A target
-    is what the subclass counts: a token, a pair of answers.
+    The loss of a step is the sum over its targets, divided by their number in all micro-batches of all ranks. The
+    subclass defines what a target is: a token, a pair of answers.
 
     Attributes:
-        figures: names of what `loss` reports beside the loss -> their units. They are means over targets, like the
-            loss, and stand in the rows of metrics under these names.
-        held_out_figures: the same of `measure`; `eval/` comes before these names.
-        is_cross_entropy: whether the loss is that of tokens in nats, which has a perplexity and bits per byte.
+        figures: names of the figures that `loss` returns, with their units. They are means over targets, like the loss,
+            and rows of metrics contain them under these names.
+        held_out_figures: the same for `measure`; rows of metrics prefix these names with `eval/`.
+        is_cross_entropy: whether the loss is a token cross entropy in nats, which has a perplexity and bits per byte.
     """
 
     figures: ClassVar[Mapping[str, str]] = {}
@@ -59,36 +59,36 @@ class Objective:
     is_cross_entropy: ClassVar[bool] = False
 
     def prepare(self, model: LanguageModel, sets: Sequence[TokenSet], device: Device) -> None:
-        """Compute what depends on the weights that the run starts from, such as log-probabilities of a reference.
+        """Compute what depends on the initial weights of the run, such as log-probabilities of a reference.
 
-        It is called once on each rank, before a checkpoint is restored; a plan of memory does not call it.
+        Each rank calls it once, before a checkpoint is restored. The memory plan does not call it.
 
         Args:
             sets: the training samples, then each set of held-out samples; `Batch.tokens` is one of them.
         """
 
     def num_targets(self, batch: Batch) -> int:
-        """How many targets a batch has, at least 1."""
+        """Return the number of targets of a batch, at least 1."""
         return batch.num_targets
 
     def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
-        """What the loss reads of a batch: int64 or float64, rows first, of the same shapes for every batch of a run.
+        """Return the arrays that the loss reads: int64 or float64, rows first, with the same shapes for every batch.
 
-        Threads of the CPU share the rows. A plan of memory asks for the fields of a batch without samples.
+        CPU threads split the rows. The memory plan requests the fields of a batch without samples.
         """
         raise NotImplementedError
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The summed loss of some rows / `num_targets`, 0-d, and the sum of each of `figures`, float32 `[k]`.
+        """Return the summed loss of some rows / `num_targets`, 0-d, and the sum of each of `figures`, float32 `[k]`.
 
-        It is captured in a CUDA graph: it must not read values on the host. `None` where there are no figures.
+        The second value is None without figures. CUDA graphs capture it, so it must not read values on the host.
         """
         raise NotImplementedError
 
     def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
-        """The summed loss of some held-out rows, then the sum of each of `held_out_figures`, `[1 + k]`."""
+        """Return the summed loss of some held-out rows, then the sum of each of `held_out_figures`, `[1 + k]`."""
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ class NextTokens(Objective):
     is_cross_entropy: ClassVar[bool] = True
 
     def fields(self, batch: Batch) -> tuple[npt.NDArray[np.int64], ...]:
-        """Ids, labels and positions `[B, T]`."""
+        """Return ids, labels and positions `[B, T]`."""
         return batch.input_ids, batch.labels, batch.position_ids
 
     def loss(
@@ -109,10 +109,10 @@ class NextTokens(Objective):
         return model.loss(input_ids, labels, position_ids=position_ids, num_targets=num_targets), None
 
     def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
-        """`[2]`: the summed loss, and how many targets are the likeliest token."""
+        """Return `[2]`: the summed loss, and how many targets are the likeliest token."""
         return model.loss_and_hits(*fields)
 
 
 def build_objective(config: Config) -> Objective:
-    """What a run with this configuration learns."""
+    """Return the objective of a run with this configuration."""
     return NextTokens()

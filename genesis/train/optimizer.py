@@ -1,7 +1,7 @@
-"""From the configuration to what is trained and how: frozen parameters, optimizer, rates; its state to and from files.
+"""Builds frozen parameters, optimizer and schedule from the configuration, and restores the optimizer's state.
 
-A pattern of parameter names is one of file names (`model.layers.[0-3].*`): dots in it are dots, and none takes
-exponential time.
+Patterns of parameter names have the syntax of file name patterns (`model.layers.[0-3].*`): a dot matches only a dot,
+and matching never takes exponential time.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ def build_optimizer(
     ranks: Group | None = None,
     zero: int = 1,
 ) -> Optimizer:
-    """The optimizer that `config` names, over flat buffers; vectors (norms, biases) do not decay.
+    """Build the optimizer that `config` names, over flat buffers; vectors (norms, biases) do not decay.
 
     Args:
-        seed: of stochastic rounding, where an optimizer rounds.
-        accumulation_steps: of how many batches gradients are added up.
-        ranks, zero: who trains the parameters together, and what they divide; see `Optimizer`.
+        seed: seed of stochastic rounding.
+        accumulation_steps: batches over which gradients accumulate.
+        ranks: the ranks that train together, see `Optimizer`.
+        zero: what they shard, see `Optimizer`.
 
     Raises:
-        ConfigError: a pattern of `lr_factors` names no parameter that is trained.
+        ConfigError: a pattern of `lr_factors` matches no trained parameter.
     """
     kind = OPTIMIZERS[config.name]
     offered = {key: getattr(config, key) for key in kind.in_runs if key != "weight_decay"}
     groups, settings = kind.for_run(named_parameters, config.weight_decay or 0.0, offered)
     return kind(
-        list(_by_factor(groups, config.lr_factors)) if config.lr_factors else groups,
+        list(_split_by_factor(groups, config.lr_factors)) if config.lr_factors else groups,
         **settings,
         fused=True,
         seed=seed,
@@ -54,8 +55,8 @@ def build_optimizer(
     )
 
 
-def _by_factor(groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """The groups divided by the factors of their parameters' learning rates."""
+def _split_by_factor(groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Split the groups by the learning-rate factors of their parameters."""
     check_patterns(factors, [name for group in groups for name, _ in group["params"]])
     for group in groups:
         parts: dict[float, list[tuple[str, Tensor]]] = {}
@@ -66,11 +67,11 @@ def _by_factor(groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float]
 
 
 def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
-    """The learning rate of each step of a run of `steps`, counted from 0."""
+    """Return the learning rate as a function of the step, counted from 0, in a run of `steps`."""
     warmup = config.warmup_steps
     if warmup is None:
         warmup = round((config.warmup_ratio or 0.0) * steps)
-    assert config.lr is not None, "the schema fills the optimizer's own rate in"
+    assert config.lr is not None, "the schema fills in the optimizer's default rate"
     schedule = make_schedule(
         config.schedule,
         lr=config.lr,
@@ -85,7 +86,7 @@ def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
 
 
 def overlong_schedule(config: OptimConfig, steps: int) -> str | None:
-    """A warning where the steps of a warm-up, with those of wsd's decay, are more than the run's."""
+    """Return a warning if the warm-up, plus the decay of wsd, is longer than the run; otherwise None."""
     warmup, decay = config.warmup_steps or 0, 0
     if config.schedule == "wsd":
         decay = round((config.decay_ratio or 0.0) * steps)
@@ -95,36 +96,36 @@ def overlong_schedule(config: OptimConfig, steps: int) -> str | None:
         return f"warning: {what}: the rate ends at {ends:g} and never reaches {config.lr:g}"
     if warmup and warmup + decay > steps:
         what = f"a warm-up of {warmup:,} steps and a decay of {decay:,} do not fit a run of {steps:,}"
-        return f"warning: {what}: the rate jumps behind the warm-up"
+        return f"warning: {what}: the rate jumps after the warm-up"
     return None
 
 
 def updated_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """The parameters that were updated, by name."""
+    """Yield the parameters that have been updated, by name."""
     for group in optimizer.param_groups:
         named = zip(group["param_names"], group["params"], strict=True)
         yield from ((name, parameter) for name, parameter in named if parameter in optimizer.state)
 
 
 def optimizer_counts(optimizer: Optimizer) -> dict[str, int]:
-    """How often each parameter was updated."""
+    """Return how often each parameter was updated, by name."""
     return {name: optimizer.state[parameter]["step"] for name, parameter in updated_parameters(optimizer)}
 
 
 def restore_optimizer(
     optimizer: Optimizer, arrays: Mapping[str, np.ndarray | StoredTensor], counts: Mapping[str, int]
 ) -> None:
-    """Set the state to `Snapshot.optimizer` and `optimizer_counts`; settings stay those of the configuration.
+    """Restore the state from `Snapshot.optimizer` and `optimizer_counts`; the settings come from the configuration.
 
-    Of stored tensors a rank reads what it owns; the parameters have the rounded values of their masters already.
+    A rank reads only its shard of the stored tensors. The parameters must already hold their rounded masters.
 
     Raises:
-        ModelError: arrays that this optimizer does not keep, or of other shapes.
+        ModelError: this optimizer does not keep an array, or keeps it in another shape.
     """
     names = [name for group in optimizer.param_groups for name in group["param_names"]]
     unknown = [key for key in arrays if key.rpartition(".")[0] not in counts] + [n for n in counts if n not in names]
     if unknown:
-        raise ModelError(f"the saved optimizer state has {escape(unknown[0])}, which this model has not")
+        raise ModelError(f"the saved optimizer state has {escape(unknown[0])}, which this model does not have")
     state: dict[str, dict[str, Any]] = {name: {"step": int(count)} for name, count in counts.items()}
     for key, value in arrays.items():
         name, _, kind = key.rpartition(".")
@@ -142,27 +143,27 @@ def check_patterns(
     setting: str = "optim.lr_factors",
     kind: str = "trained parameter",
 ) -> None:
-    """Refuse a setting with a pattern that is the name of no parameter of this kind, which have these names.
+    """Refuse a setting with a pattern that matches none of `names`, which are parameters of this kind.
 
     Raises:
-        ConfigError: with the name or the pattern that was meant, as far as it can be guessed.
+        ConfigError: with the likely name or pattern, if there is one.
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             wider, close = f"*{pattern.strip('*')}*", nearest(pattern, names, 0.5)
-            next = f"they have names such as {escape(names[len(names) // 2])}"
+            next = f"use names such as {escape(names[len(names) // 2])}"
             if found := [name for name in names if fnmatchcase(name, wider)]:
-                next = f"write {escape(wider)}, which has {escape(found[0])}, say"
+                next = f"write {escape(wider)}, which matches {escape(found[0])}, for example"
             elif close:
                 next = f"did you mean {escape(close)}?"
-            raise ConfigError(f"{escape(pattern)} is the name of no {kind}", where=setting, next=next)
+            raise ConfigError(f"{escape(pattern)} matches no {kind}", where=setting, next=next)
 
 
 def freeze(named_parameters: Iterable[tuple[str, Tensor]], patterns: Sequence[str]) -> None:
-    """Let the parameters that `patterns`, the setting `train.freeze`, name keep their values: they take no gradient.
+    """Freeze the parameters that `patterns` (the setting `train.freeze`) match: they need no gradients.
 
     Raises:
-        ConfigError: a pattern names no parameter, or nothing is left to train.
+        ConfigError: a pattern matches no parameter, or nothing is left to train.
     """
     parameters = dict(named_parameters)
     check_patterns(patterns, list(parameters), "train.freeze", "parameter")
@@ -171,10 +172,10 @@ def freeze(named_parameters: Iterable[tuple[str, Tensor]], patterns: Sequence[st
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError(
-            "every parameter is frozen", where="train.freeze", next="leave out the pattern that names them all"
+            "every parameter is frozen", where="train.freeze", next="remove the pattern that matches them all"
         )
 
 
 def factor_of(name: str, factors: Mapping[str, float]) -> float:
-    """The factor of the first pattern that names a parameter; 1 where none does."""
+    """Return the factor of the first pattern that matches a parameter; 1 without a match."""
     return next((float(factor) for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)

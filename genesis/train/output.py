@@ -1,4 +1,4 @@
-"""Text for the person who watches: a stream that outlives its reader, and characters that cannot drive a terminal."""
+"""Text for the user: a stream that may lose its reader, and characters that cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import TextIO
 
 from genesis.errors import DiskError
 
-# Control characters but line feed and tab; marks that turn the direction of text; surrogates.
+# Control characters except for line feed and tab, marks that change the direction of text, and surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """`text` with every character that could drive a terminal written as an escape; line feeds and tabs stay."""
+    """Return `text` with every character that could control a terminal escaped, except for line feeds and tabs."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def output_error(error: OSError) -> DiskError:
-    """The error of a command that could not print its result."""
+    """Return the error of a command that could not print its result."""
     if isinstance(error, DiskError):
         return error
-    result = DiskError(f"writing failed: {error.strerror or error}", where="stdout", next="check what it is sent to")
+    result = DiskError(f"writing failed: {error.strerror or error}", where="stdout", next="check its destination")
     result.errno = error.errno
     return result
 
 
 class WordWrap:
-    """Breaks a text that comes in pieces into lines of `columns` cells, between words and around wide characters.
+    """Breaks text that arrives in pieces into lines of `columns` cells, between words and around wide characters.
 
     Args:
-        columns: None leaves the text as it is.
+        columns: None leaves the text unchanged.
     """
 
     def __init__(self, columns: int | None) -> None:
         self._columns, self._column = columns, 0
-        self._space = self._word = ""  # that are held back until the word is complete
+        self._space = self._word = ""  # held back until the word is complete
 
     def push(self, text: str) -> str:
-        """What is to be written now."""
+        """Add a piece and return the text that can be written now."""
         if self._columns is None:
             return text
         done = ""
@@ -51,7 +51,7 @@ class WordWrap:
                 self._space += char
                 if char == "\n":
                     done, self._space, self._column = done + self._space, "", 0
-            elif _cells(char) == 2:  # lines break before and after it
+            elif _cells(char) == 2:  # a line may break before and after it
                 done += self._flushed()
                 self._word = char
                 done += self._flushed()
@@ -60,12 +60,12 @@ class WordWrap:
         return done
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         rest, self._space = self._flushed() + self._space, ""
         return rest
 
     def _flushed(self) -> str:
-        """The word, behind its space or on the next line."""
+        """Return the word, after its space or on the next line."""
         if not self._word:
             return ""
         assert self._columns is not None
@@ -79,27 +79,26 @@ class WordWrap:
 
 
 def wrapped(text: str, columns: int | None) -> str:
-    """`text` with lines of at most `columns` cells, but for longer words."""
+    """Return `text` broken into lines of at most `columns` cells; only single words may be longer."""
     wrap = WordWrap(columns)
     return wrap.push(text) + wrap.finish()
 
 
 def _cells(char: str) -> int:
-    """The cells that a terminal gives a character."""
     if char.isascii():
         return 1
     return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1 + (unicodedata.east_asian_width(char) in "WF")
 
 
 class Output:
-    """A text stream whose failure (reader gone, disk full, closed) is remembered, not raised: a run goes on without it.
+    """A text stream that records a failure (reader gone, disk full, closed) instead of raising it; a run continues.
 
     Args:
-        stream: where text goes; None (as `sys.stdout` of a process started without one) drops it.
+        stream: destination; None (`sys.stdout` of a process started without one) drops the text.
 
     Attributes:
-        lost: writing failed once; text is dropped from then on.
-        error: what it failed with, None where nothing failed or the stream was closed.
+        lost: whether writing has failed; text is dropped from then on.
+        error: the failure; None if nothing failed or the stream was closed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -108,7 +107,7 @@ class Output:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Writes `text` as it is; characters that the stream's encoding lacks become escapes."""
+        """Write `text`. Characters that the stream's encoding lacks are escaped."""
         if self._stream is not None and not self.lost:
             try:
                 try:
@@ -120,7 +119,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Hands what was written to the system."""
+        """Flush the stream's buffer to the system."""
         if self._stream is not None and not self.lost:
             try:
                 self._stream.flush()
@@ -128,8 +127,7 @@ class Output:
                 self._give_up(self._stream, error)
 
     def check(self) -> None:
-        """Raises what the stream failed with, for commands whose result is what they print; a reader that has gone
-        has what it wanted.
+        """Raise the failure of the stream, for commands whose result is their output. A closed reader is fine.
 
         Raises:
             DiskError: writing failed.
@@ -138,12 +136,12 @@ class Output:
             raise output_error(self.error)
 
     def line(self, text: str = "") -> None:
-        """Writes `text`, made printable, and a line feed; on a terminal broken at words."""
+        """Write printable `text` and a line feed, broken at words on a terminal."""
         self.write(wrapped(printable(text), self.columns) + "\n")
         self.flush()
 
     def flow(self, pieces: Iterable[str]) -> None:
-        """Writes a text as its pieces come, made printable; on a terminal broken at words, each when it is complete."""
+        """Write printable pieces of a text as they arrive; on a terminal each word is written once it is complete."""
         wrap = WordWrap(self.columns)
         try:
             for piece in pieces:
@@ -151,12 +149,12 @@ class Output:
                 self.flush()
                 if self.lost:
                     return
-        finally:  # of a text that is stopped, too
+        finally:  # also if the text is interrupted
             self.write(wrap.finish())
 
     @property
     def columns(self) -> int | None:
-        """How wide the terminal is; None where there is none, or it does not say."""
+        """Width of the terminal; None without a terminal or if the width is unknown."""
         try:
             return os.get_terminal_size(self.fileno()).columns or None if self.isatty() else None
         except (OSError, ValueError):
@@ -168,14 +166,14 @@ class Output:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether a person watches."""
+        """Whether the stream is a terminal."""
         try:
             return self._stream is not None and not self.lost and self._stream.isatty()
         except ValueError:
             return False
 
     def fileno(self) -> int:
-        """The stream's descriptor. Raises: OSError, where it has none."""
+        """Return the stream's descriptor. Raises: OSError, if it has none."""
         if self._stream is None:
             raise OSError("no stream")
         return self._stream.fileno()
@@ -183,7 +181,7 @@ class Output:
     def _give_up(self, stream: TextIO, error: OSError | ValueError) -> None:
         self.lost = True
         self.error = error if isinstance(error, OSError) else None
-        # What is left in the stream's buffer would fail again when the interpreter flushes it at exit.
+        # The interpreter flushes the stream's buffer at exit; the descriptor then must not fail again.
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             try:

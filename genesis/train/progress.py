@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar on a terminal, a plain line an interval elsewhere; and its speed, `Throughput`."""
+"""Live progress of a run: a bar on a terminal, otherwise one line per interval; and its speed, `Throughput`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
 LABEL, BAR_WIDTH = "train", 12
-HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses that a terminal shows beside the newest, and their heights
-MOST_DIGITS = 1e15  # numbers from there on are shown with an exponent
-# Seconds between two redraws of a bar, and between two lines about tokenizing where there is no terminal.
+HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses shown next to the newest one on a terminal, and their heights
+MOST_DIGITS = 1e15  # larger numbers have an exponent
+# Seconds between two redraws of a bar, and between two lines about tokenizing without a terminal.
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 5.0
 
@@ -30,7 +30,7 @@ class Progress:
     Args:
         total_steps: steps of the whole run.
         start_step: steps done before (a resumed run).
-        stream: where it is shown; a lost stream ends the display, not the run.
+        stream: destination; if it is lost, the display ends and the run continues.
     """
 
     def __init__(self, total_steps: int, start_step: int = 0, stream: Output | TextIO | None = None) -> None:
@@ -56,7 +56,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, step: int, metrics: Mapping[str, float | int | None] | None = None) -> None:
-        """Moves to `step`. With metrics of training it shows them, with metrics of an evaluation it notes them."""
+        """Move to `step`. Metrics of training are shown; metrics of an evaluation are printed as a note."""
         self.step = step
         known = {name: float(value) for name, value in (metrics or {}).items() if value is not None}
         self._shown.update(known)
@@ -71,14 +71,14 @@ class Progress:
             self._draw()
 
     def preview(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows what is known before the first row: on a terminal from the next `update` on, elsewhere in one line."""
+        """Show the figures before the first row: on a terminal from the next `update` on, otherwise in one line."""
         is_first = "train/loss" not in self._shown
         self._shown.update(metrics)
         if self._bar is None and is_first:
             self._output.line(f"step {step}/{self.total_steps}  {self._numbers()}")
 
     def note(self, text: str) -> None:
-        """Prints `text` (of one or more lines) above the bar."""
+        """Print `text` (one or more lines) above the bar."""
         if self._bar is None:
             self._output.line(text)
             return
@@ -118,7 +118,7 @@ class Progress:
 
 
 def history_line(values: Sequence[float]) -> str:
-    """The last values as bars of eight heights, from the lowest to the highest of them; nothing for fewer than two."""
+    """Return the values as bars of eight heights between their minimum and maximum; empty for fewer than two."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return ""
@@ -128,7 +128,7 @@ def history_line(values: Sequence[float]) -> str:
 
 
 def _evaluation(metrics: Mapping[str, float]) -> str:
-    """An evaluation as text; empty when there are none."""
+    """Return an evaluation as text; empty without one."""
     parts = [
         f"{label} {figure(metrics[name], format)}"
         for name, label, format in (
@@ -145,12 +145,12 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
 
 
 def figure(value: float, form: str) -> str:
-    """`value` in the form, or with an exponent where that would be a row of digits."""
+    """Return `value` in this format, or with an exponent if it has too many digits."""
     return format(value, form if abs(value) < MOST_DIGITS else ".3e")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `m:ss` or `h:mm:ss`; "?" when unknown."""
+    """Return seconds as `m:ss` or `h:mm:ss`; "?" if unknown."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -159,12 +159,12 @@ def duration(seconds: float) -> str:
 
 
 def draws(output: Output) -> bool:
-    """Whether there is a terminal that can redraw a line, and show colours."""
+    """Whether the output is a terminal that can redraw a line and show colours."""
     return output.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def _bar(output: Output, count: str) -> Bar:
-    """A bar drawn by the caller's own calls: no thread that could write at a bad time."""
+    """Return a bar that only the caller's calls draw; a thread could write at a bad time."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -182,23 +182,23 @@ def _bar(output: Output, count: str) -> Bar:
 
 @contextmanager
 def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Shows work whose steps are not training steps: yields a callback that takes (done, total) in any unit.
+    """Show work other than training steps; yield a callback that takes (done, total) in any unit.
 
-    On a terminal a bar; elsewhere a line every five seconds and one at the end.
+    It draws a bar on a terminal; otherwise it prints a line every five seconds and one at the end.
     """
     output = stream if isinstance(stream, Output) else Output(stream)
     started = time.monotonic()
     if not draws(output):
-        said_at = started
+        printed_at = started
 
-        def say(done: int, total: int) -> None:
-            nonlocal said_at
+        def print_percent(done: int, total: int) -> None:
+            nonlocal printed_at
             now = time.monotonic()
-            if total and now - said_at >= LINE_SECONDS:
-                said_at = now
+            if total and now - printed_at >= LINE_SECONDS:
+                printed_at = now
                 output.line(f"{label}: {100 * done / total:.0f} %")
 
-        yield say
+        yield print_percent
     else:
         bar, drawn_at = _bar(output, "{task.percentage:3.0f} %"), -math.inf
         task = bar.add_task(printable(label), total=None, text="")
@@ -222,12 +222,12 @@ def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Ca
 # --- Speed ------------------------------------------------------------------------------------------------------------
 
 
-# First steps of a process that are not timed: they pay for first touches of memory and caches.
+# The first steps of a process are not timed, because they touch memory and caches for the first time.
 WARMUP_STEPS = 3
 
 
 class Throughput:
-    """Tokens over the time of training steps alone: the caller times neither evaluation nor saving."""
+    """Tokens per second of training steps; the caller times neither evaluation nor saving."""
 
     def __init__(self) -> None:
         self._skip = WARMUP_STEPS
@@ -235,7 +235,7 @@ class Throughput:
         self._interval = [0, 0, 0.0]
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Counts one training step of `tokens` tokens that took `seconds`."""
+        """Count one training step of `tokens` tokens that took `seconds`."""
         if self._skip:
             self._skip -= 1
             return
@@ -245,12 +245,12 @@ class Throughput:
             sums[2] += seconds
 
     def interval(self) -> dict[str, float]:
-        """`perf/tokens_per_second` and `perf/step_ms` since the last call; empty when only warm-up steps were made."""
+        """Return `perf/tokens_per_second` and `perf/step_ms` since the last call; empty after only warm-up steps."""
         sums, self._interval = self._interval, [0, 0, 0.0]
         return _rates(*sums)
 
     def overall(self) -> dict[str, float]:
-        """The same since the start of the process."""
+        """Return the same since the start of the process."""
         return _rates(*self._total)
 
 

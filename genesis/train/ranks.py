@@ -1,6 +1,6 @@
-"""The ranks of a run as training sees them: who decides, what they agree on, and how long they wait for each other.
+"""The ranks of a run as training sees them: decisions of rank 0, agreement of all, and time limits of waits.
 
-Rank 0 holds the output folder, writes and prints; what it decides it tells the others. Alone, every call returns at
+Rank 0 holds the output folder, writes and prints, and broadcasts its decisions. With one rank every call returns at
 once.
 """
 
@@ -16,8 +16,8 @@ from genesis.distributed.group import Alone, Group
 from genesis.distributed.peers import Peers
 from genesis.errors import ConfigError
 
-# How long a rank may be late, in seconds: in a step at least, in the first steps, which compile, and in what rank 0
-# does while the others wait.
+# Seconds that a rank may be late: the minimum in a step, in the first steps (which compile), and while rank 0 prepares,
+# samples or saves.
 STEP_S, FIRST_STEPS_S = 60.0, 600.0
 PREPARING_S, SAMPLING_S, SAVING_S = 3600.0, 600.0, 1800.0
 FIRST_STEPS = 3
@@ -29,10 +29,10 @@ class Ranks:
 
     Attributes:
         group: their collectives.
-        rank, size: which of how many.
-        local_rank, local_size: which of how many on this host; `local_size` is None where nobody knows.
-        launched: called when a step is on its way on the device, for who watches that it gets on.
-        compare, barrier, during: as of `Peers`: refuse different facts, wait for all, name a phase and limit its waits.
+        rank: this rank; `size` is the number of ranks.
+        local_rank: this rank among the `local_size` ranks of its host; the size is None if unknown.
+        launched: called after each step's launch; a watchdog checks that the steps progress.
+        compare, barrier, during: refuse differing facts, wait for all, name a phase and limit its waits; see `Peers`.
     """
 
     def __init__(self, peers: Peers, group: Group, local_rank: int = 0, local_size: int | None = 1) -> None:
@@ -52,35 +52,35 @@ class Ranks:
     # --- What they agree on -------------------------------------------------------------------------------------------
 
     def agree(self, received: int | None, step: int) -> int | None:
-        """The signal that any rank has received, or None. All must be at the same step."""
+        """Return the signal that any rank has received, or None. All ranks must be at the same step."""
         if self.size == 1:
             return received
         return self._peers.agree(received or 0, step) or None
 
     def from_main(self, name: str, value: Any) -> Any:
-        """Rank 0's value, of JSON's kinds, on every rank."""
+        """Return rank 0's JSON value on every rank."""
         return value if self.size == 1 else self._peers.broadcast_json(name, value if self.is_main else None)
 
     def to_main(self, name: str, value: Any) -> list[Any]:
-        """On rank 0 the values of all ranks, of JSON's kinds, in their order; empty elsewhere."""
+        """Return the JSON values of all ranks in order on rank 0, and an empty list elsewhere."""
         return [value] if self.size == 1 else self._peers.gather_json(name, value) or []
 
     def in_turn(self, own: Sequence[float]) -> list[float]:
-        """The numbers of all ranks: the first of each rank, in their order, then the second of each, …"""
+        """Return the numbers of all ranks: the first of each rank in order, then the second of each, …"""
         if self.size == 1:
             return list(own)
         layout = struct.Struct(f"<{len(own)}d")
-        said = self._peers.gather("numbers", layout.pack(*own))
-        every = self._peers.broadcast("numbers", b"".join(said) if said is not None else b"")
+        gathered = self._peers.gather("numbers", layout.pack(*own))
+        every = self._peers.broadcast("numbers", b"".join(gathered) if gathered is not None else b"")
         by_rank = list(layout.iter_unpack(every))
         return [number for turn in zip(*by_rank, strict=True) for number in turn]
 
     def least(self, number: float) -> float:
-        """The smallest of all ranks' numbers."""
+        """Return the smallest number of all ranks."""
         return min(self.in_turn([number]))
 
     def all(self, own: bool) -> bool:
-        """Whether it is true of all ranks."""
+        """Whether `own` is true on all ranks."""
         return bool(self.least(float(own)))
 
     # --- Waiting ------------------------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ class Ranks:
         if self.is_main:
             self._peers.barrier(name)
 
-    def took(self, seconds: float) -> None:
-        """A step took so long: from now on a rank is late after ten of the slowest of the last ones."""
+    def record_seconds(self, seconds: float) -> None:
+        """Record the seconds of a step. Ranks are late after ten times the slowest of the last ten steps."""
         if self.size == 1:
             return
         self.launched()
@@ -105,7 +105,7 @@ class Ranks:
         self._peers.limit_s = max(least, MARGIN * max(self._seconds))
 
     def leave(self) -> None:
-        """All ranks end here, by the same error: wait for all, and say no more."""
+        """Close the group once all ranks end with the same error. Nothing more is exchanged."""
         if self.size > 1:
             self.group.close()
 
@@ -117,7 +117,7 @@ def check_divides(ranks: int, accumulation_steps: int) -> None:
     """Refuse a number of ranks that does not divide a step's micro-batches.
 
     Raises:
-        ConfigError: with what to set.
+        ConfigError: with the setting to change.
     """
     if accumulation_steps % ranks:
         more = -(-accumulation_steps // ranks) * ranks

@@ -1,7 +1,7 @@
-"""How a run saves: at once, while training waits, or in the background, by a thread from a snapshot in host memory.
+"""Saves of a run: in the foreground, while training blocks, or by a thread, from a snapshot in host memory.
 
-One save is under way at a time. What a thread writes is what a save at once would have written, and the loop learns at
-its next step how it ended.
+At most one save runs at a time. The thread writes the same bytes as a save in the foreground, and the loop receives its
+result at the next step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from genesis.train.ranks import SAVING_S
 from genesis.train.state import HostBuffer, Snapshot, TrainState, snapshot_bytes
 
 SAVER = "genesis-save"  # the thread's name
-SHARE = 0.5  # of the free host memory that a snapshot may take
-STANDSTILL_S = 0.5  # beyond it a line says that training waits for the disk
+MAX_MEMORY_SHARE = 0.5  # a snapshot may take this share of the free host memory
+STANDSTILL_S = 0.5  # a longer wait for the disk is reported
 _UNWINDING_S = 5.0
-# What may still be called when a save is given up: it removes what was begun.
+# A save that is given up may still make these calls, to remove its files.
 _REMOVES = ("close", "unlink", "rmdir")
 
 
@@ -38,18 +38,18 @@ class _Save:
         self._error: BaseException | None = None
         self._is_given_up = False
         self.ended = threading.Event()
-        # The interpreter's end does not wait for a daemon: a second signal stops now.
+        # The interpreter does not wait for a daemon thread at exit, so a second signal stops at once.
         self._thread = threading.Thread(target=self._run, name=SAVER, daemon=True)
 
     def start(self) -> None:
-        """Begin to write. Whoever calls holds the save by then: a signal may come in between."""
+        """Start to write. The caller must have stored the save, because a signal may arrive at any time."""
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._copied()
             self._checkpoints.write(self._snapshot, self._checkpoints.fs.shown(self._refuse))
-        except BaseException as error:  # for the main thread
+        except BaseException as error:  # raised again in the main thread
             self._error = error
         self.ended.set()
 
@@ -58,12 +58,12 @@ class _Save:
             raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
 
     def give_up(self) -> None:
-        """Let it commit nothing from now on, and wait a moment until what it began is removed."""
+        """Prevent the save from committing, and wait briefly until it has removed its files."""
         self._is_given_up = True
         self.ended.wait(_UNWINDING_S)
 
     def check(self) -> None:
-        """Raise what the save failed with, naming its step; it has ended."""
+        """Raise the error of the finished save, if any, and name its step."""
         if isinstance(self._error, GenesisError):
             self._error.what = f"the checkpoint of step {self.step} could not be saved: {self._error.what}"
         if self._error is not None:
@@ -71,12 +71,12 @@ class _Save:
 
 
 class Saves:
-    """Saves the checkpoints of a run; a context manager, whose end waits for the last of them.
+    """Saves the checkpoints of a run; a context manager that waits for the last save.
 
     Args:
-        background: as `checkpoint.background`.
-        device: where the run computes.
-        note: is told what a person should know, a line at a time.
+        background: the setting `checkpoint.background`.
+        device: device of the run.
+        note: receives lines to print.
     """
 
     def __init__(
@@ -89,70 +89,71 @@ class Saves:
         self._checkpoints, self._background, self._device, self._note = checkpoints, background, device, note
         self._buffer: HostBuffer | None = None
         self._save: _Save | None = None
-        self._told: set[str] = set()
+        self._noted_lines: set[str] = set()
 
     def prepare(self, state: TrainState) -> None:
-        """Take the memory of snapshots, where they are to be made; on rank 0, after a first step."""
+        """Allocate the memory of snapshots if saves use them; on rank 0, after a first step."""
         if self._background == "off" or not state.ranks.is_main:
             return
         needed, free = snapshot_bytes(state), free_host_memory()
         free = host_memory() if free is None else free
-        if self._background == "auto" and (free is None or needed > SHARE * free):
+        if self._background == "auto" and (free is None or needed > MAX_MEMORY_SHARE * free):
             of = "an unknown amount" if free is None else f"{free / 2**30:.3g} GiB"
-            self._tell(
-                f"training waits while checkpoints are written: a snapshot takes {needed / 2**30:.3g} GiB of host"
-                f" memory, of which {of} is free, and half of that may be used (checkpoint.background)"
+            self._note_once(
+                f"training blocks while checkpoints are written: a snapshot takes {needed / 2**30:.3g} GiB of host"
+                f" memory, {of} is free, and half of that may be used (checkpoint.background)"
             )
             return
         self._close()
         self._buffer = HostBuffer(needed, self._device)
 
     def save(self, state: TrainState, *, waits: bool) -> str | None:
-        """Save the state; the state hash where it is written, None where a thread goes on to write it.
+        """Save the state; return the state hash, or None if a thread still writes it.
 
-        It is a call of all ranks, after `wait`.
+        All ranks must call it, after `wait`.
 
         Args:
-            waits: until it is written.
+            waits: block until the checkpoint is written.
 
         Raises:
-            DiskError: as of `Checkpoints.save`.
+            DiskError: see `Checkpoints.save`.
         """
-        is_beside = not waits and self._background != "off"
-        if is_beside and self._buffer is not None and self._buffer.size < snapshot_bytes(state):
-            self.prepare(state)  # a parameter had its first gradient after the first step
-        if not is_beside or not state.ranks.from_main("room", self._buffer is not None):
-            return self._noted(state.step, self._checkpoints.save(state))
+        in_background = not waits and self._background != "off"
+        if in_background and self._buffer is not None and self._buffer.size < snapshot_bytes(state):
+            self.prepare(state)  # a parameter has received its first gradient after the first step
+        if not in_background or not state.ranks.from_main("room", self._buffer is not None):
+            return self._note_saved(state.step, self._checkpoints.save(state))
         with state.ranks.during("saving", SAVING_S):
             with state.optimizer.gathered_states():
                 if state.ranks.is_main:
-                    assert self._buffer is not None, "there is room"
+                    assert self._buffer is not None, "rank 0 has a buffer"
                     self._save = _Save(self._checkpoints, Snapshot.of(state, self._buffer), self._buffer.wait)
                     self._save.start()
                     if self._buffer.not_pinned is not None:
-                        self._tell(f"copies for checkpoints make training wait longer: {self._buffer.not_pinned}")
+                        self._note_once(f"copies for checkpoints block training longer: {self._buffer.not_pinned}")
             state.ranks.barrier("begun to save")
         return None
 
     def poll(self) -> None:
-        """Between two steps: look whether a save has ended; nothing waits.
+        """Check between two steps whether a save has ended; this never blocks.
 
         Raises:
-            DiskError: it failed, and the older checkpoints are intact. GenesisError: as of writing.
+            DiskError: the save failed; the older checkpoints are intact.
+            GenesisError: writing failed otherwise.
         """
         if self._save is not None and self._save.ended.is_set():
             save, self._save = self._save, None
             save.check()
-            self._noted(save.step, "")
+            self._note_saved(save.step, "")
 
     def wait(self, state: TrainState) -> None:
-        """Wait for the save that is under way, on all ranks; errors as of `poll`."""
+        """Wait on all ranks for the running save; raises the errors of `poll`."""
         with state.ranks.during("saving", SAVING_S):
             begun = time.monotonic()
             self._finish()
             if time.monotonic() - begun > STANDSTILL_S:
-                self._tell(
-                    "training waits for the disk: a checkpoint is due before the one before it is written"
+                self._note_once(
+                    "training waits for the disk: the next checkpoint is due before the last one is written"
                     " (checkpoint.every)"
                 )
             state.ranks.barrier("saved before")
@@ -162,14 +163,13 @@ class Saves:
             self._save.ended.wait()
             self.poll()
 
-    def _noted(self, step: int, state_hash: str) -> str:
+    def _note_saved(self, step: int, state_hash: str) -> str:
         self._note(f"saved {self._checkpoints.folder(step)}")
         return state_hash
 
-    def _tell(self, line: str) -> None:
-        """Say something once."""
-        if line not in self._told:
-            self._told.add(line)
+    def _note_once(self, line: str) -> None:
+        if line not in self._noted_lines:
+            self._noted_lines.add(line)
             self._note(line)
 
     def _close(self) -> None:
@@ -182,17 +182,17 @@ class Saves:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if isinstance(error, (InterruptedRun, KeyboardInterrupt)):  # the first signal's own has waited already
+            if isinstance(error, (InterruptedRun, KeyboardInterrupt)):  # the first signal has already waited
                 return
             self._finish()
         except Exception as failed:
             if error is None or isinstance(failed, InterruptedRun):
                 raise
             what = failed.what if isinstance(failed, GenesisError) else f"the last checkpoint was not saved: {failed}"
-            self._note(f"warning: {what}")  # the run ends with the error that came first
+            self._note(f"warning: {what}")  # the run ends with its own error
         finally:
             if self._save is not None:
                 self._save.give_up()
-                if not self._save.ended.is_set():  # in a call of the system, with the buffer's memory
+                if not self._save.ended.is_set():  # blocked in a system call that uses the buffer's memory
                     self._buffer = None
             self._close()

@@ -1,8 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP: the first asks the run to save and stop, and says so at once; the second stops it now.
+"""SIGINT, SIGTERM and SIGHUP: the first asks the run to save and stop and reports so; the second stops it at once.
 
-The same signal again within a moment is the first one still: `timeout` and job schedulers send theirs to a process and
-to its group. So is a SIGHUP then, which service managers send after a SIGTERM. A SIGHUP that is ignored when the run
-starts stays ignored: that is what `nohup` is for.
+The same signal within SAME_SECONDS counts as the first one, because `timeout` and job schedulers signal both a process
+and its group. So does a SIGHUP, which service managers send after a SIGTERM. A SIGHUP that is ignored when the run
+starts remains ignored, as `nohup` requires.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from typing import Any, NoReturn, Self
 
 from genesis.errors import InterruptedRun
 
-TOLD = "finishing this step, then saving (again: stop now)"
+STOPPING_LINE = "finishing this step, then saving (again: stop now)"
 
-_AGAIN_SECONDS = 0.001
+_RERAISE_SECONDS = 0.001
 SAME_SECONDS = 0.25
-_LOST_SECONDS = 0.25
-_JUST_SECONDS = 5.0
-_raised: list[tuple[float, BaseException]] = []  # by the last signal that raised something, and when
+_LOST_CHECK_SECONDS = 0.25
+_RECENT_SECONDS = 5.0
+_raised: list[tuple[float, BaseException]] = []  # time and exception of the last signal that raised one
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Handles SIGINT as Python does, for `just_raised`."""
+    """Handle SIGINT as Python does, and record it for `just_raised`."""
     _raised[:] = [(time.monotonic(), KeyboardInterrupt())]
     raise _raised[0][1]
 
 
 def just_raised() -> BaseException | None:
-    """What a signal raised in the last seconds: libraries that are being imported make another error of it."""
-    return next((stop for moment, stop in _raised if time.monotonic() - moment < _JUST_SECONDS), None)
+    """Return what a signal raised in the last seconds; libraries that were being imported may replace the error."""
+    return next((stop for moment, stop in _raised if time.monotonic() - moment < _RECENT_SECONDS), None)
 
 
 class Interrupts:
     """Catches the signals while it is entered.
 
     Args:
-        saves: whether there are checkpoints, of which errors speak.
+        saves: whether the command saves checkpoints; errors then mention them.
 
     Attributes:
-        received: the number of the first signal, or None.
-        is_quiet: whether another rank says what a first signal does.
-        deferred: whether a first signal only sets `received` (there is something to save) or stops the run at once.
+        received: number of the first signal, or None.
+        is_quiet: whether another rank reports the effect of a first signal.
+        deferred: whether a first signal only sets `received`, because there is something to save, or stops the run.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,7 +65,7 @@ class Interrupts:
         self._call: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             caught = [n for n in self.SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._on_signal) for number in caught}
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
@@ -80,15 +80,18 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # A repetition of the first signal: ignore it.
         now, again = time.monotonic(), self.received is not None
         if again and number in (self.received, signal.SIGHUP) and now - self._since < SAME_SECONDS:
             return
         self._since = now
+        # The first signal of a run with something to save: it stops at the end of the step.
         if self.deferred and not again:
             self.received = number
             if not self.is_quiet:
-                _tell(TOLD)
+                _write_now(STOPPING_LINE)
             return
+        # A second signal, or one with nothing to save: stop now.
         self.received = number
         name = signal.Signals(number).name
         what = f"{name} ended the run "
@@ -97,15 +100,15 @@ class Interrupts:
         if not self._saves:
             what, next = f"{name} ended the command", "start it again with the same command"
         self._stop = InterruptedRun(what, signal=number, next=next)
-        # Libraries may catch what they do not know: look whether it is lost.
-        signal.setitimer(signal.ITIMER_REAL, _LOST_SECONDS, _LOST_SECONDS)
+        # Libraries may swallow unknown exceptions: check later whether this one was lost.
+        signal.setitimer(signal.ITIMER_REAL, _LOST_CHECK_SECONDS, _LOST_CHECK_SECONDS)
         _raised[:] = [(now, self._stop)]
         raise self._stop
 
     def _on_unraisable(self, lost: Any) -> None:
-        """An exception in a finalizer (of a tensor's memory, say) goes nowhere: raise it again a moment later."""
+        """Raise again, a moment later, an exception that a finalizer (say, of a tensor's memory) swallowed."""
         if isinstance(lost.exc_value, InterruptedRun):
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _LOST_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, _RERAISE_SECONDS, _LOST_CHECK_SECONDS)
         else:
             self._hook_before(lost)
 
@@ -114,25 +117,25 @@ class Interrupts:
         if call is not None:
             call()
             return
-        handled = sys.exc_info()[1]  # is it the stop because of which the interrupted code cleans up?
+        handled = sys.exc_info()[1]  # has the interrupted code caught the stop, and cleans up?
         while handled is not None and handled is not self._stop:
             handled = handled.__context__
         if handled is None:
             raise self._stop
 
     def interrupt(self, call: Callable[[], None]) -> None:
-        """From another thread: have the main thread, whatever it does, call what may raise."""
+        """Make the main thread call `call`, which may raise, whatever it does. Call it from another thread."""
         ident = threading.main_thread().ident
         if self._before and ident is not None:
             self._call = call
             signal.pthread_kill(ident, signal.SIGALRM)
 
 
-def _tell(line: str) -> None:
-    """Write `line` to stderr from a handler, past Python's buffers, which the interrupted code may be writing to.
+def _write_now(line: str) -> None:
+    """Write `line` to stderr from a handler, bypassing Python's buffers, which the interrupted code may be using.
 
-    A line drawn on a terminal (a progress bar) is erased first; its next drawing is then below. A stderr that takes
-    nothing just now, as a stopped terminal or a full pipe, is not waited for.
+    It first erases a line drawn on a terminal (a progress bar), which is then drawn again below. It does not block on a
+    stderr that accepts nothing, such as a stopped terminal or a full pipe.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         descriptor = sys.stderr.fileno()

@@ -1,7 +1,8 @@
-"""What a run must get back to go on bit by bit, its snapshot as a checkpoint holds it, and H, the hash of that.
+"""The state that a run needs to resume bit by bit, its snapshot for checkpoints, and the state hash.
 
-`Snapshot.of` reads tensors from the run, which must not go on meanwhile: on the CPU nothing is copied, and of a device
-one tensor is on the host at a time. With a `HostBuffer` they are copied there, so that training can go on.
+`Snapshot.of` refers to the run's own tensors, so the run must not continue while the snapshot is read. Nothing is
+copied on the CPU; of a device, one tensor at a time is on the host. With a `HostBuffer` the tensors are copied, and
+training can continue.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from genesis.train.ranks import ALONE, Ranks
 
 @dataclass
 class Interval:
-    """Sums since the last row of metrics; saved with a checkpoint, so that a resumed run writes the same rows."""
+    """Sums since the last row of metrics. Checkpoints save them, so that a resumed run writes the same rows."""
 
     loss_sum: float = 0.0
     targets: int = 0
-    figures: tuple[float, ...] = ()  # sums of the objective's; empty before the first step
+    figures: tuple[float, ...] = ()  # sums of the objective's figures; empty before the first step
 
     def add(self, loss_sum: float, targets: int, figures: Sequence[float]) -> None:
-        """Add those of a step."""
+        """Add the sums of a step."""
         before = self.figures or (0.0,) * len(figures)
         self.figures = tuple(old + new for old, new in zip(before, figures, strict=True))
         self.loss_sum += loss_sum
@@ -55,18 +56,18 @@ class Interval:
 
     @property
     def loss(self) -> float:
-        """Mean loss of a target token."""
+        """Mean loss per target token."""
         return self.loss_sum / max(self.targets, 1)
 
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluation with the lowest loss so far, the first of several that are equal.
+    """The evaluation with the lowest loss so far; the first of equal ones.
 
     Attributes:
-        step: -1 before there is one.
-        targets: target tokens that were measured.
-        since: evaluations after it.
+        step: its step; -1 before the first evaluation.
+        targets: target tokens that it measured.
+        since: number of evaluations after it.
     """
 
     step: int = -1
@@ -75,18 +76,18 @@ class Best:
     since: int = 0
 
     def after(self, step: int, loss: float, targets: int) -> Best:
-        """The best evaluation once `step` has this loss, which is finite; losses over other targets do not compare."""
+        """Return the best evaluation after `step`. A finite loss over other targets always replaces the old one."""
         is_lower = math.isfinite(loss) and (loss < self.loss or targets != self.targets)
         return Best(step, loss, targets) if is_lower else replace(self, since=self.since + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Its values; JSON has no infinity for the loss before there is one."""
+        """Return its values. The initial loss is null because JSON has no infinity."""
         return {**asdict(self), "loss": self.loss if self.step >= 0 else None}
 
 
 @dataclass(frozen=True)
 class FrozenBase:
-    """A model that a run reads and never changes: the sha256 of its files, and the names of its parameters."""
+    """A frozen model: the sha256 of its files, and the names of its parameters."""
 
     sha256: str
     parameters: frozenset[str]
@@ -99,12 +100,12 @@ class TrainState:
     Attributes:
         step: optimizer steps done.
         num_tokens: tokens trained on so far.
-        evaluated_at: the step of the last complete evaluation; no part of H.
-        best: the best evaluation after a step; no part of H.
-        ranks: who trains it together; each has the whole model, and a part of the optimizer's states.
-        objective: what the model learns.
-        draws: counters of random draws that a batch takes, once it is known; for ranks.
-        base: the frozen model that adapters are trained beside, None where the model itself is trained.
+        evaluated_at: step of the last complete evaluation; not part of the state hash.
+        best: best evaluation after a step; not part of the state hash.
+        ranks: the ranks of the run. Each has the whole model and a shard of the optimizer's states.
+        objective: the loss and what it reads.
+        draws: counters of random draws per batch; None until the first step of several ranks measures it.
+        base: frozen model of a run that trains adapters; None if the model itself is trained.
     """
 
     model: LanguageModel
@@ -121,12 +122,12 @@ class TrainState:
     draws: int | None = None
 
     def own_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that are the run's: all but those of the base."""
+        """Yield the run's own parameters: all except the base's."""
         of_base = frozenset() if self.base is None else self.base.parameters
         return ((name, p) for name, p in self.model.named_parameters() if name not in of_base)
 
     def counters(self) -> dict[str, Any]:
-        """Step, tokens, running sums, how often each parameter was updated, as JSON values; "data" is its size."""
+        """Return step, tokens, running sums, update counts and data sizes as JSON values."""
         interval: dict[str, Any] = {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets}
         if self.interval.figures:
             interval["figures"] = list(self.interval.figures)
@@ -141,12 +142,11 @@ class TrainState:
 
     @cached_property
     def _data(self) -> dict[str, int]:
-        """Documents, tokens and targets of an epoch."""
         tokens = self.loader.tokens
         return {"documents": tokens.num_documents, "tokens": tokens.num_tokens, "targets": tokens.num_targets}
 
     def persistent(self) -> dict[str, list[Array]]:
-        """The arrays that stay from step to step: "weights", "gradients", and "optimizer" with masters and averages."""
+        """Return the arrays that persist between steps: "weights", "gradients", "optimizer" (masters and averages)."""
         parameters = [p for _, p in self.model.named_parameters()]
         kept = (x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
         shared = self.optimizer.shared_memory()
@@ -157,7 +157,7 @@ class TrainState:
         }
 
     def hash(self) -> str:
-        """The state hash, see `Snapshot.digest`: a call of all ranks."""
+        """Return the state hash, see `Snapshot.digest`. All ranks must call it."""
         ranks, hashed = self.ranks, StateHash()
         with self.optimizer.gathered_states():
             snapshot = Snapshot.of(self)
@@ -170,11 +170,11 @@ class TrainState:
 # --- The snapshot -----------------------------------------------------------------------------------------------------
 
 
-_JOINED = 4 << 20  # elements of a split master that are joined at once
+_JOINED = 4 << 20  # elements of a split master that are joined at a time
 
 
 class Share(NamedTuple):
-    """Names of a snapshot's weights and of its optimizer's tensors."""
+    """The weights and the optimizer tensors, by name, that one rank hashes."""
 
     weights: list[str]
     optimizer: list[str]
@@ -182,14 +182,14 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two steps, as a checkpoint has it.
+    """The contents of a checkpoint.
 
     Attributes:
         weights: the run's own parameters, by name.
         optimizer: the optimizer's tensors as `<parameter>.<name of the state>`, masters in float32.
-        counters: as of `TrainState.counters`.
-        base: the sha256 of a frozen base's files.
-        threads: of the CPU that computed it.
+        counters: see `TrainState.counters`.
+        base: sha256 of a frozen base's files.
+        threads: CPU threads that computed the state.
     """
 
     step: int
@@ -204,10 +204,10 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: TrainState, buffer: HostBuffer | None = None) -> Snapshot:
-        """The run as it is, inside the optimizer's `gathered_states`.
+        """Take a snapshot of the run. Call it inside the optimizer's `gathered_states`.
 
         Args:
-            buffer: where tensors are copied to, in stream order; None: they are read from the run.
+            buffer: receives copies of the tensors, in stream order. None: the snapshot reads the run's tensors.
         """
         if buffer is not None:
             buffer.begin()
@@ -227,9 +227,9 @@ class Snapshot:
         )
 
     def share(self, rank: int = 0, size: int = 1) -> Share:
-        """What one of several ranks reads of a run: arrays of about as many bytes as each other rank's.
+        """Return the share of a rank. The shares of the ranks have about equal sizes.
 
-        Rank 0 has less of the optimizer, as it writes all weights.
+        Rank 0 gets less of the optimizer because it writes all weights.
         """
         loads = [sum(source.nbytes for source in self.weights.values()), *[0] * (size - 1)]
         own = []
@@ -240,7 +240,7 @@ class Snapshot:
         return Share(list(self.weights)[rank::size], own)
 
     def hash_arrays(self, share: Share, into: StateHash) -> None:
-        """Add the arrays of a share that `into` does not hold yet."""
+        """Add the arrays of a share to `into` unless it already holds them."""
         arrays = {f"model.{name}": self.weights[name] for name in share.weights}
         arrays |= {f"optimizer.{name}": self.optimizer[name] for name in share.optimizer}
         for name, source in arrays.items():
@@ -248,12 +248,12 @@ class Snapshot:
                 into.add_array(name, source.read())
 
     def digest(self, hashed: StateHash | None = None) -> str:
-        """The state hash: sha256 over parameters, optimizer, random generators, data position and step.
+        """Return the state hash: sha256 over parameters, optimizer, random generators, data position and step.
 
-        No clock enters. A base enters by its fingerprint.
+        It contains no times, and a base only as its fingerprint.
 
         Args:
-            hashed: holds all arrays, by `hash_arrays`; without it they are read here.
+            hashed: all arrays, added by `hash_arrays`. None: they are read and hashed now.
         """
         state = StateHash() if hashed is None else hashed
         if hashed is None:
@@ -269,10 +269,10 @@ class Snapshot:
 def tensor_sources(
     parameters: Iterable[tuple[str, Tensor]], optimizer: Optimizer, buffer: HostBuffer | None = None
 ) -> tuple[dict[str, TensorSource], dict[str, TensorSource]]:
-    """The tensors of some parameters and those of the optimizer, as of `Snapshot`.
+    """Return the given parameters and the optimizer's tensors, by name as in `Snapshot`.
 
     Args:
-        buffer: they are copied there; None: they are read where they are.
+        buffer: receives copies of the tensors. None: the sources read the original arrays.
     """
 
     def take(array: Callable[[], Array]) -> Callable[[], np.ndarray]:
@@ -287,7 +287,7 @@ def tensor_sources(
     for name, parameter in updated_parameters(optimizer):
         for key, kept in kept_arrays(optimizer, parameter).items():
             if key == RESIDUAL:
-                read = _joined(weights[name].read, take(kept.array))
+                read = _master_reader(weights[name].read, take(kept.array))
                 states[f"{name}.{MASTER}"] = TensorSource(np.dtype(np.float32), parameter.shape, read)
             else:
                 states[f"{name}.{key}"] = TensorSource(kept.dtype.numpy, kept.shape, take(kept.array))
@@ -295,12 +295,12 @@ def tensor_sources(
 
 
 def masters(weights: Mapping[str, TensorSource], optimizer: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The parameters by name, of each its float32 master where the optimizer keeps one; both as of `Snapshot`."""
+    """Return the float32 masters by parameter name; the weight itself where the optimizer keeps no master."""
     return {name: optimizer.get(f"{name}.{MASTER}", source) for name, source in weights.items()}
 
 
 def snapshot_bytes(state: TrainState) -> int:
-    """Bytes of host memory that a snapshot takes. No values are read: the arrays may be those of a fake device."""
+    """Return the bytes of host memory that a snapshot needs. It reads no values, so a fake device's arrays work."""
     total = sum(slot_bytes(p.array.nbytes) for _, p in state.own_parameters())
     for _, parameter in updated_parameters(state.optimizer):
         shared = state.optimizer.sharded(parameter)
@@ -313,8 +313,8 @@ def snapshot_bytes(state: TrainState) -> int:
     return total
 
 
-def _joined(weight: Callable[[], np.ndarray], residual: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-    """What reads a float32 master from its bfloat16 weight and the residual."""
+def _master_reader(weight: Callable[[], np.ndarray], residual: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+    """Return a function that reads a float32 master from its bfloat16 weight and the residual."""
 
     def read() -> np.ndarray:
         upper = weight()
@@ -332,29 +332,29 @@ def _joined(weight: Callable[[], np.ndarray], residual: Callable[[], np.ndarray]
 
 
 _ALIGNMENT = 64
-# Bytes that are pinned at once: a GPU's launches wait for it, some tens of milliseconds.
+# Bytes pinned at a time. Pinning blocks a GPU's launches, for some tens of milliseconds.
 _PIECE = 128 << 20
 _POLL_S = 0.002
 
 
 def slot_bytes(nbytes: int) -> int:
-    """What a tensor of `nbytes` takes of a buffer."""
+    """Return the bytes that a tensor of `nbytes` occupies in a buffer."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class HostBuffer:
-    """Room for one snapshot of `nbytes`, see `snapshot_bytes`: one piece, used again by each, pinned where a GPU copies
-    to it. A thread touches and pins it while training goes on, so that the first snapshot costs no more than the next.
+    """Host memory for one snapshot of `nbytes`, see `snapshot_bytes`; each snapshot reuses it. It is pinned for a GPU.
+    A thread touches and pins the pages while training continues, so that the first snapshot is as fast as later ones.
 
     Args:
-        device: what copies to it.
+        device: the device whose arrays are copied.
 
     Attributes:
         size: bytes.
-        not_pinned: why copies to it make training wait longer; None where they do not.
+        not_pinned: why the memory is not pinned, which makes copies block training longer; None if it is.
 
     Raises:
-        OutOfMemoryError: the host has no room.
+        OutOfMemoryError: the host has not enough memory.
     """
 
     def __init__(self, nbytes: int, device: Device) -> None:
@@ -363,12 +363,12 @@ class HostBuffer:
         try:
             whole = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
         except MemoryError as error:
-            what = f"no memory for the {nbytes:,} bytes of a snapshot"
+            what = f"the host cannot allocate the {nbytes:,} bytes of a snapshot"
             raise OutOfMemoryError(what, where="checkpoint.background", next="set it to off") from error
         skip = -whole.ctypes.data % mmap.PAGESIZE
         self._memory, self._end = whole[skip : skip + nbytes], 0
         self._pinned: list[int] = []
-        self._copied: int | None = None  # an event of the device
+        self._copied: int | None = None  # event of the device
         self._is_closed = False
         self._preparing = threading.Thread(target=self._prepare, name="genesis-snapshot-memory", daemon=True)
         self._preparing.start()
@@ -378,7 +378,7 @@ class HostBuffer:
         return backend_for(self.device)
 
     def _prepare(self) -> None:
-        """Touch all pages and pin them."""
+        """Touch all pages and pin them, piece by piece."""
         for start in range(0, self.size, _PIECE):
             if self._is_closed:
                 return
@@ -394,15 +394,15 @@ class HostBuffer:
                     self.not_pinned = str(error) or "the driver has no room"
 
     def begin(self) -> None:
-        """What was copied here before is no longer needed."""
+        """Start a new snapshot, which overwrites the one before."""
         self._preparing.join()
         self._end = 0
 
     def take(self, array: Array) -> Callable[[], np.ndarray]:
-        """Copy an array in the order of the current stream; what reads the copy, after `wait`."""
+        """Copy an array in stream order; return a function that returns the copy, valid after `wait`."""
         start, nbytes = self._end, array.nbytes
         self._end += slot_bytes(nbytes)
-        assert self._end <= self.size, "a snapshot has the size that was asked for"
+        assert self._end <= self.size, "a snapshot has the requested size"
         raw = self._memory[start : start + nbytes]
         values = raw.view(array.dtype.numpy).reshape(array.shape)
         if array.device == CPU:
@@ -410,21 +410,21 @@ class HostBuffer:
         else:
             source = (array if array.is_contiguous else registry["copy"](array)).data_ptr()
             driver, stream, target = self._backend.driver, self._backend.stream, raw.ctypes.data
-            for first in range(start // _PIECE * _PIECE, start + nbytes, _PIECE):  # no copy is across two pinned ones
+            for first in range(start // _PIECE * _PIECE, start + nbytes, _PIECE):  # no copy spans two pinned pieces
                 skip, stop = max(first - start, 0), min(first + _PIECE - start, nbytes)
                 driver.copy(target + skip, source + skip, stop - skip, stream)
         return lambda: values
 
     def end(self) -> None:
-        """All is copied, or on its way."""
+        """Mark the end of the copies in the stream."""
         if self.device != CPU:
             self._copied = self._backend.driver.mark(self._backend.stream)
 
     def wait(self) -> None:
-        """In another thread than the one that launches work: wait until the copies are done.
+        """Block until the copies are done. Call it in another thread than the one that launches work.
 
         Raises:
-            GenesisError: a kernel before them met bad values.
+            GenesisError: an earlier kernel reported bad values.
         """
         if self._copied is not None:
             from genesis.backend.cuda.faults import check
@@ -437,11 +437,11 @@ class HostBuffer:
             check(self.device)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Unpin and release the memory."""
         self._is_closed = True
         self._preparing.join()
         if self.device != CPU:
-            with contextlib.suppress(DeviceError):  # that of a device which has failed
+            with contextlib.suppress(DeviceError):  # the device has failed
                 self._backend.driver.synchronize_stream(self._backend.stream)
         while self._pinned:
             self._backend.driver.unregister_host(self._pinned.pop())

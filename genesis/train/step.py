@@ -1,12 +1,11 @@
 """One optimizer step: micro-batches forward and backward, the gradient norm, clipping, the update.
 
-It waits for the loss and the norm, which are checked before any weight changes. That costs nothing on the CPU; steps on
-a GPU are those of `device_steps.py`.
+The step blocks for loss and norm and checks them before any weight changes, which costs nothing on the CPU. GPUs use
+the steps of `device_steps.py` instead.
 
-Several CPU threads share the rows of a batch, each running the model forward and backward on its part. Matmuls then use
-one thread each, and everything between them runs in parallel as well, without handing small pieces back and forth.
-Shares are added in their order, so a run repeats bit by bit on the same number of threads. Few tokens are not divided:
-threads take turns with Python itself, which is most of what little work takes.
+CPU threads split the rows of a batch. Each runs forward and backward on its share, so that everything runs in parallel,
+and matmuls use one thread each. Shares are added in order, so a run is bitwise reproducible for the same number of
+threads. Small batches are not split: the threads would mostly wait for Python's interpreter lock.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ from genesis.train.state import TrainState
 
 @dataclass(frozen=True)
 class StepResult:
-    """Figures of a step: the loss summed over its targets, their number, tokens, the gradient norm before clipping.
-
-    `seconds` is set where the device measured it; `figures` are sums of the objective's own.
+    """Figures of a step: sum of the loss, targets, tokens, gradient norm before clipping, seconds if the device
+    measured them, and the sums of the objective's figures.
     """
 
     loss_sum: float
@@ -50,10 +48,10 @@ class StepResult:
 def take_step(
     state: TrainState, batches: Sequence[Batch], lr: float, max_grad_norm: float | None, device: Device
 ) -> StepResult:
-    """Train on `batches` as if they were one big batch: the summed loss is divided by all their targets.
+    """Train on `batches` as if they were one big batch: all their targets divide the summed loss.
 
     Raises:
-        NumericError: a loss or gradient is not finite. No weight was changed.
+        NumericError: a loss or gradient is not finite. No weight has changed.
     """
     objective = state.objective
     targets = sum(map(objective.num_targets, batches))
@@ -72,7 +70,7 @@ def take_step(
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise not_finite(state, batches, losses, "the gradient norm overflows")
     state.optimizer.set_lr(lr)
-    # torch's clip coefficient; the update multiplies by it on the fly, so clipping costs no pass over the gradients
+    # torch's clip coefficient. The update multiplies by it, so clipping needs no pass over the gradients.
     scale = 1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (norm + 1e-6))
     state.optimizer.step(grad_scale=scale)
     state.step += 1
@@ -85,10 +83,10 @@ def take_step(
 def gradients_of_ranks(
     state: TrainState, batches: Sequence[Batch], accumulate: Callable[[Batch], list[float]]
 ) -> list[list[float]]:
-    """Rank r takes the batches r, r + W, …; after each, all exchange gradients.
+    """Accumulate the gradients of a step: rank r takes the batches r, r + W, …; after each, all exchange gradients.
 
     Args:
-        accumulate: makes the gradients of a batch alone, and returns its loss and figures.
+        accumulate: computes the gradients of one batch and returns its loss and figures.
 
     Returns:
         The losses of all batches, then each figure of all batches.
@@ -100,7 +98,7 @@ def gradients_of_ranks(
         while True:
             generator.offset = at
             row = accumulate(batches[number])
-            if state.draws is None:  # known from the first batch, whose own draws may have been those of another
+            if state.draws is None:  # measured on the first batch, which runs again at its own position of the draws
                 state.draws = generator.offset - begun
                 at = begun + number * state.draws
                 if at != begun:
@@ -114,7 +112,7 @@ def gradients_of_ranks(
 
 
 def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float], otherwise: str) -> NumericError:
-    """Which tensor went bad first, and on which samples; `otherwise` where all of them are finite."""
+    """Return the error that names the first tensor that is not finite, and its samples; `otherwise` if none is."""
     bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if bad is not None:
         culprit, batches = f"the loss of micro-batch {bad} is {losses[bad]}", [batches[bad]]
@@ -124,14 +122,14 @@ def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[flo
     samples = [line for batch in batches for line in state.loader.describe(batch)]
     shown = "; ".join(samples[:8]) + (f"; and {len(samples) - 8} more" if len(samples) > 8 else "")
     return NumericError(
-        f"{culprit} in step {state.step + 1}; the weights are those of step {state.step}",
+        f"{culprit} in step {state.step + 1}; the weights are those after step {state.step}",
         where=f"samples: {shown}",
         next="start a new run with a lower optim.lr or with train.max_grad_norm; its model.path can be a checkpoint",
     )
 
 
 def _first_not_finite(state: TrainState) -> str | None:
-    """The first parameter with a gradient that is not finite; a call of all ranks."""
+    """Return the first parameter with a gradient that is not finite. All ranks must call it."""
     named = list(state.model.named_parameters())
     if state.ranks.size == 1:
         found = (n for n, p in named if p.grad is not None and not np.isfinite(p.grad.numpy().astype(np.float64)).all())
@@ -145,20 +143,20 @@ def _first_not_finite(state: TrainState) -> str | None:
 # --- Threads of the CPU -----------------------------------------------------------------------------------------------
 
 
-# Tokens of a share, at least. On two threads, for models of 0.1 to 12 million parameters, two shares of 128 take 1 to
-# 1.6 times as long as one of 256, two of 256 0.8 to 1.2 times as long as one of 512, two of 1024 0.6 to 0.9.
-SHARE = 256
-# Counters between the random numbers of two shares: more than a run draws.
-APART = 1 << 48
+# Minimum tokens of a share. Time of two shares relative to one thread, for models of 0.1 to 12 million parameters:
+# two shares of 128 tokens take 1 to 1.6 times as long, of 256 tokens 0.8 to 1.2, of 1024 tokens 0.6 to 0.9.
+MIN_SHARE_TOKENS = 256
+# Distance between the random counters of two shares: more than a run draws.
+SHARE_DISTANCE = 1 << 48
 
 
 def share_count(rows: int, tokens: int) -> int:
-    """How many CPU threads share a batch."""
-    return max(1, min(threads(), rows, tokens // SHARE))
+    """Return the number of CPU threads that share a batch."""
+    return max(1, min(threads(), rows, tokens // MIN_SHARE_TOKENS))
 
 
 def _shares(fields: Sequence[np.ndarray], tokens: int, device: Device) -> list[list[Tensor]]:
-    """The fields of each thread's rows, of a batch with so many tokens."""
+    """Return the fields of each thread's rows, for a batch with `tokens` tokens."""
     rows = len(fields[0])
     parts = share_count(rows, tokens) if device.type == "cpu" else 1
     bounds = [rows * i // parts for i in range(parts + 1)]
@@ -168,7 +166,7 @@ def _shares(fields: Sequence[np.ndarray], tokens: int, device: Device) -> list[l
 
 
 def trained_parameters(model: LanguageModel) -> list[Tensor]:
-    """Those that get gradients."""
+    """Return the parameters that need gradients."""
     return [p for _, p in model.named_parameters() if p.requires_grad]
 
 
@@ -178,7 +176,7 @@ def accumulate_gradients(
     """Add the gradients of the batch's summed loss / `num_targets` to `.grad` of the parameters.
 
     Returns:
-        That loss, and the objective's figures.
+        This loss, then the objective's figures.
     """
     shares = _shares(objective.fields(batch), batch.input_ids.size, device)
     if len(shares) == 1:
@@ -186,24 +184,26 @@ def accumulate_gradients(
         loss.backward()
         return _numbers(loss, figures)
     parameters = trained_parameters(model)
+    # Run forward and backward on each thread's share.
     for parameter in parameters:
-        parameter.edge()  # made before threads share it
+        parameter.edge()  # created before the threads share it
     rows: list[list[float]] = [[]] * len(shares)
     gradients: list[Any] = [()] * len(shares)
     begun = default_generator.offset
     ends = [begun] * len(shares)
 
     def work(index: int) -> None:
-        # Dropout of each share is at a place of its own, whichever thread comes first.
-        with default_generator.apart(begun + index * APART):
+        # The dropout of each share has its own position, whichever thread runs first.
+        with default_generator.apart(begun + index * SHARE_DISTANCE):
             loss, figures = objective.loss(model, shares[index], num_targets)
             rows[index] = _numbers(loss, figures)
             gradients[index] = grad(loss, parameters, allow_unused=True)
-            ends[index] = default_generator.offset - index * APART
+            ends[index] = default_generator.offset - index * SHARE_DISTANCE
 
     _run(work, shares)
     default_generator.offset = max(ends)
 
+    # Add the shares' gradients in order; each thread takes some of the parameters.
     def add_up(index: int) -> None:
         for number in range(index, len(parameters), len(shares)):
             arrays = [each[number].array for each in gradients if each[number] is not None]
@@ -215,12 +215,12 @@ def accumulate_gradients(
 
 
 def measure(objective: Objective, model: LanguageModel, batch: Batch, device: Device) -> list[float]:
-    """The summed loss of a batch's targets, and the sums of the objective's held-out figures; without gradients."""
+    """Return the summed loss of a batch's targets, and the sums of the held-out figures, without gradients."""
     shares = _shares(objective.fields(batch), batch.input_ids.size, device)
     rows: list[list[float]] = [[]] * len(shares)
 
     def work(index: int) -> None:
-        with genesis.no_grad():  # the switch is per thread
+        with genesis.no_grad():  # the mode is per thread
             rows[index] = objective.measure(model, shares[index]).tolist()
 
     _run(work, shares)

@@ -111,7 +111,7 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("trane",), "No such command 'trane'"),
         (("train", "quickstart", "--resum"), "No such option: --resum"),
         (("--nonsense",), "No such option: --nonsense"),
-        (("train", "quickstart", "steps"), "'steps' is no override"),
+        (("train", "quickstart", "steps"), "'steps'"),
         (("generate", "folder"), "give either --prompt or --prompts"),
         (("eval", "folder"), "there is nothing to measure on"),
         (("generate", "f", "--prompt", "x", "--min-p", "2"), "--min-p is 2.0"),
@@ -186,7 +186,7 @@ def test_a_signal_that_a_library_makes_an_error_of_is_no_bug(
     signal.signal(signal.SIGALRM, before)
     assert {exit_code(error, debug=False) for error in made} == {code}
     assert exit_code(errors.DataError("bad"), debug=False) == 4
-    monkeypatch.setattr(signals, "_JUST_SECONDS", 0.0)  # a chat went on after it
+    monkeypatch.setattr(signals, "_RECENT_SECONDS", 0.0)  # a chat went on after it
     assert exit_code(SystemError("NULL"), debug=False) == 70
     capsys.readouterr()
 

@@ -166,7 +166,7 @@ def test_a_bad_loss_on_one_rank(runs: DeviceRuns) -> None:
     faults = (["beside", "install", "comm stream last"], ["beside", "weights_stay", 2], ["beside", "nan_on_rank", 1, 3])
     done = runs.run("nan", 2, "log.every=6", faults=faults)
     assert done.code == 9 and done.err.count("error:") == 1, done
-    assert "the loss of micro-batch 1 is nan in step 3; the weights are those of step 2" in done.err
+    assert "the loss of micro-batch 1 is nan in step 3; the weights are those after step 2" in done.err
 
 
 @pytest.mark.full

@@ -137,7 +137,7 @@ def test_a_step_is_explained_without_the_graphs_memory_beside_it(device: Device)
     for _ in range(4):
         steps.take(batches, 1e-5)
     before = cuda.max_memory_reserved(device)
-    made = steps._made[-1]
+    made = steps._launched[-1]
     steps.reading()
     assert "the loss was nan" in steps.explain(made, float("nan"), 1.0).what
     assert cuda.max_memory_reserved(device) <= 1.1 * before  # the graphs' 1.2 GiB would be half of that beside it

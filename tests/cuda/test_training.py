@@ -259,7 +259,7 @@ def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: 
         with pytest.raises(NumericError, match="loss of micro-batch 0 is nan in step 3") as caught:
             training._catch_up()
     assert caught.value.exit_code == 9
-    assert "the weights are those of step 2" in str(caught.value)
+    assert "the weights are those after step 2" in str(caught.value)
     assert re.search(r"samples: row 0: .*doc\d\d\.txt", caught.value.where)
 
 

@@ -176,7 +176,7 @@ def faults() -> list[Fault]:
             else:  # others wait for long there, and the launcher does not
                 stopped = (f"rank {rank} of 2 was stopped, and did not go on within 3 s",)
                 found.append(Fault(f"stopped: {at}", rank, ("hang_in", place), 10, stopped))
-    found.append(Fault("NaN", -1, ("nan_at", 3), 9, ("in step 2; the weights are those of step 1",)))
+    found.append(Fault("NaN", -1, ("nan_at", 3), 9, ("in step 2; the weights are those after step 1",)))
     return found
 
 

@@ -296,12 +296,12 @@ def test_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     peers, other = pairs(2)
     ranks = Ranks(peers, PeersGroup(peers))
-    ranks.took(200.0)
+    ranks.record_seconds(200.0)
     assert peers.limit_s == 2000.0
     for _ in range(10):
-        ranks.took(0.1)
+        ranks.record_seconds(0.1)
     assert peers.limit_s == 60.0
-    ranks.took(9.0)
+    ranks.record_seconds(9.0)
     assert peers.limit_s == 90.0
     peers.abort()
     other.abort()

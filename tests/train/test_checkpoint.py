@@ -189,7 +189,7 @@ class TestSaving:
             warned: list[str] = []
             if number > committed:
                 assert saver(run, fault, keep=1, warn=warned.append).save(run.state) == newer
-                assert len(warned) == 1 and "an old checkpoint stays" in warned[0], fault.failed
+                assert len(warned) == 1 and "cannot be removed" in warned[0], fault.failed
             else:
                 with pytest.raises(DiskError) as caught:
                     saver(run, fault, keep=1).save(run.state)
@@ -346,7 +346,7 @@ class TestStateOfAnotherRun:
         saver(run).save(run.state)
         changed = make(tmp_path, documents=11)
         other = assembled(load(changed, "other"))
-        with pytest.raises(DataError, match="not those of the run") as caught:
+        with pytest.raises(DataError, match="differs from the run") as caught:
             run.checkpoints.load(other.state, 2)
         assert caught.value.exit_code == 4
 

@@ -147,7 +147,7 @@ def test_a_link_or_a_pipe_is_not_written_to(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
     (tmp_path / "metrics.jsonl").unlink()
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(DiskError, match="no regular file"):
+    with pytest.raises(DiskError, match="not a regular file"):
         MetricsWriter(tmp_path)
 
 
@@ -155,9 +155,9 @@ def test_what_is_refused_stays_open_nowhere(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
     before = os.listdir("/dev/fd")
     for _ in range(3):
-        with pytest.raises(DiskError, match="no regular file"):
+        with pytest.raises(DiskError, match="not a regular file"):
             MetricsWriter(tmp_path)
-        with pytest.raises(DiskError, match="no regular file"):
+        with pytest.raises(DiskError, match="not a regular file"):
             list(read_metrics(tmp_path / "metrics.jsonl"))
     assert os.listdir("/dev/fd") == before
 

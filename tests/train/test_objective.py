@@ -42,7 +42,7 @@ def check(found: list[dict[str, Any]], ids: list[float]) -> None:
 
 
 def test_figures_of_threads_and_accumulated_batches(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARE", 1)
+    monkeypatch.setattr(shards, "MIN_SHARE_TOKENS", 1)
     config = load(recipe, "run", *QUIET, "train.threads=2", "train.steps=3")
     loader = assembled(config).state.loader
     train(config)

@@ -305,7 +305,7 @@ class TestRoom:
         with slowly(lambda: threads.append(1)), mock.patch.object(saving, "free_host_memory", return_value=free):
             assert train(config, console=told).state_hash == expected
         assert len(threads) == (2 if fits else 0)
-        line = "training waits while checkpoints are written: a snapshot takes "
+        line = ": a snapshot takes "
         assert told.getvalue().count(line) == (not fits)
 
     def test_on_asks_nobody(self, recipe: Path, tmp_path: Path, expected: str) -> None:

@@ -155,7 +155,7 @@ def test_a_template_that_changed_is_refused_on_resumption(recipe: Path, tmp_path
     with signal_in_step(1), pytest.raises(InterruptedRun):
         train(config)
     template.write_text("{# another #}" + template.read_text())
-    with pytest.raises(DataError, match="not those of the run"):
+    with pytest.raises(DataError, match="differs from the run"):
         train(config, resume=True)
 
 

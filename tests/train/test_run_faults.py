@@ -48,7 +48,7 @@ class TestNotFinite:
         with mock.patch.object(loop, "take_step", watched), pytest.raises(NumericError) as caught:
             train(config)
         assert caught.value.exit_code == 9
-        assert f"in step {step}; the weights are those of step {step - 1}" in caught.value.what
+        assert f"in step {step}; the weights are those after step {step - 1}" in caught.value.what
         assert seen[0].step == step - 1
         assert np.isfinite(
             np.concatenate([p.detach().numpy().ravel() for _, p in seen[0].model.named_parameters()])
@@ -129,7 +129,7 @@ class TestDisk:
                     with pytest.raises(DiskError) as caught:
                         train(config)
                     assert (caught.value.exit_code, caught.value.errno) == (8, code)
-            assert ("warning: an old checkpoint stays: " in told.getvalue()) == (number in removals)
+            assert ("warning: an old checkpoint cannot be removed: " in told.getvalue()) == (number in removals)
             checkpoints(output)
             assert train(config, resume="allow").state_hash == expected
 

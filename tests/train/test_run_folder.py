@@ -237,7 +237,7 @@ def test_a_step_that_is_none_is_refused_before_anything_changes(recipe: Path, ha
     path = halved / "metrics.jsonl"
     path.write_text(path.read_text() + f'{{"train/global_step": {number}}}\n')
     before = tree(halved)
-    with pytest.raises(DataError, match="no row of metrics") as caught:
+    with pytest.raises(DataError, match="not a row of metrics") as caught:
         train(load(recipe, str(halved), "log.every=2"), resume=True)
     assert caught.value.where.endswith("metrics.jsonl:4")
     assert tree(halved) == before
@@ -249,7 +249,7 @@ def test_numbers_without_end_in_metrics_are_no_bug(recipe: Path, halved: Path) -
     for value in ("1" + "0" * 400, "-" + "9" * 5000):
         row = {**json.loads(lines[0]), "train/loss": "HERE"}
         path.write_text(json.dumps(row).replace('"HERE"', value) + "\n" + "\n".join(lines[1:]) + "\n")
-        with pytest.raises(DataError, match="no row of metrics"):
+        with pytest.raises(DataError, match="not a row of metrics"):
             train(load(recipe, str(halved)), resume=True)
         with pytest.raises(DataError):
             page.loss_picture(halved)

@@ -51,7 +51,7 @@ class TestChangedInputs:
             one, other = first.read_bytes(), second.read_bytes()
             first.write_bytes(other)
             second.write_bytes(one)
-        self.check_refused(load(own, "run"), DataError, 4, "not those of the run")
+        self.check_refused(load(own, "run"), DataError, 4, "differs from the run")
 
     def test_held_out_data(self, tmp_path: Path) -> None:
         recipe, held_out = make(tmp_path), tmp_path / "held_out.txt"
@@ -60,7 +60,7 @@ class TestChangedInputs:
         with signal_in_step(3), pytest.raises(InterruptedRun):
             train(load(recipe, "run", *overrides))
         held_out.write_text("alpha beta gamma delta.")
-        self.check_refused(load(recipe, "run", *overrides), DataError, 4, "not those of the run")
+        self.check_refused(load(recipe, "run", *overrides), DataError, 4, "differs from the run")
 
     def test_tokenizer(self, own: Path) -> None:
         folder = own.parent / "tokenizer"
@@ -73,7 +73,7 @@ class TestChangedInputs:
             train(config)
         for file in files:
             shutil.copy(own.parent / "other" / file, folder)
-        self.check_refused(config, ModelError, 5, "the tokenizer is not the one")
+        self.check_refused(config, ModelError, 5, "the tokenizer differs")
 
     def test_the_same_inputs_are_taken(self, own: Path) -> None:
         os.utime(own.parent / "doc00.txt", (0, 0))
@@ -176,7 +176,7 @@ class TestChangedConfiguration:
     @pytest.mark.parametrize("key", CHANGES)
     def test_a_change_is_refused(self, recipe: Path, stopped: Path, key: str) -> None:
         before = picture(stopped)
-        with pytest.raises(ConfigError, match="the configuration differs from that of the run being resumed") as caught:
+        with pytest.raises(ConfigError, match="the configuration differs from the run to resume") as caught:
             train(load(recipe, str(stopped), *CHANGES[key]), resume=True)
         assert caught.value.exit_code == 3
         assert f"\n{key}" in caught.value.what and " -> " in caught.value.what

@@ -127,7 +127,7 @@ def test_each_part_of_the_state_counts(recipe: Path, lost: str, monkeypatch: pyt
             tensor.numpy().reshape(-1)[:1] += 1
 
     monkeypatch.setattr(checkpoint.Checkpoints, "_read", forgetful)
-    with pytest.raises(ModelError, match="not the one that was saved"):
+    with pytest.raises(ModelError, match="the restored state differs"):
         train(config, resume=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 import genesis
 from genesis.backend import CPU
 from genesis.data.loader import IGNORE_INDEX, Batch
-from genesis.train.device_steps import Feed, Reading, _Made
+from genesis.train.device_steps import Feed, Reading, _Step
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
@@ -133,9 +133,9 @@ class Instant:
 
 def test_each_step_of_one_reading_has_its_own_seconds() -> None:
     """The first is timed from where the reading began, the others from the end of the step before."""
-    steps = [_Made(i, ((0, i),), 10, 20, Instant(end), {}) for i, end in enumerate((103.0, 104.0, 111.0))]  # type: ignore[arg-type]
+    steps = [_Step(i, ((0, i),), 10, 20, Instant(end), {}) for i, end in enumerate((103.0, 104.0, 111.0))]  # type: ignore[arg-type]
     reading = Reading.__new__(Reading)
-    vars(reading).update(_begun=Instant(100.0), _made=steps, _there=mock.Mock(), _host=genesis.full((3, 2), 0.5))
+    vars(reading).update(_begun=Instant(100.0), _launched=steps, _arrived=mock.Mock(), _host=genesis.full((3, 2), 0.5))
     found = reading.results()
     assert [each.seconds for each in found] == pytest.approx([0.003, 0.001, 0.007])
     assert [(each.loss_sum, each.grad_norm) for each in found] == [(5.0, 0.5)] * 3
@@ -146,7 +146,7 @@ def test_a_batch_lies_in_one_piece_field_by_field(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("genesis.train.device_steps.cuda", mock.Mock())
     monkeypatch.setattr("genesis.train.device_steps._Slot", mock.Mock())
     feed = Feed(CPU, [np.zeros((2, 3), np.int64), np.zeros(4, np.int64)], 2)
-    feed._there.array.numpy()[...] = np.arange(14)
+    feed._words.array.numpy()[...] = np.arange(14)
     assert [each.numpy().tolist() for each in feed.fields] == [[[0, 1, 2], [3, 4, 5]], [6, 7, 8, 9]]
     assert (feed.num_targets.item(), feed.position.item()) == (10, 13)
     assert feed.scalars.numpy().view(np.int64).tolist() == [11, 12]

@@ -53,7 +53,7 @@ def batch_of(rows: int, length: int) -> Batch:
     [(2, 32, 1), (8, 32, 1), (8, 64, 2), (2, 256, 2), (8, 256, 4), (1, 4096, 1), (3, 512, 3)],
 )
 def test_threads_share_what_is_worth_it(rows: int, length: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARE", 256)
+    monkeypatch.setattr(shards, "MIN_SHARE_TOKENS", 256)
     found = shards._shares([batch_of(rows, length).input_ids], rows * length, CPU)
     assert len(found) == shares
     ids = np.concatenate([part[0].numpy() for part in found])
@@ -70,7 +70,7 @@ def model() -> CausalLM:
 def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for least in (1 << 30, 1, 1):
-        monkeypatch.setattr(shards, "SHARE", least)
+        monkeypatch.setattr(shards, "MIN_SHARE_TOKENS", least)
         made, batch = model(), batch_of(5, 12)
         assert len(shards._shares([batch.input_ids], batch.input_ids.size, CPU)) == (4 if least == 1 else 1)
         (loss,) = shards.accumulate_gradients(NextTokens(), made, batch, batch.num_targets, CPU)

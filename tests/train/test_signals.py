@@ -24,7 +24,7 @@ import pytest
 
 from genesis.errors import InterruptedRun
 from genesis.train import loop, signals
-from genesis.train.signals import TOLD, Interrupts
+from genesis.train.signals import STOPPING_LINE, Interrupts
 from tests.train.conftest import hangup_ends
 from tests.train.runs import ENVIRONMENT, ROOT, Ended, Forks, checkpoints, load, make, rows, train
 
@@ -115,7 +115,7 @@ class TestInterrupts:
             work()
 
     def test_what_cleans_up_after_a_stop_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(signals, "_LOST_SECONDS", 0.001)
+        monkeypatch.setattr(signals, "_LOST_CHECK_SECONDS", 0.001)
         cleaned = []
 
         def work() -> None:
@@ -197,7 +197,7 @@ def test_a_signal_at_any_stage(
     done = forks.run(*words, fault=("signal_in", place, number))
     assert done.code == 128 + number
     name = signal.Signals(number).name
-    assert done.err.startswith(f"{TOLD}\nstopped: {name} ended the run after step {step}, which is saved\n")
+    assert done.err.startswith(f"{STOPPING_LINE}\nstopped: {name} ended the run after step {step}, which is saved\n")
     assert str(tmp_path / f"checkpoint-{step}") in done.err and "--resume" in done.err
     assert "Traceback" not in done.err
     assert max(checkpoints(tmp_path)) == step
@@ -331,7 +331,11 @@ class TestTold:
     def test_a_line_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         reader, writer = os.pipe()
         self.tell(writer, monkeypatch)
-        assert os.read(reader, 1000).decode() == TOLD + "\n" == "finishing this step, then saving (again: stop now)\n"
+        assert (
+            os.read(reader, 1000).decode()
+            == STOPPING_LINE + "\n"
+            == "finishing this step, then saving (again: stop now)\n"
+        )
         os.close(reader)
         os.close(writer)
 
@@ -339,7 +343,7 @@ class TestTold:
         monkeypatch.setenv("TERM", "xterm")
         leader, follower = pty.openpty()
         self.tell(follower, monkeypatch)
-        assert os.read(leader, 1000).decode() == f"\r\x1b[2K{TOLD}\r\n"
+        assert os.read(leader, 1000).decode() == f"\r\x1b[2K{STOPPING_LINE}\r\n"
         os.close(follower)
         os.close(leader)
 

@@ -248,7 +248,7 @@ def timed(take: Callable[[], object], wait: Callable[[], None], ranks: Ranks, pl
     def sample(_: int) -> float:
         nonlocal clock
         own = together(take, wait, ranks)
-        ranks.took(own)
+        ranks.record_seconds(own)
         every.append(ranks.in_turn([own]))
         clock += max(every[-1])
         return max(every[-1])

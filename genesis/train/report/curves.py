@@ -1,4 +1,4 @@
-"""The charts of runs: which points are drawn and where, and the SVG of them. The page and the loss picture show it."""
+"""Charts of runs: the points to draw, their positions, and the SVG. The page and the loss picture use them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from genesis.errors import escape
 from genesis.measure.svg import element, hint, text
 from genesis.train.report.runs import Floats, Run
 
-MOST_POINTS = 500  # of a line: more than a screen shows apart
-MARKED = 60  # points of a line that are few enough to be shown each
-# A range below is shown as one value: a share of it, and what a float can still divide.
+MOST_POINTS = 500  # per line; a screen does not resolve more
+MARKED = 60  # a line with at most so many points marks each
+# A smaller range, relative or absolute, is drawn as a single value, because a float cannot divide it.
 SAME, SMALLEST = 1e-9, 1e-200
 
 
 class Tick(NamedTuple):
-    """A line of the grid, and its label."""
+    """A grid line and its label."""
 
     at: float
     label: str
@@ -31,11 +31,11 @@ class Line(NamedTuple):
     """A line of a chart.
 
     Attributes:
-        run: number of the run, which gives the colour.
-        look: "raw" as measured, behind a "smooth" one; "line" as measured, "held-out" dashed.
+        run: number of the run, which determines the colour.
+        look: "raw" (as measured, behind a "smooth" one), "smooth", "line" (as measured) or "held-out" (dashed).
         points: x and y in the chart's units.
-        is_marked: each point is shown.
-        title: what it is.
+        is_marked: whether each point is marked.
+        title: title of the line.
     """
 
     run: int
@@ -60,11 +60,11 @@ class Chart:
     lines: Sequence[Line]
 
     def svg(self, title: str, **attributes: object) -> str:
-        """The chart as an SVG element whose classes a style sheet gives their looks.
+        """Return the chart as an SVG element, whose classes a style sheet defines.
 
         Args:
-            title: what it shows, for screen readers.
-            attributes: of the element: its class, its place in another one.
+            title: description for screen readers.
+            attributes: attributes of the element, such as its class and position.
         """
         parts = [""]
         for at, label in self.rows:
@@ -83,7 +83,7 @@ class Chart:
 
 
 class Kind(NamedTuple):
-    """What a chart shows: its title, its unit, and the metrics, each with a look."""
+    """A kind of chart: its title, its unit, and its metrics, each with a look."""
 
     title: str
     unit: str
@@ -113,7 +113,7 @@ CHARTS = (
 
 
 def kinds_of(runs: Sequence[Run]) -> list[Kind]:
-    """The charts of some runs: after the loss one for each named set of held-out data."""
+    """Return the charts of some runs. A chart for each named held-out set follows the loss."""
     names = dict.fromkeys(name for run in runs for name in run.series if _LOSS_OF_A_SET.fullmatch(name))
     sets = [
         Kind(f"Held-out loss: {escape(name.split('/')[1])}", "nats per token", ((name, "held-out"),), in_picture=True)
@@ -122,8 +122,9 @@ def kinds_of(runs: Sequence[Run]) -> list[Kind]:
     return [CHARTS[0], *sets, *CHARTS[1:]]
 
 
-def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, height: int) -> Chart | None:
-    """A chart of some runs; None where none has recorded what it shows."""
+def make_chart(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, height: int) -> Chart | None:
+    """Return a chart of some runs, or None if none has recorded its metrics."""
+    # Collect the lines and the ranges of both axes.
     found = [
         (number, look, *_columns(run.series[metric], look, kind.scale), f"{name}: {escape(metric)}")
         for number, (run, name) in enumerate(zip(runs, names, strict=True))
@@ -139,6 +140,7 @@ def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, hei
     labels = [_label(value, rows) for value in rows]
     left, right, top, bottom = 14 + 8 * max(map(len, labels)), width - 14, 14, height - 34
 
+    # Convert steps and values to positions.
     def x(step: float) -> float:
         return round(left + (right - left) * step / max(last, 1), 1)
 
@@ -163,7 +165,7 @@ def _columns(points: Floats, look: str, scale: float) -> tuple[Floats, Floats]:
 
 
 def smooth(values: Sequence[float] | Floats) -> list[float]:
-    """Centred mean over about a twentieth of the series; near the ends the window shrinks, so that it stays centred."""
+    """Return the centred mean over about a twentieth of the series; the window shrinks near the ends."""
     count = len(values)
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     at = np.arange(count)
@@ -173,7 +175,7 @@ def smooth(values: Sequence[float] | Floats) -> list[float]:
 
 
 def reduced(steps: Floats, values: Floats, most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most so many of the points; of each part of a long line the lowest and the highest, in their order."""
+    """Return at most `most` of the points: the lowest and the highest of each part of a long line, in order."""
     chosen = list(range(len(values)))
     if len(values) > most:
         size = math.ceil(2 * len(values) / most)
@@ -183,7 +185,7 @@ def reduced(steps: Floats, values: Floats, most: int = MOST_POINTS) -> list[tupl
 
 
 def _range(lines: Iterable[Floats], from_zero: bool) -> tuple[float, float]:
-    """The values shown: all but a fiftieth at each end of a long line, whose first steps would press the rest."""
+    """Return the range of values to show. Long lines omit 2 % at each end, as the first steps would dominate."""
     low, high = math.inf, -math.inf
     for values in lines:
         cut = len(values) // 50 if len(values) > MARKED else 0
@@ -198,7 +200,7 @@ def _range(lines: Iterable[Floats], from_zero: bool) -> tuple[float, float]:
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers that cover low … high."""
+    """Return about `count` round numbers that cover low … high."""
     rough = (high - low) / count
     size = 10.0 ** math.floor(math.log10(rough))
     step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
@@ -207,7 +209,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def _label(value: float, all_ticks: Sequence[float]) -> str:
-    """A tick's number, with as many digits as tell it from its neighbours."""
+    """Return a tick's number with enough digits to distinguish it from its neighbours."""
     largest, step = max(map(abs, all_ticks)), all_ticks[1] - all_ticks[0]
     if value == 0:
         return "0"
@@ -222,6 +224,5 @@ def _label(value: float, all_ticks: Sequence[float]) -> str:
 
 
 def _digits(step: float) -> int:
-    """Behind the point, for multiples of a step such as 0.25."""
     found = max(0, -math.floor(math.log10(step) + 1e-9))
     return found if round(step * 10.0**found, 6).is_integer() else found + 1

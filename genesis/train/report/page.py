@@ -1,4 +1,4 @@
-"""What runs look like: the page, one HTML file without scripts or anything from elsewhere, and a run's `loss.svg`."""
+"""The report page of runs, one HTML file without scripts or external resources, and a run's `loss.svg`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from genesis.files.atomic import write_file
 from genesis.measure.svg import document, element, text
 from genesis.train.config_file import RESOLVED
 from genesis.train.progress import figure
-from genesis.train.report.curves import drawn, kinds_of
+from genesis.train.report.curves import kinds_of, make_chart
 from genesis.train.report.runs import Run, named, read_run
 from genesis.train.strict_yaml import emit_value, parse
 
-MOST_RUNS = 6  # as many colours as people tell apart
+MOST_RUNS = 6  # people distinguish about six colours
 WIDE, NARROW = (1040, 300), (350, 240)
-SAMPLED = 20  # steps whose samples are shown, the last ones
-LONGEST = 4000  # characters of a sample, and of a setting's value
+SAMPLED = 20  # last steps whose samples are shown
+LONGEST = 4000  # characters of a sample or of a setting's value
 SETTINGS = 100  # rows of a table of evaluations
 LOOKS = "Thin: as logged. Thick: a mean over a twentieth of the steps. Dashed: held out."
 
 PICTURE_NAME = "loss.svg"
 PICTURE_WIDTH, HEAD = 1000, 30  # HEAD: height of a line of text
-# Plain colours: viewers other than browsers know no variables of CSS.
+# Plain colours: only browsers support variables of CSS.
 PICTURE_STYLE = """\
 text { font-family: sans-serif; font-size: 12px; fill: #55606c; }
 .title { font-size: 16px; font-weight: bold; fill: #1a1e23; }
@@ -42,8 +42,8 @@ text { font-family: sans-serif; font-size: 12px; fill: #55606c; }
 """
 
 
-class Drawn(NamedTuple):
-    """A chart as SVG in both widths."""
+class Views(NamedTuple):
+    """A chart as SVG in both widths, wide and narrow."""
 
     title: str
     unit: str
@@ -52,18 +52,18 @@ class Drawn(NamedTuple):
 
 
 def loss_picture(folder: Path) -> None:
-    """Draws the losses and the learning rate of a run as its `loss.svg`; the same metrics give the same bytes.
+    """Draw the losses and the learning rate of a run to its `loss.svg`; the same metrics give the same bytes.
 
     Raises:
         DataError: the metrics file holds something other than rows of metrics.
-        DiskError: the metrics cannot be read, or the picture not written.
+        DiskError: the metrics cannot be read, or the picture cannot be written.
     """
     run = read_run(folder)
     [name] = _names([run])
     parts, top = [element("rect", width="100%", height="100%", fill="white"), text(name, 14, 24, class_="title")], HEAD
     for kind in kinds_of([run]):
         height = 320 if top == HEAD else 180
-        chart = drawn(kind, [run], [name], PICTURE_WIDTH, height) if kind.in_picture else None
+        chart = make_chart(kind, [run], [name], PICTURE_WIDTH, height) if kind.in_picture else None
         if chart is not None:
             metric, look = kind.metrics[-1]
             ends = run.series.get(metric) if look == "held-out" else None
@@ -74,16 +74,16 @@ def loss_picture(folder: Path) -> None:
                 chart.svg(kind.title, y=top + HEAD, width=PICTURE_WIDTH, height=height),
             ]
             top += HEAD + height
-    says = f"{LOOKS} From left to right: steps." if len(parts) > 2 else "Nothing is recorded yet."
-    parts.append(text(says, 14, top + 20))
+    caption = f"{LOOKS} From left to right: steps." if len(parts) > 2 else "Nothing is recorded yet."
+    parts.append(text(caption, 14, top + 20))
     write_file(folder / PICTURE_NAME, document(PICTURE_WIDTH, top + HEAD, name, PICTURE_STYLE, parts).encode())
 
 
 def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
-    """The page.
+    """Return the HTML page.
 
     Args:
-        refresh: seconds after which a browser asks for it again; None: never.
+        refresh: seconds after which a browser reloads the page; None: never.
     """
     import jinja2
 
@@ -108,7 +108,7 @@ def page_of(runs: Sequence[Run], *, refresh: int | None = None) -> str:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """The name of each run: its `train.name`, or its folder's where it has none that is its own."""
+    """Return the name of each run: its `train.name` if it is unique, or else its folder's name."""
     names = [_name(_parsed(run.config)) for run in runs]
     folders = named([run.folder for run in runs])
     return [name if name and names.count(name) == 1 else folder for name, folder in zip(names, folders, strict=True)]
@@ -119,18 +119,17 @@ def _name(config: dict[str, Any]) -> str:
     return escape(train.get("name") or "") if isinstance(train, dict) else ""
 
 
-def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Drawn]:
+def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[Views]:
     found = []
     for kind in kinds_of(runs):
-        wide, narrow = (drawn(kind, runs, names, *size) for size in (WIDE, NARROW))
+        wide, narrow = (make_chart(kind, runs, names, *size) for size in (WIDE, NARROW))
         if wide is not None and narrow is not None:
             both = ((wide, "wide"), (narrow, "narrow"))
-            found.append(Drawn(kind.title, kind.unit, *(c.svg(kind.title, class_=w, width="100%") for c, w in both)))
+            found.append(Views(kind.title, kind.unit, *(c.svg(kind.title, class_=w, width="100%") for c, w in both)))
     return found
 
 
 def _figures(run: Run) -> list[tuple[str, str]]:
-    """What is said of a run at a glance."""
     memory = run.most("memory/max_allocated")
     found: list[tuple[str, float | None, str]] = [
         ("steps", run.last_step, ",.0f"),
@@ -150,7 +149,7 @@ def _figures(run: Run) -> list[tuple[str, str]]:
 
 
 def _evaluations(run: Run) -> list[tuple[str, ...]]:
-    """Step, loss, perplexity, bits per byte and token accuracy of the last evaluations, the newest first."""
+    """Return step, loss, perplexity, bits per byte and token accuracy of the last evaluations, newest first."""
     names, forms = ("loss", "perplexity", "bits_per_byte", "token_accuracy"), (".4f", ",.2f", ".3f", ".3f")
     columns = [dict(run.series.get(f"eval/{name}", np.empty((2, 0)))[:, -SETTINGS:].T.tolist()) for name in names]
     return [
@@ -160,7 +159,6 @@ def _evaluations(run: Run) -> list[tuple[str, ...]]:
 
 
 def _samples(run: Run) -> list[tuple[int, list[tuple[str, str]]]]:
-    """The samples of the last steps that had some, the newest first."""
     found = [
         (step, [(_short(each.prompt), _short(each.text)) for each in group])
         for step, group in groupby(run.samples, lambda sample: sample.step)
@@ -174,7 +172,7 @@ def _short(text: str) -> str:
 
 
 def _differing(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, with the value of each; a section that a run lacks has no row of its own."""
+    """Return the settings that differ between runs, with each run's value; missing sections have no row."""
     flat = [dict(_flat(_parsed(run.config))) for run in runs]
     keys = dict.fromkeys(key for each in flat for key in each)
     return [
@@ -187,7 +185,7 @@ def _differing(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, lis
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The settings of a run; empty where its record cannot be read."""
+    """Return the settings of a run; empty if its record cannot be read."""
     try:
         return parse(text, RESOLVED).data
     except ConfigError:
@@ -195,7 +193,6 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Keys and values as YAML."""
     if isinstance(value, dict) and (value or not prefix):
         return [row for key, each in value.items() for row in _flat(each, f"{prefix}.{key}" if prefix else str(key))]
     return [(prefix, _short(emit_value(value)))]

@@ -1,4 +1,4 @@
-"""The page of a run over HTTP while the run goes on: on loopback alone, to be looked at, with nothing to be changed."""
+"""The read-only page of a run over HTTP while the run continues, on the loopback interface only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from genesis.train.report.runs import FILES, RunReader, file_state
 HOST, PORT = "127.0.0.1", 8377
 REFRESH_S = 5
 ENDING_S = 2.0
-REFUSED_S = 0.1  # before a connection is taken again that the system refused
+REFUSED_S = 0.1  # pause after the system has refused a connection
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -34,21 +34,22 @@ class Watcher(ThreadingHTTPServer):
     """Serves the page of a run's folder.
 
     Args:
-        port: 0 takes a free one.
+        port: 0 chooses a free one.
 
     Raises:
-        DataError: the folder is no run's. DeviceError: the port is taken.
+        DataError: the folder does not belong to a run.
+        DeviceError: the port is in use.
     """
 
     daemon_threads = True
-    block_on_close = False  # a browser that keeps its connection does not keep the command
-    allow_reuse_address = os.name == "posix"  # there it does not take a port that is in use
+    block_on_close = False  # a browser with an open connection must not block the command
+    allow_reuse_address = os.name == "posix"  # a port in use is still refused there
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._lock = folder, threading.Lock()
         self._reader = RunReader(folder)
         self.answering: set[int] = set()  # threads
-        self._made_of: tuple[object, ...] | None = None
+        self._page_state: tuple[object, ...] | None = None
         self._page = b""
         self.page()
         try:
@@ -56,22 +57,22 @@ class Watcher(ThreadingHTTPServer):
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            taken = "is taken" if error.errno == errno.EADDRINUSE else "is not for this user"
+            taken = "is in use" if error.errno == errno.EADDRINUSE else "is not permitted for this user"
             raise DeviceError(
-                f"port {port} {taken}", where="--port", next="choose another; 0 takes a free one"
+                f"port {port} {taken}", where="--port", next="choose another; 0 chooses a free one"
             ) from None
         port = self.server_address[1]
         self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
 
     def server_close(self) -> None:
-        """Take no more requests, and wait `ENDING_S` for the answers under way."""
+        """Accept no more requests, and wait `ENDING_S` for running answers."""
         super().server_close()
         deadline = time.monotonic() + ENDING_S
         while self.answering and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """As `socketserver` calls it. Where there are no descriptors left the socket asks again at once: wait."""
+        """Accept a connection. Without free descriptors `socketserver` retries at once, so pause first."""
         try:
             return super().get_request()
         except OSError:
@@ -79,37 +80,37 @@ class Watcher(ThreadingHTTPServer):
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show what went wrong in an answer, but nothing of a browser that did not wait for it."""
+        """Report an error in an answer, but not a browser that closed its connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """URL of the page."""
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def page(self) -> bytes:
-        """The page of what is recorded by now; the last one where nothing has changed. Raises: GenesisError."""
+        """Return the current page; the previous one if nothing has changed. Raises: GenesisError."""
         with self._lock:
             now = tuple(file_state(self._folder / name) for name in FILES)
-            if now != self._made_of:
+            if now != self._page_state:
                 self._page = page_of([self._reader.read()], refresh=REFRESH_S).encode()
-                self._made_of = now
+                self._page_state = now
             return self._page
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Watcher
-    timeout = 30  # seconds of a request that does not come
+    timeout = 30  # seconds without a request
 
     def do_GET(self) -> None:
-        """The page, for a browser on this machine that was sent here by nobody else's page."""
-        # A name that another's DNS points here, or a form on another's page, is refused.
+        """Send the page to a browser on this machine, unless another site's page made the request."""
+        # Refuse a host name whose DNS points here, and a form on another site's page.
         origin = self.headers.get("Origin")
         if self.headers.get("Host", "").lower() not in self.server.hosts:
             self.send_error(HTTPStatus.FORBIDDEN, "unknown host")
         elif origin is not None and origin.lower() not in {f"http://{host}" for host in self.server.hosts}:
-            self.send_error(HTTPStatus.FORBIDDEN, "another page asks")
+            self.send_error(HTTPStatus.FORBIDDEN, "request from another page")
         elif self.path != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
@@ -136,8 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def version_string(self) -> str:
-        """What the answer says about the server."""
+        """Return the server's name for the answer's header."""
         return "genesis"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is the run's."""
+        """Print nothing, because the terminal belongs to the run."""
