@@ -1,7 +1,7 @@
-"""Data: sources of text become packed batches of tokens. Everything works on numpy; tensors are made by the caller.
+"""Data: sources of text become packed batches of tokens. Everything is in numpy; the caller creates tensors.
 
-`prepare` reads, splits and tokenizes; `PackedLoader` gives the batches; `Tokenizer` and `StreamDecoder` turn text into
-ids and back. The tokenizers library is imported when a tokenizer is first used.
+`prepare` reads, splits and tokenizes; `PackedLoader` yields batches; `Tokenizer` and `StreamDecoder` convert between
+text and ids. The tokenizers library is imported when a tokenizer is first used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The documents of some sources: files are found, read and put into records, in one fixed order. It knows no tokens.
+"""The documents of some sources: finds, reads and parses files in one fixed order. It does not tokenize.
 
-Every defect of the data is an error with file, line and field, or is counted and left out when asked for. A file whose
-first bytes are no text is an error where the user named it; in a folder or a glob it is left out and counted
-(`FileCounts`), and so is a `.json` file that holds no array.
+Every defect of the data is an error with file, line and field, or is skipped and counted on request. A named file whose
+first bytes are not text is an error. In a folder or a glob such a file is skipped and counted (`FileCounts`), and so is
+a `.json` file without an array.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from genesis.errors import DataError, escape
 
 @dataclass(frozen=True)
 class FileCounts:
-    """How many files of each kind were read, and how many were found that are no text.
+    """Counts of the files that were read, by kind, and of those that are not text.
 
     Attributes:
-        read: `text`, `jsonl.gz`, `parquet`, … -> files. not_read: `png`, `json`, … -> files.
-        like_records: the names of files that were read as text and begin like JSON or CSV, in their order.
+        read: `text`, `jsonl.gz`, `parquet`, … -> files.
+        not_read: `png`, `json`, … -> files.
+        like_records: names of files that were read as text but begin like JSON or CSV, in order.
     """
 
     read: dict[str, int] = field(default_factory=dict)
@@ -35,7 +36,7 @@ class FileCounts:
     like_records: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Such as `read: 24 text, 1 jsonl.gz; not read: 2 png, 1 archive`."""
+        """Return a summary such as `read: 24 text, 1 jsonl.gz; not read: 2 png, 1 archive`."""
         parts = (("read", self.read), ("not read", self.not_read))
         found = []
         for name, counts in parts:
@@ -45,23 +46,23 @@ class FileCounts:
 
 
 class Corpus:
-    """The documents of some sources, in an order that only the sources and their files decide; readable many times.
+    """The documents of some sources, in an order that only the sources and their files determine; readable repeatedly.
 
     Args:
         sources: see `genesis.data.sources`.
-        on_error: `fail` raises at the first defect, `skip` counts defects and leaves the documents out.
-        format: of the records; `auto` finds it by the names of their fields. fields: other names of fields, see
-            `genesis.data.record_formats`.
-        max_line_bytes: the longest record: a line of JSONL without its end, an element of an array, a row.
+        on_error: `fail` raises at the first defect; `skip` counts defects and skips their documents.
+        format: format of the records; `auto` detects it by the names of their fields.
+        fields: other names of fields, see `genesis.data.record_formats`.
+        max_line_bytes: maximum size of a record: a line of JSONL without its end, an element of an array, a row.
 
     Attributes:
-        weights: the name of each file -> how often its documents are seen in an epoch.
-        formats: how many records have which format; complete once the documents have been read.
-        not_learned: how many turns of assistants are in conversations that say they are not to be learned, and the name
-            of the first such document; complete once the documents have been read.
+        weights: the name of each file -> how often an epoch contains its documents.
+        formats: number of records per format; complete after all documents are read.
+        not_learned: number of assistant turns that their conversations exclude from learning, and the name of the first
+            such document; complete after all documents are read.
 
     Raises:
-        DataError: a source that matches no file, a named file that is no text, or sources without any text.
+        DataError: a source matches no file, a named file is not text, or the sources contain no text.
     """
 
     def __init__(
@@ -91,25 +92,25 @@ class Corpus:
         self.not_learned = 0, ""
 
     def counts(self) -> FileCounts:
-        """The files by what they are; complete once the documents have been read."""
+        """Return the files by kind; complete after all documents are read."""
         read = Counter(self._labels[name] for name in self._read_files)
         return FileCounts(dict(read), dict(Counter(self._labels.values()) - read), tuple(self._like_records))
 
     @property
     def is_divided(self) -> bool:
-        """Whether the only document is given as two."""
+        """Whether the only document is split in two."""
         return self._tail is not None
 
     def hold_out_tail(self, fraction: float) -> None:
-        """From now on, give the only document as two: the last `fraction` of it, from the start of a line, is its own.
+        """Split the only document in two from now on: the second part is its last `fraction`, from a line's start.
 
         Raises:
-            DataError: the text has no line and no word that could begin the second.
+            DataError: no line and no word of the text can begin the second part.
         """
         self._tail = fraction
 
     def documents(self, defects: Defects | None = None) -> Iterator[Document]:
-        """The documents; those left out are added to `defects`.
+        """Yield the documents; the skipped ones are added to `defects`.
 
         Raises:
             DataError: the first defect, with file and line, unless defects are skipped.
@@ -123,19 +124,20 @@ class Corpus:
             for item in self._read(file):
                 if isinstance(item, Document):
                     yield item
-                elif file.optional:  # left out silently
+                elif file.optional:  # skipped silently
                     self._labels.pop(file.name, None)
                     self._read_files.discard(file.name)
                 elif self._skip:
                     if defects is not None:
                         defects.add(item)
-                elif file.format is TEXT and not file.named and item.kind in EMPTY:  # as an __init__.py of a folder
+                elif file.format is TEXT and not file.named and item.kind in EMPTY:  # such as a folder's __init__.py
                     self._labels[file.name] = item.kind
                     self._read_files.discard(file.name)
                 else:
                     raise item
 
     def _read(self, file: SourceFile) -> Iterator[Document | Defect]:
+        # Check the file's first bytes against its name, then read it as text or as records.
         try:
             with opened(file) as stream:
                 head = stream.head()
@@ -189,7 +191,7 @@ class Corpus:
 
 
 def _divided(document: Document, fraction: float) -> Iterator[Document]:
-    """The document without its last `fraction`, and that: cut at the line's start nearest to it, or before a word."""
+    """Split a document at its last `fraction`: at the nearest start of a line, or else of a word."""
     text, aim = document.text, int(len(document.text) * (1 - fraction))
     for mark in "\n", " ":
         candidates = (text.rfind(mark, 0, aim) + 1, text.find(mark, aim) + 1)
@@ -199,6 +201,6 @@ def _divided(document: Document, fraction: float) -> Iterator[Document]:
                 yield Document(text[:cut], document.file)
                 yield Document(text[cut:], document.file, 1 + text.count("\n", 0, cut))
                 return
-    what = f"the only document has no line of which the last {fraction:.0%} of the text could begin, to be held out"
+    what = f"no line of the only document begins near its last {fraction:.0%}, so that part cannot be held out"
     next = "name held-out sources in data.eval, or set data.eval_fraction=0"
     raise DataError(what, where=escape(document.name), next=next)

@@ -1,8 +1,8 @@
-"""What one pass over a corpus remembers of each document (`DocumentIndex`), their samples as tokens (`TokenSet`), and
-which documents are held out (`split`).
+"""Facts about each document from one pass over a corpus (`DocumentIndex`), samples as tokens (`TokenSet`), and the
+choice of held-out documents (`split`).
 
-Both hold arrays, no texts: the index over documents, in the order in which the corpus gave them, the tokens over
-samples. A text is one sample. A record is one, or several, or none where it has no target.
+Both classes hold arrays, not texts: the index per document in the order of the corpus, the tokens per sample. A text is
+one sample. A record is one sample or several, or none without a target.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class DocumentIndex:
-    """Names, sizes and contents' hashes of D documents.
+    """Names, sizes and content hashes of D documents.
 
     Attributes:
         digests: uint8 `[D, 32]`, sha256 of each text.
         text_bytes: int64 `[D]`, UTF-8 bytes of each text.
-        files: the names of the files; file_numbers: int64 `[D]` says which; lines: int64 `[D]`, 0 for a whole file.
-        is_record: `[D]`, whether a document is a record; else it is a text.
+        files: names of the files; `file_numbers`, int64 `[D]`, holds each document's index in it.
+        lines: int64 `[D]`, line of each document; 0 for a whole file.
+        is_record: `[D]`, whether a document is a record instead of a text.
     """
 
     digests: npt.NDArray[np.uint8]
@@ -51,30 +52,30 @@ class DocumentIndex:
         return int(self.text_bytes.sum())
 
     def name(self, document: int) -> str:
-        """`file` or `file:line` of a document, as found: escape it before it is shown."""
+        """Return `file` or `file:line` of a document, not escaped."""
         return Document("", self.files[self.file_numbers[document]], int(self.lines[document])).name
 
     def select(self, documents: npt.NDArray[np.bool_]) -> DocumentIndex:
-        """The documents for which the mask `[D]` is true."""
+        """Return the documents for which the mask `[D]` is true."""
         names = ("digests", "text_bytes", "file_numbers", "lines", "is_record")
         return replace(self, **{name: getattr(self, name)[documents] for name in names})
 
     def fingerprint(self) -> str:
-        """sha256 over all contents in their order, as 64 hex digits; names have no part in it."""
-        # A text may spell what a record is hashed as.
+        """Return the sha256 over all contents in order, without names, as 64 hex digits."""
+        # The kinds are part of it because a text may spell the JSON of a record.
         kinds = b"records\0" + self.is_record.tobytes() if self.is_record.any() else b""
         return hashlib.sha256(b"genesis documents 1\0" + self.digests.tobytes() + kinds).hexdigest()
 
 
 def digest(data: bytes) -> bytes:
-    """sha256 of a text's UTF-8 bytes."""
+    """Return the sha256 of a text's UTF-8 bytes."""
     found = hashlib.sha256()
     update(found, data)
     return found.digest()
 
 
 def index_documents(documents: Iterable[Document]) -> DocumentIndex:
-    """Read all `documents` once and remember what they are."""
+    """Read all `documents` once and return their index."""
     digests, sizes, lines, is_record = bytearray(), [], [], []
     files: dict[str, int] = {}
     file_indices = []
@@ -99,19 +100,20 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
 class TokenSet:
     """S samples of D documents as tokens.
 
-    A sample of a text is what the tokenizer puts before it, its tokens, and the end-of-text token.
+    The sample of a text has the tokenizer's prefix, the text's tokens, and the end-of-text token.
 
     Attributes:
-        stream: uint16 or uint32 `[N]`, read-only; it may hold samples of other sets too.
-        starts: int64 `[S]`, where each sample begins in the stream, ascending. lengths: int64 `[S]`, its tokens, at
-            least 2.
-        documents: int64 `[S]`, the document that each sample is of.
-        index: the documents' names and sizes.
-        pad_id: the id for slots in a batch that hold no token.
-        data_fingerprint: of the data, and `tokenizer_fingerprint`: of what cut them; resuming compares both.
-        mask: uint8 `[N]`, 1 where a token of the stream is a target; None: all are but the first of each sample.
-        target_bytes: int64 `[S]`, UTF-8 bytes of text that the targets stand for; None: all of the documents.
-        weights: float64 `[S]`, how often a sample occurs in an epoch on average; None: once each.
+        stream: uint16 or uint32 `[N]`, read-only; it may also hold samples of other sets.
+        starts: int64 `[S]`, start of each sample in the stream, ascending.
+        lengths: int64 `[S]`, tokens of each sample, at least 2.
+        documents: int64 `[S]`, document of each sample.
+        index: names and sizes of the documents.
+        pad_id: id of slots without a token in a batch.
+        data_fingerprint: fingerprint of the data, which a resume compares.
+        tokenizer_fingerprint: fingerprint of the tokenizer, which a resume compares.
+        mask: uint8 `[N]`, 1 for tokens that are targets. None: all are, except for the first of each sample.
+        target_bytes: int64 `[S]`, UTF-8 bytes of text that the targets encode. None: all bytes of the documents.
+        weights: float64 `[S]`, mean number of times that an epoch contains a sample. None: once each.
     """
 
     stream: npt.NDArray[np.unsignedinteger]
@@ -131,30 +133,30 @@ class TokenSet:
 
     @property
     def num_documents(self) -> int:
-        """Documents that have a sample."""
+        """Number of documents with a sample."""
         return len(np.unique(self.documents))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens with special ones."""
+        """Number of tokens, including special ones."""
         return int(self.lengths.sum())
 
     @property
     def num_targets(self) -> int:
-        """Tokens that a model is to predict."""
+        """Number of tokens that a model must predict."""
         return int(self.target_counts.sum())
 
     @cached_property
     def target_counts(self) -> Ints:
-        """How many tokens of each sample a model is to predict, int64 `[S]`; never its first."""
+        """Number of tokens that a model must predict in each sample, int64 `[S]`; never the first."""
         return self.targets_between(self.starts, self.starts + self.lengths)
 
     def targets_between(self, begins: Ints, ends: Ints) -> Ints:
-        """How many tokens of each range of the stream are targets, its first left out; ranges ascend, none is empty."""
+        """Return the number of targets in each nonempty range, without its first token; ranges must ascend."""
         if self.mask is None:
             return ends - begins - 1
         bounds = np.stack([begins + 1, ends], axis=1).reshape(-1)
-        # `reduceat` sums from each bound to the next; the end of the stream is the one that it does not take.
+        # `reduceat` sums from each bound to the next but rejects the end of the stream as a bound.
         inside = bounds < len(self.mask)
         sums = np.zeros(len(bounds), np.int64)
         sums[inside] = np.add.reduceat(self.mask, bounds[inside], dtype=np.int64) if inside.any() else 0
@@ -168,63 +170,63 @@ class TokenSet:
 
     @property
     def predicted_bytes(self) -> int:
-        """UTF-8 bytes of the text that a model is to predict, the denominator of bits per byte; at least 1."""
+        """UTF-8 bytes of the text that a model must predict (the denominator of bits per byte), at least 1."""
         found = self.index.total_bytes if self.target_bytes is None else int(self.target_bytes.sum())
         return max(found, 1)
 
     def select(self, documents: npt.NDArray[np.bool_]) -> TokenSet:
-        """The documents for which the mask `[D]` is true; tokens are shared, fingerprints stay the whole's."""
+        """Return the documents for which the mask `[D]` is true; they share the tokens and keep the fingerprints."""
         number = np.cumsum(documents) - 1
         chosen = self.select_samples(documents[self.documents])
         return replace(chosen, documents=number[chosen.documents], index=self.index.select(documents))
 
     def select_samples(self, samples: npt.NDArray[np.bool_]) -> TokenSet:
-        """The samples for which the mask `[S]` is true, of the same documents."""
+        """Return the samples for which the mask `[S]` is true, of the same documents."""
         names = ("starts", "lengths", "documents", "target_bytes", "weights")
         kept: dict[str, Any] = {name: a if (a := getattr(self, name)) is None else a[samples] for name in names}
         return replace(self, **kept)
 
 
 # --- Which documents are held out -------------------------------------------------------------------------------------
-# A document is held out when a hash of (seed, content) is below the fraction. So identical documents never fall on both
-# sides, and adding documents moves none of the others. The fraction is kept on average over documents, not exactly.
+# A document is held out if a hash of (seed, content) is below the fraction. Identical documents therefore never fall on
+# both sides, and additional documents do not move others. The fraction holds on average over documents, not exactly.
 #
-# A very large document would stand for the whole held-out set, so one with more than a quarter of the bytes that the
-# fraction asks for stays in training (as long as smaller ones are there to hold out). Only a document near that size
-# can change sides when others are added.
+# A very large document would dominate the held-out set. One with more than a quarter of the bytes to hold out therefore
+# remains in training, unless all are that large. Only a document near that size can change sides when others are added.
 
 
-LARGEST_SHARE = 0.25  # of the bytes to hold out: the most that one document may have
+LARGEST_SHARE = 0.25  # a held-out document has at most this share of the bytes to hold out
 
 
 def holdout_points(digests: npt.NDArray[np.uint8], seed: int) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each document's digest `[D, 32]`, uniform and independent between seeds."""
+    """Return a number in [0, 1) for each digest `[D, 32]`, uniform and independent between seeds."""
     key = seed.to_bytes(16, "little", signed=True)
     points = [hashlib.blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in digests]
-    # 53 bits, so that the division is exact and 1.0 is never reached.
+    # 53 bits make the division exact, and 1.0 is never reached.
     return (np.frombuffer(b"".join(points), "<u8") >> np.uint64(11)) / float(1 << 53)
 
 
 def split(
     digests: npt.NDArray[np.uint8], text_bytes: npt.NDArray[np.int64], *, seed: int, fraction: float
 ) -> npt.NDArray[np.bool_]:
-    """True for the documents that are held out.
+    """Return true for the documents that are held out.
 
     Args:
-        digests: uint8 `[D, 32]`. text_bytes: int64 `[D]`.
+        digests: uint8 `[D, 32]`.
+        text_bytes: int64 `[D]`.
 
-    If chance holds out none, the one with the lowest hash is; if all, the one with the highest is not. A fraction of 0
-    holds out none.
+    If the hashes select none, the document with the lowest hash is held out; if they select all, the one with the
+    highest is not. A fraction of 0 holds out none.
 
     Raises:
-        DataError: a fraction above 0 of fewer than two different documents.
+        DataError: the fraction is above 0, but fewer than two documents differ.
     """
     points = holdout_points(digests, seed)
     if fraction <= 0:
         return np.zeros(len(points), np.bool_)
     if len(points) == 0 or points.min() == points.max():
         found = "no document" if len(points) == 0 else "only one document, or copies of one"
-        what = f"the training sources hold {found}, of which nothing can be held out"
+        what = f"the training sources hold {found}, so nothing can be held out"
         ways = "name held-out sources in data.eval, cut the text into files or JSONL records"
         raise DataError(what, where="data.train", next=f"{ways}, or set data.eval_fraction=0")
     small = text_bytes <= LARGEST_SHARE * fraction * int(text_bytes.sum())

@@ -1,9 +1,9 @@
-"""Batches from tokens: each a pure function of (data, seed, epoch, index), so that resuming is arithmetic. No tensors.
+"""Batches from tokens. Each is a pure function of (data, seed, epoch, index), so a resume needs only arithmetic.
 
-An epoch takes every sample once, or as often as its weight says, in an order drawn from (seed, epoch); its rows are
-packed and shuffled. The last rows are never dropped: an epoch of R rows has ceil(R / B) batches that share the rows
-evenly, and a batch with fewer than B rows is filled up with rows that hold no token and no target. So shapes are fixed,
-and no batch lacks targets: each sample has one, and of a sample that is cut only the chunks that have one are kept.
+An epoch contains each sample once, or as often as its weight says, in an order drawn from (seed, epoch). Its rows are
+packed and shuffled. No row is dropped: an epoch of R rows has ceil(R / B) batches that share the rows evenly. A batch
+with fewer than B rows is padded with rows without tokens and targets, so shapes are fixed. Every batch has targets,
+because each sample has one, and chunks of a long sample without a target are dropped.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from genesis.errors import ConfigError, DataError, IndexRangeError, ModelError, 
 
 IGNORE_INDEX = -100
 _SAMPLE_ORDER, _ROW_ORDER, _DRAW = 0, 1, 2
-_MAX_SAMPLES = 1 << 31  # of an epoch
+_MAX_SAMPLES = 1 << 31  # per epoch
 _STATE_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B rows of T slots, all arrays int64 `[B, T]`.
+    """B rows of T slots; all arrays are int64 `[B, T]`.
 
     Attributes:
         input_ids: token ids; the tokenizer's pad id in slots without a token.
-        labels: the ids again, unshifted, for a model that compares the logits of slot t with the label of t + 1; -100
-            at tokens that are no targets, the first of each chunk among them, and in slots without a token.
+        labels: the same ids, unshifted: a model compares the logits of slot t with the label of t + 1. -100 at tokens
+            that are not targets, at the first token of each chunk, and in slots without a token.
         position_ids: from 0 in each chunk, and again in the empty end of a row: attention begins at slot - position.
-        num_targets: labels that are not -100, at least 1.
-        num_tokens: slots that hold a token.
+        num_targets: number of labels that are not -100, at least 1.
+        num_tokens: number of slots with a token.
         samples: int64 `[n, 4]`: row, sample, first token in the sample, tokens; see `PackedLoader.describe`.
-        tokens: the set that the samples are of; None in a batch that was made without one.
+        tokens: the set of the samples; None in an empty batch.
     """
 
     epoch: int
@@ -52,25 +52,25 @@ class Batch:
 
     @classmethod
     def empty(cls, rows: int, length: int) -> Batch:
-        """A batch of zeros, one document a row, for plans and measurements."""
+        """Return a batch of zeros with one document per row, for plans and measurements."""
         ids = np.zeros((rows, length), np.int64)
         positions, samples = ids + np.arange(length), np.zeros((0, 4), np.int64)
         return cls(0, 0, ids, ids, positions, rows * (length - 1), rows * length, samples)
 
 
 class PackedLoader:
-    """Packed batches of a `TokenSet`, by number or as an endless iterator with a position that can be saved.
+    """Packed batches of a `TokenSet`, by number or as an endless iterator whose position can be saved.
 
     Args:
         tokens: the samples.
-        batch_size: B, rows in a batch.
-        seq_len: T, slots in a row, 2 at least.
-        seed: decides all orders, 0 to 2^64 - 1.
-        shuffle: false keeps samples and rows in the order of the data, the same in all epochs.
+        batch_size: B, rows per batch.
+        seq_len: T, slots per row, at least 2.
+        seed: determines all orders, 0 to 2^64 - 1.
+        shuffle: False keeps samples and rows in the order of the data in all epochs.
 
     Raises:
-        ConfigError: sizes that make no batch. DataError: no samples, or one without a target, or weights that give no
-            epoch.
+        ConfigError: the sizes allow no batch.
+        DataError: the set is empty, a sample has no target, or the weights allow no epoch.
     """
 
     def __init__(self, tokens: TokenSet, *, batch_size: int, seq_len: int, seed: int, shuffle: bool = True) -> None:
@@ -88,19 +88,15 @@ class PackedLoader:
         self._has_target = chunks_with_target(tokens, seq_len)
 
     def num_batches(self, epoch: int) -> int:
-        """Batches of an epoch; epochs differ a little, as their samples are packed in another order."""
+        """Return the number of batches of an epoch. It varies a little, because each epoch packs another order."""
         return -(-self.packing(epoch).num_rows // self.batch_size)
 
     def packing(self, epoch: int) -> Packing:
-        """The rows of an epoch before they are shuffled; the last epoch asked for is kept."""
+        """Return the rows of an epoch before they are shuffled; the latest epoch is cached."""
         return self._plan(epoch)[0]
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of `epoch`; any, in any order.
-
-        Raises:
-            IndexRangeError: the epoch has no such batch.
-        """
+        """Return batch `index` of `epoch`, in any order. Raises: IndexRangeError: the epoch has fewer batches."""
         packing, row_order = self._plan(epoch)
         rows, count = packing.num_rows, self.num_batches(epoch)
         if not 0 <= index < count:
@@ -124,7 +120,7 @@ class PackedLoader:
         return self.epoch + self.index / self.num_batches(self.epoch)
 
     def state(self) -> dict[str, Any]:
-        """The position of the next batch and what it depends on, as JSON values."""
+        """Return the position of the next batch and its dependencies, as JSON values."""
         return {
             "version": _STATE_VERSION,
             "epoch": self.epoch,
@@ -138,33 +134,34 @@ class PackedLoader:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue at the position in `state`; costs nothing.
+        """Continue at the position in `state`.
 
         Raises:
-            DataError: other data. ModelError: another tokenizer, or no position of this loader. ConfigError: another
-                seed or other sizes.
+            DataError: the data differs.
+            ModelError: the tokenizer differs, or the position does not exist in this loader.
+            ConfigError: the seed or a size differs.
         """
         mine = self.state()
         if set(state) != set(mine) or state["version"] != _STATE_VERSION:
             raise _not_a_state("it has other fields")
         epoch, index = state["epoch"], state["index"]
         if state["data"] != mine["data"]:
-            what = "the data are not those of the run that is resumed: a document was changed, added or removed, or its"
-            what += " weight or what makes samples of it was changed"
+            what = "the data differs from the run that is resumed: a document was changed, added or removed, or its"
+            what += " weight or the way it becomes samples was changed"
             raise DataError(what, where="data.train, data.eval", next="restore the data, or start a new run")
         if state["tokenizer"] != mine["tokenizer"]:
-            what = "the tokenizer is not the one of the run that is resumed"
+            what = "the tokenizer differs from the run that is resumed"
             raise ModelError(what, where="data.tokenizer", next="restore the tokenizer, or start a new run")
         for key, section in (("seed", "train"), ("batch_size", "train"), ("seq_len", "data"), ("shuffle", "data")):
             if state[key] != mine[key]:
-                what = f"{key} is {mine[key]}, and {escape(state[key])} in the run that is resumed"
+                what = f"{key} is {mine[key]}, but {escape(state[key])} in the run that is resumed"
                 raise ConfigError(what, where=f"{section}.{key}", next="restore the setting, or start a new run")
         if type(epoch) is not int or type(index) is not int or epoch < 0 or not 0 <= index < self.num_batches(epoch):
             raise _not_a_state(f"it names batch {escape(index)} of epoch {escape(epoch)}, which does not exist")
         self.epoch, self.index = epoch, index
 
     def describe(self, batch: Batch) -> list[str]:
-        """What the batch holds, a line for each chunk: row, document and its tokens; for reports of bad losses."""
+        """Return a line per chunk of a batch: row, document and its tokens; for reports of bad losses."""
         return [
             f"row {row}: {escape(self.tokens.index.name(int(self.tokens.documents[sample])))}, tokens {first} to"
             f" {first + count - 1}"
@@ -180,14 +177,14 @@ class PackedLoader:
         return self._planned[1:]
 
     def _drawn(self, epoch: int) -> Ints:
-        """The samples of an epoch: each as often as its weight's whole part, and once more with the rest's probability.
+        """Return the samples of an epoch: each as often as the integer part of its weight, and once more at random.
 
-        An epoch for which none would be drawn has the one that came nearest.
+        The fractional part is the probability. If this selects none, the epoch has the sample that came closest.
         """
         weights = self.tokens.weights
         if weights is None:
             return np.arange(len(self.tokens))
-        # 53 bits, so that the division is exact and a rest is never passed by chance.
+        # 53 bits make the division exact, so that chance never exceeds the fractional part.
         bits = self._bits(epoch if self.shuffle else 0, _DRAW, len(weights))
         missing = (bits >> np.uint64(11)) / float(1 << 53) - weights % 1
         times = np.floor(weights).astype(np.int64) + (missing < 0)
@@ -204,9 +201,9 @@ class PackedLoader:
         return chunks.select(self._has_target[first[chunks.samples] + chunks.offsets // (self.seq_len - 1)])
 
     def _order(self, epoch: int, purpose: int, count: int) -> Ints:
-        """A permutation of 0 … count - 1, drawn from (seed, epoch, purpose).
+        """Return a permutation of 0 … count - 1, drawn from (seed, epoch, purpose).
 
-        The bits come from numpy's Philox, whose stream is fixed, and are sorted here: numpy may change `permutation`.
+        It sorts bits of numpy's Philox, whose stream is fixed; numpy may change `permutation`.
         """
         if not self.shuffle:
             return np.arange(count)
@@ -214,12 +211,13 @@ class PackedLoader:
         return order
 
     def _bits(self, epoch: int, purpose: int, count: int) -> npt.NDArray[np.uint64]:
-        """64 random bits for each of 0 … count - 1; the first ones are the same for any count."""
+        """Return 64 random bits for each of 0 … count - 1; the first ones do not depend on the count."""
         key, counter = np.array([self.seed, epoch], np.uint64), np.array([0, 0, 0, purpose], np.uint64)
         bits: npt.NDArray[np.uint64] = np.random.Philox(key=key, counter=counter).random_raw(count)
         return bits
 
     def _assemble(self, packing: Packing, rows: Ints, epoch: int, index: int) -> Batch:
+        # Gather the tokens of the chosen rows' chunks.
         begins, ends = packing.row_starts[rows], packing.row_starts[rows + 1]
         which = _ranges(begins, ends - begins)
         row = np.repeat(np.arange(len(rows)), ends - begins)
@@ -233,6 +231,7 @@ class PackedLoader:
         if self.tokens.mask is not None:
             is_target &= self.tokens.mask[places] != 0
 
+        # Scatter them into their slots; positions continue from 0 in the empty end of a row.
         shape = (self.batch_size, self.seq_len)
         input_ids = np.full(shape, self.tokens.pad_id, np.int64)
         labels = np.full(shape, IGNORE_INDEX, np.int64)
@@ -248,7 +247,7 @@ class PackedLoader:
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """The ranges start … start + count - 1 one after the other, int64 `[sum of counts]`."""
+    """Return the ranges start … start + count - 1, concatenated, int64 `[sum of counts]`."""
     before = np.cumsum(counts) - counts
     ranges: Ints = np.arange(counts.sum()) + np.repeat(starts - before, counts)
     return ranges
@@ -256,7 +255,7 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
 
 def _check_samples(tokens: TokenSet) -> None:
     if len(tokens) == 0:
-        raise DataError("there are no documents to make batches of", next="check data.train and data.eval")
+        raise DataError("the data has no documents for batches", next="check data.train and data.eval")
     if not (tokens.target_counts > 0).all():
         name = escape(tokens.index.name(int(tokens.documents[np.argmin(tokens.target_counts > 0)])))
         raise DataError("the document has no target token", where=name, next="remove the document")
@@ -264,10 +263,10 @@ def _check_samples(tokens: TokenSet) -> None:
     if weights is None:
         return
     if len(weights) != len(tokens) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
-        what = "weights are numbers of 0 or more, one for each sample, and not all 0"
+        what = "weights must be numbers of 0 or more, one per sample, and not all 0"
         raise DataError(what, where="data.train", next="check the weights of the sources")
     if weights.sum() > _MAX_SAMPLES:
-        what = f"the weights make an epoch of {weights.sum():,.0f} samples; {_MAX_SAMPLES:,} are the most"
+        what = f"the weights give an epoch of {weights.sum():,.0f} samples; the limit is {_MAX_SAMPLES:,}"
         raise DataError(what, where="data.train", next="lower the weights of the sources")
 
 

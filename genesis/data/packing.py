@@ -1,10 +1,9 @@
-"""How samples become rows of T tokens: those that are longer are left out, truncated or cut into chunks; chunks are
-packed.
+"""Turns samples into rows of T tokens: longer ones are dropped, truncated or cut into chunks, and chunks are packed.
 
-A sample longer than T is cut into chunks that overlap by one token: the first token of a chunk is never predicted, as
-nothing precedes it, so each token but the sample's first is predicted exactly once. Chunks of T tokens are rows
-by themselves. The others are packed by best fit, the longest first, over a window of chunks at a time: a window keeps
-the order's randomness, and rows left open are filled by later windows.
+A sample longer than T is cut into chunks that overlap by one token. The first token of a chunk is never predicted,
+because nothing precedes it, so each token except for the sample's first is predicted exactly once. A chunk of T tokens
+fills a row. The others are packed by best fit, longest first, over a window of chunks at a time: windows keep the
+order random, and later windows fill the open rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WINDOW = 1024
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """C chunks: the sample of each, where it begins in that sample, and its length; all int64 `[C]`."""
+    """C chunks: their samples, their offsets in the samples, and their lengths; all int64 `[C]`."""
 
     samples: Ints
     offsets: Ints
@@ -37,7 +36,7 @@ class Chunks:
         return len(self.lengths)
 
     def select(self, chunks: npt.NDArray[np.bool_]) -> Chunks:
-        """The chunks for which the mask `[C]` is true."""
+        """Return the chunks for which the mask `[C]` is true."""
         return Chunks(self.samples[chunks], self.offsets[chunks], self.lengths[chunks])
 
 
@@ -47,8 +46,8 @@ class Packing:
 
     Attributes:
         chunks: the chunks, ordered by row and column.
-        columns: int64 `[C]`, the slot of its row at which a chunk begins.
-        row_starts: int64 `[R + 1]`: row r holds the chunks `row_starts[r] : row_starts[r + 1]`.
+        columns: int64 `[C]`, first slot of each chunk in its row.
+        row_starts: int64 `[R + 1]`; row r holds the chunks `row_starts[r] : row_starts[r + 1]`.
     """
 
     seq_len: int
@@ -63,19 +62,19 @@ class Packing:
 
     @property
     def fill_rate(self) -> float:
-        """The fraction of all slots that hold a token."""
+        """Fraction of the slots that hold a token."""
         return float(self.chunks.lengths.sum()) / (self.num_rows * self.seq_len)
 
 
 def chunk_counts(lengths: Ints, seq_len: int) -> Ints:
-    """How many chunks samples of `lengths` tokens, 2 at least, are cut into."""
+    """Return how many chunks samples of `lengths` tokens (at least 2) are cut into."""
     return (lengths - 1 + seq_len - 2) // (seq_len - 1)
 
 
 def cut(samples: Ints, lengths: Ints, seq_len: int) -> Chunks:
-    """The chunks of `samples` (indices, in the order of the result) with `lengths` tokens, 2 at least, in that order.
+    """Cut `samples` (indices) of `lengths` tokens (at least 2) into chunks, in the same order.
 
-    A chunk begins every `seq_len - 1` tokens, and none begins at a sample's last token: each has 2 tokens or more.
+    A chunk begins every `seq_len - 1` tokens, but never at a sample's last token, so each has at least 2 tokens.
     """
     stride = seq_len - 1
     counts = chunk_counts(lengths, seq_len)
@@ -86,7 +85,7 @@ def cut(samples: Ints, lengths: Ints, seq_len: int) -> Chunks:
 
 
 def pack(chunks: Chunks, seq_len: int) -> Packing:
-    """Lay `chunks` into as few rows as best fit finds; rows are numbered by their first chunk in the order given."""
+    """Pack `chunks` into rows by best fit. Rows are numbered by their first chunk in the given order."""
     rows = _assign(chunks.lengths, seq_len)
     order = np.argsort(rows, kind="stable")
     sorted_rows = rows[order]
@@ -112,7 +111,7 @@ def _assign(lengths: Ints, seq_len: int) -> Ints:
 
 
 class _BestFit:
-    """Open rows by the room they have. Bit r of `_rooms` says that some row has room r, so a search is one shift."""
+    """Open rows by free slots. Bit n of `_rooms` is set if a row has n free slots, so a search is one shift."""
 
     def __init__(self, seq_len: int, first_row: int) -> None:
         self._seq_len = seq_len
@@ -121,7 +120,7 @@ class _BestFit:
         self._open: dict[int, list[int]] = {}
 
     def place(self, length: int) -> int:
-        """The row for a chunk: of those with room enough one with the least, else a new one."""
+        """Return the row for a chunk: one with the fewest sufficient free slots, or else a new one."""
         fitting = self._rooms >> length
         if fitting:
             room = (fitting & -fitting).bit_length() - 1 + length
@@ -131,7 +130,7 @@ class _BestFit:
         else:
             room, row = self._seq_len, self._next_row
             self._next_row += 1
-        # A chunk has two tokens at least, so a single free slot is full.
+        # A chunk has at least two tokens, so a row with a single free slot is full.
         if room - length >= 2:
             self._open.setdefault(room - length, []).append(row)
             self._rooms |= 1 << (room - length)
@@ -146,7 +145,7 @@ def _renumbered(rows: Ints) -> Ints:
 
 
 def chunks_with_target(tokens: TokenSet, seq_len: int) -> npt.NDArray[np.bool_] | None:
-    """Which chunks of all samples, each cut for rows of `seq_len`, in their order have a target; None: all have."""
+    """Return which chunks of all samples, cut for rows of `seq_len`, have a target; None if all have."""
     if tokens.mask is None or not (tokens.lengths > seq_len).any():
         return None
     chunks = cut(np.arange(len(tokens)), tokens.lengths, seq_len)
@@ -155,13 +154,13 @@ def chunks_with_target(tokens: TokenSet, seq_len: int) -> npt.NDArray[np.bool_] 
 
 
 # --- Samples that are too long ----------------------------------------------------------------------------------------
-# Tokens are cached whole, whatever the length of rows; this chooses among them when a run starts.
+# The cache holds complete samples, whatever the length of rows. A run selects among them when it starts.
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the user should know of some samples: how many they are, what happened to them, and the first of them.
-    Attributes: setting: what decided it in a run; empty where nothing did.
+    """A remark about `count` samples for the user: what happened to them, the first of them as `example`, and the
+    `setting` that decides it (empty without one).
     """
 
     count: int
@@ -171,7 +170,7 @@ class Note:
 
     def __str__(self) -> str:
         what = self.what
-        if self.count == 1 and not what.startswith("of "):  # its noun comes first, then its verb
+        if self.count == 1 and not what.startswith("of "):  # the noun comes first, then its verb
             what = re.sub(r"\b(are|have)\b", lambda verb: {"are": "is", "have": "has"}[verb[0]], what, count=1)
             what = re.sub(r"s\b", "", what, count=1)
         return f"{self.count:,} {what}; the first: {self.example}"
@@ -180,19 +179,19 @@ class Note:
 def fit(
     tokens: TokenSet, seq_len: int, too_long: TooLong | None, token_bytes: Callable[[int], int]
 ) -> tuple[TokenSet, tuple[Note, ...]]:
-    """`tokens` for rows of `seq_len`, and what became of samples that are longer.
+    """Return `tokens` for rows of `seq_len`, and notes about longer samples.
 
     Args:
-        too_long: `drop` leaves them out. `truncate` keeps their first `seq_len` tokens, and leaves out those without a
-            target among them. `split` keeps all: the loader cuts them into chunks. None: texts are split, samples of
-            records dropped.
-        token_bytes: the bytes of text that a token stands for.
+        too_long: `drop` drops them. `truncate` keeps their first `seq_len` tokens and drops those without a target
+            among them. `split` keeps all, and the loader cuts them into chunks. None splits texts and drops samples of
+            records.
+        token_bytes: returns the bytes of text that a token encodes.
 
     Raises:
-        DataError: with `fail`, the first sample that is too long.
+        DataError: with `fail`, for the first sample that is too long.
     """
     affected = tokens.lengths > seq_len
-    if too_long in (None, "split"):  # texts are cut as a matter of course
+    if too_long in (None, "split"):  # splitting texts needs no note
         affected &= tokens.index.is_record[tokens.documents]
     if not affected.any():
         return tokens, ()
@@ -227,7 +226,7 @@ def _truncated(
 def _bytes_beyond(
     tokens: TokenSet, seq_len: int, affected: npt.NDArray[np.bool_], token_bytes: Callable[[int], int]
 ) -> Ints:
-    """Bytes of text that the targets beyond the first `seq_len` tokens stand for, int64 `[S]`."""
+    """Return the bytes of text that the targets after the first `seq_len` tokens encode, int64 `[S]`."""
     lost = np.zeros(len(tokens), np.int64)
     sizes: dict[int, int] = {}
     for sample in np.flatnonzero(affected).tolist():

@@ -1,15 +1,15 @@
-"""What a tokenizer.json says about a text before it is encoded: where it may be cut, and which ids go around it.
+"""Facts from a tokenizer.json before a text is encoded: where the text may be cut, and which ids surround it.
 
-A long document is cut where its pieces, encoded one by one, give the ids of the whole.
+A long document is cut where its pieces, encoded separately, give the same ids as the whole.
 
-A text is cut only where that follows from the tokenizer's parts. Two proofs are known:
+A cut requires a proof from the tokenizer's parts. There are two:
 
-- The pre-tokenizer is one of those listed here, which end a token after every line end and before every space that
-  occur between other characters; the normalizer is none or NFC, which acts within such borders.
-- No token but the line end's own holds a line end, so no merge reaches over one; what the normalizer or pre-tokenizer
-  puts before the text (SentencePiece's space) is left out in all pieces but the first.
+- The pre-tokenizer is listed here and ends a token after every line end and before every space that occurs between
+  other characters. The normalizer is absent or NFC, which acts within such borders.
+- Only the line end's own token contains a line end, so no merge crosses one. A prefix of the normalizer or
+  pre-tokenizer (SentencePiece's space) is omitted in all pieces except for the first.
 
-A document of any other tokenizer, or without such a point, is encoded whole.
+A document without such a point, or of any other tokenizer, is encoded in one piece.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# `/` may belong to the line end before it (GPT-4o), and U+180E is white space for some.
+# `/` may belong to the line end before it (GPT-4o), and some treat U+180E as white space.
 _AFTER_LINE = re.compile(r"(?<=[^\s\u180e])\n(?=[^\s\u180e/])")
 _BEFORE_SPACE = re.compile(r"(?<=[^\s\u180e])(?= [^\s\u180e])")
 _LINE_END = re.compile(r"\n")
@@ -30,17 +30,17 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _ENGLISH = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-# The pieces in which BPE merges: as in GPT-2's pattern a word takes only a space before it, so that it is the same
-# token after any sign; as in GPT-4's, numbers are cut after three digits and contractions are found in capitals too.
-# Chosen by the bits per byte of a 4M-parameter model on held-out files of the standard library (1.66): patterns where
-# words take signs (GPT-4's: 1.70), or line ends the indentation after them (1.72, with 5 % fewer tokens), learn slower.
+# BPE merges within these pieces. As in GPT-2's pattern, a word includes only a space before it, so that it is the same
+# token after any sign. As in GPT-4's, numbers are cut after three digits and contractions are found in capitals too.
+# A 4M-parameter model has 1.66 bits per byte on held-out files of the standard library with this pattern, 1.70 with
+# words that include signs (GPT-4's), and 1.72 with line ends that include the indentation (with 5 % fewer tokens).
 PATTERN = rf"{_CONTRACTIONS}| ?[\p{{L}}\p{{M}}]+| ?\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-# What these cost is known from use. Qwen3 has Qwen2's, GPT-4 has Llama 3's.
+# Patterns whose cost is known from use. Qwen3 uses Qwen2's, GPT-4 uses Llama 3's.
 KNOWN = frozenset([PATTERN, _GPT2, _QWEN2, _LLAMA3])
-# Patterns in which a line end closes a token, and a space opens one, between characters that are no white space.
+# Patterns that end a token at a line end and begin one at a space, between characters that are not white space.
 _SPLITTING = {
     *KNOWN,
     # DeepSeek V3 and R1.
@@ -50,18 +50,18 @@ _SPLITTING = {
     rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
     rf"{_CASED[0]}{_ENGLISH}|{_CASED[1]}{_ENGLISH}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
 }
-# Patterns that touch neither line ends nor spaces.
+# Patterns that match neither line ends nor spaces.
 _HARMLESS = {r"\p{N}", r"\p{N}{1,3}", r"[0-9]", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
 
 
 @dataclass(frozen=True)
 class CutRule:
-    """Where the texts of a tokenizer may be cut.
+    """The cut points in texts of a tokenizer.
 
     Attributes:
-        cut_points: patterns that end at such points, the preferred first; none where nothing is proven.
-        blocks: added tokens whose presence in a text takes the proof away.
-        drops_prefix: whether pieces but the first are encoded by a tokenizer `without_prefix`.
+        cut_points: patterns that end at such points, in order of preference; empty without a proof.
+        blocks: added tokens whose presence in a text invalidates the proof.
+        drops_prefix: whether all pieces except for the first need a tokenizer `without_prefix`.
     """
 
     cut_points: tuple[re.Pattern[str], ...]
@@ -69,9 +69,9 @@ class CutRule:
     drops_prefix: bool
 
     def pieces(self, text: str, size: int, window: int) -> Iterator[str]:
-        """`text` in pieces of at most about `size` characters, cut in the last `window` of each; or longer, or whole.
+        """Yield `text` in pieces of up to about `size` characters, each cut in its last `window` characters.
 
-        A piece goes on to the next cut point where its window holds none.
+        A piece whose window has no cut point continues to the next one, or to the end of the text.
         """
         start = 0
         if len(text) > size and self.cut_points and not any(block in text for block in self.blocks):
@@ -85,7 +85,7 @@ class CutRule:
 
     def _place(self, text: str, begin: int, limit: int) -> int | None:
         for pattern in self.cut_points:
-            # One more character is looked at, since whether a point will do depends on what follows it.
+            # Look at one more character, because the validity of a point depends on what follows it.
             cut_points = [match.end() for match in pattern.finditer(text, begin, limit + 2) if match.end() <= limit]
             if cut_points:
                 return cut_points[-1]
@@ -97,7 +97,7 @@ _WHOLE = CutRule((), (), False)
 
 
 def cut_rule(content: Mapping[str, Any], *, parse_special: bool) -> CutRule:
-    """The rule for a tokenizer.json's content; `parse_special`: special tokens are read from text."""
+    """Return the rule for a tokenizer.json; with `parse_special`, special tokens are recognized in text."""
     added = [token for token in content.get("added_tokens") or [] if parse_special or not token.get("special")]
     if _splits(content):
         flags = ("lstrip", "rstrip", "single_word")
@@ -109,7 +109,7 @@ def cut_rule(content: Mapping[str, Any], *, parse_special: bool) -> CutRule:
 
 
 def without_prefix(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer.json of pieces that follow another: nothing is put before the text."""
+    """Return the tokenizer.json for pieces after the first, which does not put a prefix before the text."""
     changed = copy.deepcopy(dict(content))
     normalizers = [n for n in _parts(changed.get("normalizer"), "normalizers") if n.get("type") != "Prepend"]
     changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers} if normalizers else None
@@ -123,7 +123,7 @@ def without_prefix(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def puts_prefix(content: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json puts something before each text, which `without_prefix` leaves out."""
+    """Whether a tokenizer.json puts a prefix before each text, which `without_prefix` removes."""
     if any(part.get("type") == "Prepend" for part in _parts(content.get("normalizer"), "normalizers")):
         return True
     for part in _parts(content.get("pre_tokenizer"), "pretokenizers"):
@@ -146,7 +146,7 @@ def _splits(content: Mapping[str, Any]) -> bool:
                 return False
             found |= part.get("use_regex", True)
         elif kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
-            # DeepSeek's holds the line ends themselves.
+            # DeepSeek's pattern contains the line ends themselves.
             pattern = str((part.get("pattern") or {}).get("Regex")).replace("\r", r"\r").replace("\n", r"\n")
             if pattern not in _SPLITTING | _HARMLESS:
                 return False
@@ -179,17 +179,16 @@ def _parts(part: Any, key: str) -> Iterable[dict[str, Any]]:
 
 
 # --- Around a text ----------------------------------------------------------------------------------------------------
-# What the post-processor adds to a single sequence is read here and set by Genesis, so that the library never runs one.
-# This is transformers' rule too: where there is a tokenizer.json, `add_bos_token` and `add_eos_token` of
-# tokenizer_config.json have no say.
+# Genesis reads the ids that the post-processor adds to a single sequence and adds them itself; the library never runs
+# one. As in transformers, a tokenizer.json overrides `add_bos_token` and `add_eos_token` of tokenizer_config.json.
 
 
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
-MAX_IDS = 1024  # around a text: a template names lists of ids as often as it likes
+MAX_IDS = 1024  # around a text; a template can repeat lists of ids without limit
 
 
 def post_processor_affixes(post_processor: Any) -> Affixes:
-    """The ids before and after a text. Raises: ValueError with what is wrong with the post-processor."""
+    """Return the ids before and after a text. Raises: ValueError, if the post-processor is malformed."""
     if post_processor is None:
         return (), ()
     kind = post_processor.get("type") if isinstance(post_processor, dict) else None
@@ -204,11 +203,11 @@ def post_processor_affixes(post_processor: Any) -> Affixes:
         if len(adding) > 1:
             raise ValueError("two of its parts add special tokens")
         return adding[0] if adding else ((), ())
-    raise ValueError(f"it is of the type {str(kind)[:40]!r}, which is not supported")
+    raise ValueError(f"its type {str(kind)[:40]!r} is not supported")
 
 
 def start_template(token: str, number: int) -> dict[str, Any]:
-    """A post-processor that puts one special token before a text."""
+    """Return a post-processor that puts one special token before a text."""
     start = {"SpecialToken": {"id": token, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
     return {
@@ -247,6 +246,6 @@ def _of_template(template: Mapping[str, Any]) -> Affixes:
 def _pair_id(post_processor: Mapping[str, Any], key: str) -> int:
     pair = post_processor.get(key)
     if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) is not int:
-        raise ValueError(f"its `{key}` is no pair of a token and its id")
+        raise ValueError(f"its `{key}` is not a pair of a token and its id")
     number: int = pair[1]
     return number

@@ -1,6 +1,6 @@
-"""From source strings to what a run trains and evaluates on: index, split, tokenizer, samples. Batches are `loader`'s.
+"""From source strings to training and held-out data: index, split, tokenizer, samples. `loader` makes batches of them.
 
-Each step is cached by content, so a second start reads the texts once and makes nothing.
+Each step is cached by content, so a second start reads the texts once and computes nothing.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ from genesis.files.strict_json import canonical_bytes
 
 # Called with the stage ("train a tokenizer", "tokenize"), the bytes of text done, and their total.
 StageProgress = Callable[[str, int, int], None]
-# Called where there are records; what it makes is closed here.
+# Called if there are records. This module closes the encoder.
 MakeEncoder = Callable[[Tokenizer], ChatEncoder]
 
 TOKENIZER_FORMAT = 1
-# More text changes a vocabulary little; a larger corpus gives a sample of its documents.
+# More text hardly changes a vocabulary, so a larger corpus is sampled.
 MAX_BPE_BYTES = 256 << 20
 _SAMPLE_SEED = -1
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Documents to evaluate on.
+    """Held-out documents.
 
     Attributes:
         tokens: the samples; `tokens.total_bytes` is the exact number of bytes of their documents.
-        gzip_bits_per_byte: what `gzip -9` gets on them, each alone; None where there are records, as it sees no
-            targets.
-        defects: documents left out of held-out sources, where that was asked for.
-        files: the files of held-out sources; empty where the documents are of the training sources.
-        special: documents of held-out sources that hold text of special tokens.
-        notes: what became of samples of held-out sources that are too long or have no target.
-        sets: the samples of each named set of sources; empty where they have no names.
+        gzip_bits_per_byte: the result of `gzip -9` per file. None with records, because gzip ignores targets.
+        defects: skipped documents of held-out sources.
+        files: files of held-out sources; empty if the documents come from the training sources.
+        special: documents of held-out sources that contain text of special tokens.
+        notes: notes about samples of held-out sources that are too long or have no target.
+        sets: samples of each named set of sources; empty without names.
     """
 
     tokens: TokenSet
@@ -72,20 +71,20 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What the user should know of the preparation.
+    """Facts about the preparation for the user.
 
     Attributes:
-        defects: training documents left out, where that was asked for.
-        tokenizer: given, or trained on the data now or before ("made", "found"; "rebuilt": the cache was damaged).
+        defects: skipped training documents.
+        tokenizer: "given", or the cache state of a tokenizer trained on the data ("made", "found", "rebuilt" after
+            damage).
         tokens: the same for the tokenized training documents.
-        shared_documents: training documents whose text is also in the held-out sources that the user named.
-        files: the files of the training sources, read and not read.
-        special: documents that hold text of special tokens, which is read as plain text.
-        tail: where the held-out end of a single text file begins, as `file:line`; empty if documents are held out.
-        notes: what became of samples that are too long or have no target; of the held-out ones too, if they are of the
-            same sources.
-        lengths: int64, the tokens of each sample before those that are too long were dealt with.
-        formats: how many records of the training sources have which format.
+        shared_documents: number of training documents whose text is also in the named held-out sources.
+        files: files of the training sources, read and not read.
+        special: documents that contain text of special tokens, which is read as plain text.
+        tail: start of the held-out end of a single text file, as `file:line`; empty if documents are held out.
+        notes: notes about samples that are too long or have no target, including held-out ones of the same sources.
+        lengths: int64, tokens of each sample before long ones are handled.
+        formats: number of records of the training sources per format.
     """
 
     defects: Defects
@@ -102,7 +101,7 @@ class DataReport:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A tokenizer, what to train on, what to evaluate on (None: nothing), and the report."""
+    """A tokenizer, the training data, the held-out data (None without any), and the report."""
 
     tokenizer: Tokenizer
     train: TokenSet
@@ -133,22 +132,23 @@ def prepare(
     """Read, split and tokenize the data of a run.
 
     Args:
-        train_sources, eval_sources: see `genesis.data.sources`. eval_fraction: used where `eval_sources` is None.
-        tokenizer_path: a folder or tokenizer.json; None trains one of `vocab_size` tokens on the training documents.
-        cache_dir: where tokens and a trained tokenizer are kept.
-        seed: of the split.
+        train_sources, eval_sources: see `genesis.data.sources`. None holds out `eval_fraction` of the documents.
+        tokenizer_path: folder or tokenizer.json; None trains one of `vocab_size` tokens on the training documents.
+        cache_dir: folder of cached tokens and trained tokenizers.
+        seed: seed of the split.
         seq_len, too_long: see `genesis.data.packing.fit`.
         on_error, max_line_bytes, format, fields: see `genesis.data.corpus.Corpus`.
-        progress: called with a stage, the bytes done and their total, while a stage works.
-        parse_special: special tokens written out in a text become their ids.
-        make_encoder: makes the encoder of records for a tokenizer.
+        progress: called with the stage, the bytes done and their total.
+        parse_special: whether special tokens spelled out in a text become their ids.
+        make_encoder: creates the encoder of records for a tokenizer.
 
     Raises:
-        DataError: the data cannot be used. ModelError: the tokenizer cannot. ConfigError: `vocab_size` is too small.
-        DiskError: the cache cannot be written.
+        DataError: the data cannot be used. ModelError: the tokenizer cannot be used.
+        ConfigError: `vocab_size` is too small. DiskError: the cache cannot be written.
     """
     read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
     how = _How(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    # Index the documents, choose the held-out ones, and tokenize all of them.
     corpus = read(train_sources)
     index, defects = _indexed(corpus, "data.train")
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
@@ -160,6 +160,7 @@ def prepare(
     if not corpus.is_divided:
         is_held_out = _usable(is_held_out, done.tokens, seed, fraction)
 
+    # The held-out samples come from their own sources or from the training sources.
     held_out = None
     if eval_sources is not None:
         held_out = _held_out(eval_sources, tokenizer, how, progress, "data.eval")
@@ -169,10 +170,12 @@ def prepare(
         baseline = _baseline(_chosen(corpus, index, is_held_out), tokens.index, how.cache)
         held_out = HeldOut(tokens, baseline, Defects())
     train = done.tokens.select(~is_held_out)
+    # Give training samples the weights of their files.
     if any(weight != 1 for weight in corpus.weights.values()):
         of_files = np.array([corpus.weights[name] for name in train.index.files], np.float64)
         train = replace(train, weights=of_files[train.index.file_numbers][train.documents])
     _check_any(train, "of data.train", done.notes)
+    # Fingerprint both sets for a resume, and report what was done.
     train, held_out = _with_fingerprint(train, held_out, done.choices)
     known = {row.tobytes() for row in held_out.tokens.index.digests} if held_out else set()
     shared = sum(row.tobytes() in known for row in train.index.digests)
@@ -199,10 +202,10 @@ def prepare_held_out(
     make_encoder: MakeEncoder | None = None,
     key: str = "data.eval",
 ) -> HeldOut:
-    """Read and tokenize documents only to evaluate on; arguments and errors as in `prepare`.
+    """Read and tokenize held-out documents; arguments and errors as in `prepare`.
 
     Args:
-        key: how errors name the sources.
+        key: name of the sources in errors.
     """
     read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
     how = _How(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
@@ -251,7 +254,7 @@ def _sets_of_files(sets: Mapping[str, Sequence[str]], key: str) -> dict[str, str
 
 @dataclass(frozen=True)
 class _How:
-    """How sources are read and their documents become samples; see `prepare`."""
+    """Settings for reading sources and encoding their documents; see `prepare`."""
 
     cache: Cache
     read: Callable[[Sequence[str | WeightedSource]], Corpus]
@@ -264,7 +267,7 @@ class _How:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples for rows of a length; `choices` name what decided them besides documents and tokenizer."""
+    """Samples for rows of one length; `choices` names what determines them besides documents and tokenizer."""
 
     tokens: TokenSet
     state: State
@@ -275,17 +278,18 @@ class _Samples:
 
 
 def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _How, progress: Progress) -> _Samples:
-    """The documents as samples that fit into rows. Raises: DataError: a record cannot be encoded."""
+    """Encode the documents as samples that fit into rows. Raises: DataError: a record cannot be encoded."""
     encoder, choices = None, {}
     if index.is_record.any():
         if how.make_encoder is None:
             name = escape(index.name(int(np.argmax(index.is_record))))
-            raise DataError("the data hold records, and there is no encoder", where=name, next="give make_encoder")
+            raise DataError("the data holds records, but no encoder is given", where=name, next="give make_encoder")
         encoder = how.make_encoder(tokenizer)
         choices["encoder"] = encoder.fingerprint
     with nullcontext() if encoder is None else closing(encoder):
         done = tokenize(corpus, index, tokenizer, how.cache, progress, how.parse_special, encoder, how.on_error)
     notes: list[Note] = []
+    # Note what was left out, and why.
     for kind, count in done.left_out.counts.items():
         what = "samples without a target are left out" if kind == NO_TARGET else f"records are left out: {kind}"
         notes.append(Note(count, what, done.left_out.examples[kind]))
@@ -293,16 +297,17 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _H
         notes.append(Note(count, kind, done.notes.examples[kind], "data.template"))
     samples = np.bincount(done.tokens.documents)
     if (several := samples > 1).any():
-        what = "conversations became several samples: the template renders a turn otherwise when others follow"
+        what = "conversations became several samples: the template renders a turn differently when others follow"
         first = int(np.argmax(several))
         notes.append(Note(int(several.sum()), what, f"{escape(index.name(first))}, {samples[first]:,} samples"))
     turns, where = corpus.not_learned
     if turns and encoder is not None and not encoder.learns_all:
-        notes.append(Note(turns, "turns are read and not learned (weight 0 or train false)", escape(where)))
+        notes.append(Note(turns, "turns are read but not learned (weight 0 or train false)", escape(where)))
 
     def text_bytes(id: int) -> int:
         return 0 if id in tokenizer.special_ids else tokenizer.text_bytes(id)
 
+    # Fit the samples into rows.
     tokens, more = fit(done.tokens, how.seq_len, how.too_long, text_bytes)
     if tokens is not done.tokens:
         choices["too_long"] = how.too_long or "drop"
@@ -312,7 +317,7 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _H
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
     if not len(tokens):
         what = f"no sample {which} is left" + "".join(f"; {note}" for note in notes)
-        next = "raise data.seq_len, set data.too_long=split, or look at the data: genesis data preview"
+        next = "raise data.seq_len, set data.too_long=split, or inspect the data: genesis data preview"
         raise DataError(what, next=next)
 
 
@@ -336,7 +341,7 @@ def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:
 def _split(
     corpus: Corpus, index: DocumentIndex, seed: int, fraction: float
 ) -> tuple[DocumentIndex, npt.NDArray[np.bool_]]:
-    """What is held out; of a single text file, which has no second document, its end (then the index is a new one)."""
+    """Return the index and which documents are held out. A single text file is split, which makes a new index."""
     if len(index) != 1 or index.lines[0] or index.is_record[0] or not fraction:
         return index, split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
     corpus.hold_out_tail(fraction)
@@ -344,7 +349,7 @@ def _split(
 
 
 def _usable(is_held_out: npt.NDArray[np.bool_], tokens: TokenSet, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
-    """What is held out: where none of it has a sample, documents that have one instead."""
+    """Replace the held-out documents by others if none of them has a sample."""
     has_sample = np.zeros(len(is_held_out), np.bool_)
     has_sample[tokens.documents] = True
     if not is_held_out.any() or (is_held_out & has_sample).any():
@@ -364,7 +369,7 @@ def _tokenizer(
     cache: Cache,
     progress: StageProgress,
 ) -> tuple[Tokenizer, Literal["given"] | State]:
-    """The tokenizer at `path`, or one trained on the training documents, now or at an earlier start."""
+    """Return the tokenizer at `path`, or one trained on the training documents, now or at an earlier start."""
     if path is not None:
         return Tokenizer.load(path), "given"
     chosen = _sample(index, is_training)
@@ -391,7 +396,7 @@ def _tokenizer(
 
 
 def _sample(index: DocumentIndex, is_training: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The documents to train a tokenizer on: all, or by a hash of their content about `MAX_BPE_BYTES` of them."""
+    """Return the documents to train a tokenizer on: all, or about `MAX_BPE_BYTES` of them, chosen by content hash."""
     fraction = MAX_BPE_BYTES / int(index.text_bytes[is_training].sum())
     if fraction >= 1:
         return is_training
@@ -409,7 +414,7 @@ def _chosen(corpus: Corpus, index: DocumentIndex, mask: npt.NDArray[np.bool_]) -
 def _with_fingerprint(
     train: TokenSet, held_out: HeldOut | None, choices: dict[str, str]
 ) -> tuple[TokenSet, HeldOut | None]:
-    """Both with a fingerprint of what is trained on and what is held out: a resumed run must find both as they were."""
+    """Return both sets with a fingerprint of training and held-out data, which a resumed run must match."""
     parts: list[Any] = [train.index.fingerprint(), held_out.tokens.index.fingerprint() if held_out else None]
     if train.weights is not None:
         choices = {**choices, "weights": hashlib.sha256(train.weights.tobytes()).hexdigest()}
@@ -421,8 +426,8 @@ def _with_fingerprint(
     return replace(train, data_fingerprint=fingerprint), held_out
 
 
-# --- The number to beat -----------------------------------------------------------------------------------------------
-# Bits per byte that `gzip -9` gets on held-out documents, those of a file compressed together.
+# --- The baseline -----------------------------------------------------------------------------------------------------
+# Bits per byte of `gzip -9` on held-out documents; documents of one file are compressed together.
 
 
 GZIP_FORMAT = 2
@@ -431,17 +436,17 @@ _PIECE = 1 << 20
 
 
 def gzip_bytes(texts: Iterable[str]) -> int:
-    """The size of the texts' UTF-8 bytes, one after the other, after `gzip -9`, with gzip's header and checksum."""
+    """Return the size of the concatenated texts' UTF-8 bytes after `gzip -9`, with gzip's header and checksum."""
     packer, packed = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS), 0
     for text in texts:
         data = memoryview(text.encode("utf-8"))
-        # In pieces, between which signals are seen; the result is that of the whole.
+        # Compress in pieces, so that signals are handled between them; the result does not change.
         packed += sum(len(packer.compress(data[start : start + _PIECE])) for start in range(0, len(data), _PIECE))
     return packed + len(packer.flush())
 
 
 def gzip_bits_per_byte(documents: Iterable[Document], index: DocumentIndex, cache: Cache) -> float:
-    """8 × compressed bytes / bytes of `documents`, of which `index` was made; read only if the cache has no result."""
+    """Return 8 × compressed bytes / bytes of `documents`, described by `index`; the cache may avoid reading them."""
     key = {"format": GZIP_FORMAT, "documents": index.fingerprint(), "zlib": zlib.ZLIB_RUNTIME_VERSION}
 
     def make(folder: EntryWriter) -> None:

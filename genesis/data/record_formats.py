@@ -1,18 +1,18 @@
-"""Formats of records: which one a record has, found by its fields' names, and what each becomes.
+"""Formats of records: detects a record's format by its fields' names and converts it.
 
-| Format | Fields | Becomes |
+| Format | Fields | Result |
 |---|---|---|
 | text | text | the text |
 | messages | messages, tools? | a conversation |
 | prompt_completion | prompt, completion, tools? | strings: a completion; lists of messages: a conversation |
 | alpaca | instruction, input?, output, system?, history? | a conversation: system, history, instruction, output |
-| dolly | instruction, response, context?, system?, history? | a conversation, as of alpaca |
-| question_answer | question, answer, context?, system?, history? | a conversation, as of alpaca |
+| dolly | instruction, response, context?, system?, history? | a conversation, as for alpaca |
+| question_answer | question, answer, context?, system?, history? | a conversation, as for alpaca |
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
-| preference | chosen, rejected; or prompt, completion, label (true or false) | nothing: it is recognised, and refused |
+| preference | chosen, rejected; or prompt, completion, label (true or false) | an error: not trained yet |
 
-What alpaca and ShareGPT become is as LLaMA-Factory and TRL make it: an instruction and its input are one message, with
-a line end between them. A question and its answer may have one of several names (`_QUESTION_ANSWER`).
+alpaca and ShareGPT are converted as in LLaMA-Factory and TRL: an instruction and its input are one message, separated
+by a line end. A question and its answer may have one of several names (`_QUESTION_ANSWER`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Field = Literal[
 FieldNames = Mapping[Field, str]
 FIELDS: tuple[str, ...] = get_args(Field)
 
-# Format -> the fields that a record must have, and those that it may have.
+# Format -> its required fields.
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "text": ("text",),
     "messages": ("messages",),
@@ -44,7 +44,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "sharegpt": ("conversations",),
     "preference": ("chosen", "rejected"),
 }
-# The same of formats that a record has where it has none of those; they are read as alpaca.
+# Required fields of formats that are tried after those above; they are read as alpaca.
 _PAIRS: Mapping[str, tuple[str, ...]] = {
     "dolly": ("instruction", "response"),
     "question_answer": ("question", "answer"),
@@ -57,14 +57,14 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 }
 _ALL = {**_NEEDED, **_PAIRS}
 CHATS = frozenset(_ALL) - {"text", "prompt_completion", "preference"}  # formats whose records are conversations
-# Fields of alpaca -> names for them there.
+# Fields of alpaca -> their names in a question and its answer.
 _QUESTION_ANSWER: Mapping[str, tuple[str, ...]] = {
     "instruction": ("question", "query", "instruction", "prompt", "input"),
     "output": ("answer", "response", "output", "completion"),
     "input": ("context", "input"),
     "system": ("system", "system_prompt"),
 }
-# Beside a prompt and its completion: whether that is a good one (KTO).
+# A field next to a prompt and its completion that says whether the completion is good (KTO).
 _LABEL = "label"
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -78,22 +78,22 @@ _WITH_LABEL = ("prompt_completion", *_PAIRS)
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """How records are read: by their own format or by a given one, and the names of their fields.
-    Attributes: fields: a field's name in the table above, or `role` and `content` of messages -> its name in the data.
+    """A reader of records of a given format, or of the one it detects (`auto`). `fields` maps a field's name in the
+    table above, or `role` and `content` of messages, to its name in the data.
     """
 
     format: Format = "auto"
     fields: FieldNames | None = None
 
     def columns(self, keys: Sequence[str], position: Position) -> list[str]:
-        """Those of `keys` that a record with these fields uses. Raises: Defect."""
+        """Return the `keys` that are used of a record with these fields. Raises: Defect."""
         format, reader = self._format(keys, position)
         names = [reader._name(field) for field in (*_NEEDED[reader.format], *_OPTIONAL.get(reader.format, ()))]
         names += [_LABEL] if format in _WITH_LABEL and _LABEL not in names else []
         return [name for name in names if name in keys]
 
     def read(self, value: object, position: Position) -> tuple[str, str | Completion | Conversation]:
-        """The format of the record in `value`, and what it becomes. Raises: Defect."""
+        """Return the format of the record in `value`, and the converted record. Raises: Defect."""
         if not isinstance(value, dict):
             what = f"the record is {describe(value)}, not an object with fields"
             raise position.defect("no record", what, "write one JSON object for each record")
@@ -117,7 +117,7 @@ class RecordFormat:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that fields have in the data."""
+        """Names of the fields in the data."""
         return frozenset(self._name(field) for field in FIELDS)
 
     def _name(self, field: str) -> str:
@@ -148,21 +148,21 @@ class RecordFormat:
         return "dolly" if pair == _PAIRS["dolly"] else "question_answer", reader
 
     def _as_alpaca(self, keys: Any, position: Position) -> RecordFormat:
-        """Reads as alpaca a question and its answer, under the names that they have in these keys. Raises: Defect."""
+        """Return a reader of a question and its answer as alpaca, under their names in `keys`. Raises: Defect."""
         given, named = self.fields or {}, dict[str, list[str]]()
         for field, names in _QUESTION_ANSWER.items():
             named[field] = [self._name(n) for n in [m for m in names if m in given] or names if self._name(n) in keys]
         if self.format != "auto":
             named |= zip(_NEEDED["alpaca"], ([self._name(field)] for field in _PAIRS[self.format]), strict=True)
-        # An input is the question where there is no other; else it belongs to the question.
+        # An input without another question is the question; otherwise it belongs to the question.
         unused = named["input" if named["instruction"] == [self._name("input")] else "instruction"]
         unused[:] = [name for name in unused if name != self._name("input")]
         if not named["instruction"] or not named["output"]:
             forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _ALL.items() if name in _READ)
-            what = f"the record has the fields of no format; its fields: {_listed(keys)}"
+            what = f"the record's fields match no format; its fields: {_listed(keys)}"
             columns = {name for field, name in given.items() if field not in ("role", "content")}
             lacks = sorted(columns - set(keys))
-            what += f"; it has no {quote(lacks[0])}, which data.fields names" if lacks else ""
+            what += f"; it lacks {quote(lacks[0])}, which data.fields names" if lacks else ""
             advice = f"the formats are {forms}; name other fields with data.fields, as data.fields={{text: body}}"
             raise position.defect("missing field", what, advice)
         named["system"] = named["system"][:1]
@@ -244,7 +244,7 @@ class RecordFormat:
         for number, pair in enumerate(objects(value, position, name)):
             is_pair = isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
             if not is_pair:
-                what = "the turn is no pair of strings, what was asked and what was answered"
+                what = "the turn is not a pair of strings, a question and its answer"
                 raise position.defect("wrong type", what, field=f"{name}[{number}]")
             check_plain(pair, position, f"{name}[{number}]")
             messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
@@ -253,7 +253,7 @@ class RecordFormat:
     def _sharegpt(self, found: Mapping[str, Any], position: Position) -> Conversation:
         name = self._name("conversations")
         turns = objects(found["conversations"], position, name)
-        # Some call such a list of messages `conversations` as well.
+        # Some data sets use `conversations` for such a list of messages as well.
         has_roles = bool(turns) and isinstance(turns[0], dict) and "role" in turns[0] and "from" not in turns[0]
         keys = self._keys(roles=_SHAREGPT_ROLES) if has_roles else self._keys("from", "value", _SHAREGPT_ROLES)
         turns = [_as_tool_calls(turn, keys, position, f"{name}[{number}]") for number, turn in enumerate(turns)]
@@ -279,7 +279,7 @@ def _check_answered(messages: tuple[Message, ...], position: Position, field: st
 
 
 def _as_tool_calls(turn: object, keys: MessageKeys, position: Position, field: str) -> object:
-    """A ShareGPT turn; one from `function_call` gets the calls in its value as `tool_calls`."""
+    """Return a ShareGPT turn; the calls in the value of a `function_call` become `tool_calls`."""
     if not isinstance(turn, dict) or turn.get(keys.role) != _FUNCTION_CALL:
         return turn
     value = turn.get(keys.content)
@@ -293,9 +293,9 @@ def _as_tool_calls(turn: object, keys: MessageKeys, position: Position, field: s
 
 
 # --- Messages and tools of a conversation -----------------------------------------------------------------------------
-# What is checked, and the form that every template can take. Kept as they are: keys that a template may look at
-# (`name`, `reasoning_content`, …), their order and that of everything inside them, lists of text parts, and the
-# arguments of a tool call, an object or a string of JSON. Keys that hold null are left out.
+# These functions check messages and bring them into a form that every template accepts. They keep keys that a template
+# may use (`name`, `reasoning_content`, …), the order of all keys, lists of text parts, and the arguments of a tool
+# call, an object or a string of JSON. They drop keys that hold null.
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -304,7 +304,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class MessageKeys:
-    """The names that a message has for its role and its content, and which other names of roles it may use."""
+    """The keys of role and content in a message, and additional names of roles."""
 
     role: str = "role"
     content: str = "content"
@@ -312,14 +312,14 @@ class MessageKeys:
 
 
 def describe(value: object) -> str:
-    """What a value of a record is, for a message."""
+    """Return the kind of a record's value in words."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     known = "null" if value is None else kinds.get(type(value))
     return known or f"a value of type {type(value).__name__}"
 
 
 def objects(value: object, position: Position, field: str) -> list[Any]:
-    """The list in `field`, or in the string of JSON that it holds. Raises: Defect."""
+    """Return the list in `field`, or the list in its string of JSON. Raises: Defect."""
     if isinstance(value, str):
         value = parse(value, position, "string", field)
     if not isinstance(value, list):
@@ -330,8 +330,8 @@ def objects(value: object, position: Position, field: str) -> list[Any]:
 def read_messages(
     value: object, position: Position, field: str = "messages", keys: MessageKeys = MessageKeys()
 ) -> tuple[Message, ...]:
-    """The messages in `value`, each with its role, its content and what else it holds.
-    Raises: Defect: the first field that is wrong, by its path: `messages[2].role`.
+    """Return the messages in `value`, each with role, content and its other keys.
+    Raises: Defect, with the path of the first wrong field, such as `messages[2].role`.
     """
     found = objects(value, position, field)
     if not found:
@@ -340,7 +340,7 @@ def read_messages(
 
 
 def read_tools(value: object, position: Position, field: str = "tools") -> tuple[dict[str, Any], ...] | None:
-    """The schemas of the tools; None where there are none. Raises: Defect."""
+    """Return the schemas of the tools, or None without any. Raises: Defect."""
     if value is None or value == "":
         return None
     tools = []
@@ -356,7 +356,7 @@ def read_tools(value: object, position: Position, field: str = "tools") -> tuple
 
 
 def check_plain(value: Any, position: Position, field: str, depth: int = 1) -> None:
-    """Refuse what JSON text cannot hold or no template should see. Raises: Defect, with the path of what is wrong."""
+    """Refuse values that JSON cannot hold or templates must not see. Raises: Defect, with the path of the value."""
     if isinstance(value, str):
         if "\0" in value:
             what = "the text holds a NUL character: it is binary data or UTF-16"
@@ -367,7 +367,7 @@ def check_plain(value: Any, position: Position, field: str, depth: int = 1) -> N
     elif isinstance(value, dict | list):
         if depth > MAX_DEPTH:
             what = f"the value is nested deeper than {MAX_DEPTH} levels"
-            raise position.defect("nested too deep", what, "make it flatter", field[:100])
+            raise position.defect("nested too deep", what, "flatten it", field[:100])
         if isinstance(value, list):
             for number, item in enumerate(value):
                 check_plain(item, position, f"{field}[{number}]", depth + 1)
@@ -376,7 +376,7 @@ def check_plain(value: Any, position: Position, field: str, depth: int = 1) -> N
             check_plain(key, position, field)
             check_plain(item, position, f"{field}.{key[:100]}", depth + 1)
     elif value is not None and not isinstance(value, bool | int):
-        raise position.defect("wrong type", f"the field holds {describe(value)}, which JSON has not", field=field)
+        raise position.defect("wrong type", f"the field holds {describe(value)}, which JSON lacks", field=field)
 
 
 def _message(value: object, position: Position, field: str, keys: MessageKeys) -> Message:
@@ -390,10 +390,10 @@ def _message(value: object, position: Position, field: str, keys: MessageKeys) -
             message[key] = item
     for key in ("weight", "train"):
         if role == "assistant" and message.get(key, True) not in (0, 1):
-            what = f"the {key} of the turn is {quote(message[key])}, and a turn is learned (1) or not (0)"
+            what = f"the {key} of the turn is {quote(message[key])}, but it must be 1 (learned) or 0 (not learned)"
             raise position.defect("bad weight", what, field=f"{field}.{key}")
     if "function_call" in message:
-        what = "the call is a function_call, the old form, which chat templates leave out"
+        what = "the call is a function_call, an old form that chat templates ignore"
         raise position.defect("bad tool call", what, "write it as tool_calls", f"{field}.function_call")
     if "tool_calls" in message:
         calls = _tool_calls(message.pop("tool_calls"), role, position, f"{field}.tool_calls")
@@ -434,7 +434,7 @@ def _content(value: object, message: Message, position: Position, field: str) ->
 def _check_part(part: object, position: Position, field: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
-        what = f"the part is {describe(part) if kind is None else quote(kind)}, and only text is read"
+        what = f"the part is {describe(part) if kind is None else quote(kind)}, but only text is supported"
         next = 'write {"type": "text", "text": "…"}'
         raise position.defect("no text part", what, next, field)
     text = part.get("text")
@@ -444,7 +444,7 @@ def _check_part(part: object, position: Position, field: str) -> None:
 
 
 def _tool_calls(value: object, role: str, position: Position, field: str) -> list[dict[str, Any]]:
-    """The calls, each `{function: {name, arguments}}` or `{name, arguments}`, its arguments an object or JSON text."""
+    """Return the calls, `{function: {name, arguments}}` or `{name, arguments}`; arguments are an object or JSON."""
     calls = []
     for number, call in enumerate(objects(value, position, field)):
         path = f"{field}[{number}]"
@@ -456,7 +456,7 @@ def _tool_calls(value: object, role: str, position: Position, field: str) -> lis
             call = _called(call, position, path)
         calls.append(call)
     if calls and role != "assistant":
-        what = f"tools are called by the {role}, and only the assistant can"
+        what = f"the {role} calls tools, but only the assistant can"
         raise position.defect("bad tool call", what, field=field)
     return calls
 
@@ -475,5 +475,5 @@ def _called(function: object, position: Position, field: str) -> dict[str, Any]:
         check_plain(value, position, field)
     if not isinstance(value, dict):
         what = f"the arguments are {describe(value)}, not an object"
-        raise position.defect("bad tool call", what, "write an object, {} where there are none", field)
+        raise position.defect("bad tool call", what, "write an object, or {} without arguments", field)
     return function

@@ -1,7 +1,7 @@
-"""Records and documents: what the readers give and the encoders take, and what is wrong with one. It reads nothing.
+"""Records and documents, which readers yield and encoders take, and their defects. It reads nothing.
 
-A `Document` is a text or a record: a `Completion` or a `Conversation`. What hashes, splits, counts or names documents
-sees `Document.text` alone, so that it works for both.
+A `Document` is a text or a record: a `Completion` or a `Conversation`. Code that hashes, splits, counts or names
+documents only uses `Document.text`, so it works for both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # its names in a mes
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt and what is to come after it; they are encoded apart, without a template."""
+    """A prompt and its continuation; they are encoded separately, without a template."""
 
     prompt: str
     completion: str
@@ -26,12 +26,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as a chat template takes them.
+    """Messages in the form that chat templates take.
 
     Attributes:
-        messages: each with `role`, `content`, and whatever else the template may look at.
-        tools: JSON schemas of the functions that may be called; None: there are none.
-        prompt_messages: of a prompt/completion record, how many of the messages are its prompt; 0: it is no such one.
+        messages: each with `role`, `content` and any other keys that the template may use.
+        tools: JSON schemas of the functions that may be called; None without any.
+        prompt_messages: number of messages that are the prompt of a prompt/completion record; 0 for other records.
     """
 
     messages: tuple[Message, ...]
@@ -40,21 +40,21 @@ class Conversation:
 
 
 def is_learned(message: Message) -> bool:
-    """Whether a record says that a turn is to be learned: its `weight` is not 0, nor its `train` false."""
+    """Whether a turn is to be learned: its `weight` is not 0 and its `train` is not false."""
     return all(message.get(key, True) for key in ("weight", "train"))
 
 
 def content_text(message: Message) -> str:
-    """The text of a message, its parts joined; "" where it has none."""
+    """Return the text of a message, with its parts joined; empty without text."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def record_text(record: Completion | Conversation) -> str:
-    """The one JSON text of a record: compact, its own fields in a fixed order.
+    """Return the canonical JSON text of a record: compact, with its own fields in a fixed order.
 
-    Keys inside messages and tools stay in the order in which they were found, because templates write them out in that
-    order (`tool | tojson`): two records have the same text only if every template makes the same of them.
+    Keys inside messages and tools keep their order, because templates render them in it (`tool | tojson`). Two records
+    have the same text only if every template renders them equally.
     """
     if isinstance(record, Completion):
         value: dict[str, Any] = {"prompt": record.prompt, "completion": record.completion}
@@ -69,10 +69,11 @@ def record_text(record: Completion | Conversation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text or a record, and where it is from: the file, and the line or row in it (0: it is the whole file).
+    """A text or a record, with its file and line.
 
     Attributes:
-        text: of a record, its `record_text`.
+        text: the text, or the `record_text` of a record.
+        line: line or row in the file; 0 if the document is the whole file.
     """
 
     text: str
@@ -82,7 +83,7 @@ class Document:
 
     @property
     def name(self) -> str:
-        """`file` or `file:line`, as found: escape it before it is shown."""
+        """`file` or `file:line`, not escaped."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
@@ -90,9 +91,9 @@ class Defect(DataError):
     """A document that cannot be used.
 
     Args:
-        kind: the name under which such defects are counted.
-        file, line: where it is; line 0: the document is the whole file.
-        field: the field that is wrong, as `messages[2].role`; empty if it is the record as a whole.
+        kind: name under which such defects are counted.
+        line: line in the file; 0 if the document is the whole file.
+        field: the wrong field, such as `messages[2].role`; empty for the whole record.
     """
 
     def __init__(self, kind: str, what: str, file: str, line: int, next: str = "", field: str = "") -> None:
@@ -103,26 +104,26 @@ class Defect(DataError):
 
 
 class Remark(NamedTuple):
-    """What the user should know of a turn or a message that is used: words that follow a count, and an example."""
+    """A remark about turns or messages that are used: words that follow a count, and an example."""
 
     kind: str
     what: str
 
 
 class Position(NamedTuple):
-    """Where a record is: its file, its line or row there, and its path in an array that may be all on one line."""
+    """Position of a record: its file, its line or row, and its path in an array that may be on a single line."""
 
     file: str
     line: int
     path: str = ""
 
     def defect(self, kind: str, what: str, next: str = "", field: str = "") -> Defect:
-        """The defect of the record here."""
+        """Return a defect of the record at this position."""
         return Defect(kind, what, self.file, self.line, next, ".".join(filter(None, (self.path, field))))
 
 
 class Row(NamedTuple):
-    """What a reader found: a value, its line (of a Parquet file its row), and its path as in `Position`."""
+    """A value that a reader found, its line (its row in Parquet), and its path as in `Position`."""
 
     line: int
     value: object
@@ -131,7 +132,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Defects:
-    """The defects left out in one pass: how many of each kind, and the first of each with its file and line."""
+    """The skipped defects of one pass: their number per kind, and the first of each with file and line."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -143,5 +144,5 @@ class Defects:
 
     @property
     def total(self) -> int:
-        """The number of documents left out."""
+        """Number of skipped documents."""
         return sum(self.counts.values())

@@ -1,19 +1,20 @@
-"""Sources: which files a source string of the configuration means, in which order and under which names; none is read.
+"""Sources: the files that a source string of the configuration names, their order and their names. It reads no file.
 
 | Source | Files |
 |---|---|
-| a file | itself; an error if its name says that it is no text (`genesis.data.readers`) |
-| a glob: `corpus/**/*.txt` | the files that match, sorted; `**` descends, hidden names need their dot written |
-| a folder | every file below it but hidden ones, sorted; links to folders are not followed |
+| a file | itself; an error if its name implies that it is not text (`genesis.data.readers`) |
+| a glob: `corpus/**/*.txt` | the files that match, sorted; `**` descends, and only a written dot matches hidden names |
+| a folder | every file below it except for hidden ones, sorted; links to folders are not followed |
 | `stdlib:` | the running Python's standard library: `*.py` without tests, site-packages and idlelib, sorted |
 | `example:chats` | the chats that ship with Genesis, about its settings |
 | `hf:ORG/NAME` | the files of a split of a data set that was pulled from the hub |
 
-Relative paths start at the working directory, `~` is the home folder. A file that several sources match is read once,
-at its first position. Of globs and folders, files that are no text by their names are left out and counted.
+Relative paths start at the working directory, and `~` is the home folder. A file that several sources match is read
+once, at its first position. In globs and folders, files whose names imply that they are not text are skipped and
+counted.
 
-A source may have a weight, how often its documents are seen in an epoch, and names of fields of its own; a file has
-those of the last source that matches it.
+A source may have a weight, which is how often an epoch contains its documents, and its own names of fields. A file has
+the weight and names of the last source that matches it.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ _NOT_STDLIB = ("site-packages", "dist-packages", "idlelib")
 
 
 class WeightedSource(Protocol):
-    """A source with settings of its own; one that is a string weighs 1.
+    """A source with its own settings; a source that is a string has weight 1.
 
     Attributes:
         path: a file, a folder, a glob, `stdlib:`, `example:chats` or `hf:ORG/NAME`.
-        weight: above 0: how often its documents are seen in an epoch.
-        config, split: of a data set of the hub.
+        weight: how often an epoch contains its documents, above 0.
+        config, split: which part of a data set of the hub.
     """
 
     path: str
@@ -60,19 +61,19 @@ class WeightedSource(Protocol):
 
     @property
     def fields(self) -> FieldNames | None:
-        """The names that fields of a record have in it; None: those of the whole data."""
+        """Names of the fields in its records; None: the names for all data."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile(DataFile):
-    """A file to read as the sources name it.
+    """A file of the sources.
 
     Attributes:
-        optional: the file is left out silently when it holds no usable text; the user did not choose it by name.
-        named: the user named this file, so that it is an error if it is no text.
-        kind: what it is instead of text by its name; None for a file to read.
-        weight: how often its documents are seen in an epoch.
-        fields: the names of fields in its records; None: those of the whole data.
+        optional: whether a file without usable text is skipped silently, because the user did not name it.
+        named: whether the user named this file, so that it is an error if it is not text.
+        kind: the kind that its name implies, if that is not text; None for a file to read.
+        weight: how often an epoch contains its documents.
+        fields: names of the fields in its records; None: the names for all data.
     """
 
     optional: bool = False
@@ -83,14 +84,13 @@ class SourceFile(DataFile):
 
     @property
     def label(self) -> str:
-        """How reports count the file: `text`, `jsonl.gz`, `parquet`, `png`."""
+        """Name of the file's kind in reports: `text`, `jsonl.gz`, `parquet`, `png`."""
         return self.kind or self.format.name + ".gz" * self.gzip
 
 
 def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
-    """The files that `sources` name, in reading order, each once; those with a `kind` are not to be read.
-    Raises: DataError: a source that matches no file, a named file that is no text by its name, or a folder, or one in
-    it, that cannot be listed.
+    """Return the files that `sources` name, in reading order and without duplicates; those with a `kind` are not read.
+    Raises: DataError: a source matches no file, a named file is not text by its name, or a folder cannot be listed.
     """
     files: dict[str, SourceFile] = {}
     for item in sources:
@@ -114,14 +114,14 @@ def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
 
 
 def not_text(file: SourceFile, kind: str) -> DataError:
-    """The error of a named file that is of `kind`."""
+    """Return the error of a named file of this `kind`."""
     by_name = "" if file.kind is None else ", by its name"
-    what = f"the file is no text: {'binary data' if kind == 'binary' else kind}{by_name}"
+    what = f"the file is not text: {'binary data' if kind == 'binary' else kind}{by_name}"
     return DataError(what, where=escape(file.name), next=way_out(kind))
 
 
 def _files(source: str) -> list[SourceFile]:
-    # A file whose name happens to hold `[` or `*` is meant literally.
+    # An existing file is taken literally, even if its name contains `[` or `*`.
     with boundary(DataError, "looking for the data", source):
         if is_folder(source):
             return [_source_file(path) for path in sorted(_below(source))]
@@ -133,7 +133,7 @@ def _files(source: str) -> list[SourceFile]:
 
 
 def _check_readable(pattern: str) -> None:
-    """List the folders that a glob looks into; `glob` itself passes over those that it cannot read. Raises: OSError."""
+    """List the folders that a glob looks into; `glob` itself skips unreadable ones. Raises: OSError."""
     parts = Path(pattern).parts
     plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts[:-1]))
     root, levels = Path(*plain), len(parts) - len(plain)
@@ -145,7 +145,7 @@ def _check_readable(pattern: str) -> None:
 
 
 def _raise(error: OSError) -> None:
-    # A folder that does not exist holds nothing; one that cannot be read may hold anything.
+    # A missing folder holds nothing; an unreadable one may hold anything.
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
@@ -187,8 +187,8 @@ _SHIPPED = {STDLIB: _stdlib, CHATS: _chats}
 def _nothing(source: str) -> DataError:
     if source.startswith(STDLIB):
         where = sysconfig.get_path("stdlib") if source == STDLIB else ""
-        what = f"the source {quote(source)} gives no files"
-        next = f"write `{STDLIB}` alone, and run a Python that has its sources as files"
+        what = f"the source {quote(source)} has no files"
+        next = f"write `{STDLIB}` alone, and use a Python that has its sources as files"
         return DataError(what, where=where, next=next)
     if "://" in source:
         return DataError(f"the source {quote(source)} is an address, not a file", next="download it and name the file")
@@ -198,13 +198,13 @@ def _nothing(source: str) -> DataError:
 
 
 # --- Sources on the hub -----------------------------------------------------------------------------------------------
-# `configs` in the head of a data set's README decide which files a split has, else the files' names, in this order:
-# `data/SPLIT-00000-of-00001.parquet`; a word of the file's name or of a folder's that means a split, as in `test.jsonl`
-# and `dev/a.csv`; else all are `train`.
+# `configs` in the head of a data set's README define the files of a split. Otherwise the files' names do, in this
+# order: `data/SPLIT-00000-of-00001.parquet`; a word in the name of the file or of a folder that means a split, such as
+# `test.jsonl` and `dev/a.csv`; else all files belong to `train`.
 
 
 HUB, TRAIN = "hf:", "train"
-# Files about the data, which have the endings of data.
+# Files that describe the data but have the suffixes of data.
 _ABOUT = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")
 _WORDS = {
@@ -217,7 +217,7 @@ Splits = Mapping[str, Sequence[str]]  # name -> files
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a file of a data set holds records or texts to learn, by its name."""
+    """Whether a file of a data set holds records or texts to learn, according to its name."""
     last = name.rpartition("/")[2].lower()
     is_read = format_by_name(last) is not TEXT or last.removesuffix(".gz").endswith(".txt")
     return is_read and kind_by_name(last) is None and last not in _ABOUT and not last.startswith(".")
@@ -225,14 +225,14 @@ def is_data_file(name: str) -> bool:
 
 @boundary(DataError, "reading the data set")
 def hub_files(source: str, config: str | None = None, split: str | None = None) -> list[tuple[str, Path]]:
-    """Names and paths of the files that `hf:ORG/NAME[/CONFIG][@REVISION][:SPLIT]` names, sorted.
+    """Return names and paths of the files that `hf:ORG/NAME[/CONFIG][@REVISION][:SPLIT]` names, sorted.
 
     Args:
-        config, split: what stands beside the source; None: what it says itself, else the data set's own
-            configuration, and `train`.
+        config: overrides CONFIG. None: CONFIG, or else the data set's default configuration.
+        split: overrides SPLIT. None: SPLIT, or else `train`.
 
     Raises:
-        DataError: the data set was not pulled, or has no such configuration or split, with those that it has.
+        DataError: the data set was not pulled, or it has no such configuration or split; the error lists existing ones.
     """
     found = DATA_SOURCE.fullmatch(source)
     if found is None or ".." in source or "--" in found[1]:
@@ -241,8 +241,9 @@ def hub_files(source: str, config: str | None = None, split: str | None = None) 
     name, config, split = HubName(found[1], found[3], is_data=True), config or found[2], split or found[4] or TRAIN
     folder = in_cache(name)
     if folder is None:
-        what = f"the data set {name} is not on this machine, and nothing is downloaded unasked"
+        what = f"the data set {name} is not on this machine, and commands do not download data"
         raise DataError(what, where=quote(source), next=pull_advice(name))
+    # Find the configuration, then the split.
     names = [each for each in pulled_data(folder) if is_data_file(each)]
     declared = read_head(folder).get("configs")
     entries = [each for each in declared if isinstance(each, dict)] if isinstance(declared, list) else []
@@ -281,7 +282,7 @@ def _matching(prefix: str, patterns: Any, names: Sequence[str]) -> list[str]:
 
 
 def _fits(name: list[str], pattern: list[str]) -> bool:
-    """Whether a path in parts has a pattern, in which `**` stands for any number of folders."""
+    """Whether the parts of a path match a pattern, in which `**` matches any number of folders."""
     if not pattern:
         return not name
     if pattern[0] == "**":
@@ -290,8 +291,8 @@ def _fits(name: list[str], pattern: list[str]) -> bool:
 
 
 def _by_names(names: Sequence[str]) -> Splits:
-    """The files by the splits that their names say; of each split those of its most frequent format, as data are often
-    there both as JSONL and as Parquet.
+    """Return the files by the splits that their names imply. Of each split it keeps the most frequent format, because
+    data is often published as both JSONL and Parquet.
     """
     shards = {name: found[1] for name in names if (found := _SHARD.fullmatch(name))}
     worded = {name: split for name in names if (split := _split_word(name))}
@@ -305,6 +306,6 @@ def _by_names(names: Sequence[str]) -> Splits:
 
 
 def _split_word(name: str) -> str | None:
-    """The split that a word of a file's name means, or one of the folders that it is in, the innermost first."""
+    """Return the split that a word of a file's name implies, or of one of its folders, innermost first."""
     words = (word for part in reversed(name.lower().split("/")) for word in re.split(r"[-._ 0-9]+", part))
     return next((_WORDS[word] for word in words if word in _WORDS), None)

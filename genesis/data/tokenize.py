@@ -1,15 +1,15 @@
-"""Documents to tokens, once: a corpus becomes a `TokenSet` over files of the cache, in memory for a batch of text.
+"""Converts documents to tokens once: a corpus becomes a `TokenSet` over cached files, in memory for one batch of text.
 
-The part `tokens.bin` of an entry holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each
-with the special tokens that the tokenizer puts before a text, and its end; `offsets.bin` holds D + 1 uint64: where each
-document begins, and the end of the last; `unpredicted.bin` holds D uint64: the bytes of text in each document's first
-token, which no token comes before. `special.json` counts documents in which special tokens are written out. All are
-little-endian.
+All parts of a cache entry are little-endian. `tokens.bin` holds the ids of all documents (uint16, or uint32 for
+vocabularies above 65,536), each between the special tokens that the tokenizer puts before a text and its end.
+`offsets.bin` holds D + 1 uint64: the start of each document, then the end of the last. `unpredicted.bin` holds D
+uint64: the bytes of text in each document's first token, which has no predecessor. `special.json` counts documents that
+spell out special tokens.
 
-Records become samples: with them `offsets.bin` runs over samples, and in the place of `unpredicted.bin` are
-`documents.bin`, S uint64: the document of each sample; `mask.bin`, a byte for each token: 1 where it is a target;
-`target_bytes.bin`, S uint64: the bytes of text that the targets stand for; `left_out.json`: records without a sample;
-`notes.json`: turns and messages of which something is to be said.
+With records, `offsets.bin` is per sample, and other parts replace `unpredicted.bin`: `documents.bin` (S uint64: the
+document of each sample), `mask.bin` (one byte per token, 1 for a target), `target_bytes.bin` (S uint64: the bytes of
+text that the targets encode), `left_out.json` (records without a sample), `notes.json` (remarks about turns and
+messages).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from genesis.errors import DataError, escape
 from genesis.files.cache import Cache, Entry, EntryWriter, State
 from genesis.files.strict_json import parse_object
 
-FORMAT = 2  # of the files, and of the rules by which a document becomes ids
+FORMAT = 2  # of the files, and of the rules that convert a document to ids
 TOKENS_NAME = "tokens.bin"
 OFFSETS_NAME = "offsets.bin"
 UNPREDICTED_NAME = "unpredicted.bin"
@@ -42,20 +42,20 @@ TARGET_BYTES_NAME = "target_bytes.bin"
 LEFT_OUT_NAME = "left_out.json"
 NOTES_NAME = "notes.json"
 
-NO_TARGET = "no target"  # the kind of defect that is always left out: nothing is wrong with such a record
+NO_TARGET = "no target"  # kind of defect that is always skipped, because such a record is not wrong
 
-# Encodings take some 300 bytes a token while a batch is worked on. Pieces let a long document use all threads, and are
-# short beside a thread's share of a batch: the last of them holds up the batch.
+# Encodings take about 300 bytes per token while a batch is processed. Pieces let a long document use all threads. They
+# are short compared with a thread's share of a batch, because the last one delays the batch.
 BATCH_CHARS = 1 << 20
 PIECE_CHARS = 1 << 15
 _CUT_WINDOW = 1 << 14
-# What is encoded at once where nothing proves that a cut changes no id: some gigabytes of memory.
+# Limit of a text that is encoded at once because no cut is proven to preserve its ids; this takes some gigabytes.
 MAX_PIECE_CHARS = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialText:
-    """How many documents have special tokens written out that were read as plain text, and the first such token."""
+    """Number of documents that spell out special tokens, which were read as plain text, and the first such token."""
 
     documents: int = 0
     example: str = ""
@@ -63,8 +63,8 @@ class SpecialText:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The documents as tokens, whether they came from the cache, what special tokens their texts hold, records of which
-    there is no sample, and what is to be said of turns and messages.
+    """The documents as tokens, and whether they came from the cache. `left_out` counts records without a sample,
+    `notes` remarks about turns and messages.
     """
 
     tokens: TokenSet
@@ -84,18 +84,18 @@ def tokenize(
     encoder: ChatEncoder | None = None,
     on_error: Literal["fail", "skip"] = "fail",
 ) -> Tokenized:
-    """The documents of `corpus`, of which `index` was made, as tokens.
+    """Return the documents of `corpus`, described by `index`, as tokens.
 
     Args:
-        parse_special: special tokens written out in a text become their ids.
-        encoder: makes samples of the records, if there are any.
-        on_error: `fail` raises at the first record or turn that cannot be encoded, `skip` counts it. A record that has
-            only no target is counted in any case.
-        progress: called with the bytes of text done and their total, if anything is to do.
+        parse_special: whether special tokens spelled out in a text become their ids.
+        encoder: makes samples of the records; required with records.
+        on_error: `fail` raises at the first record or turn that cannot be encoded; `skip` counts it. A record that only
+            lacks a target is always counted.
+        progress: called with the bytes of text done and their total, unless the cache has the result.
 
     Raises:
-        DataError: a document changed since it was indexed, or cannot be encoded. DiskError: the cache cannot be
-            written.
+        DataError: a document has changed since it was indexed, or cannot be encoded.
+        DiskError: the cache cannot be written.
     """
     documents = index.fingerprint()
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
@@ -111,13 +111,14 @@ def tokenize(
         assert encoder is not None, "records need an encoder"
         key |= {"encoder": encoder.fingerprint, "on_error": on_error}
 
+    # Encode the documents, or find them in the cache.
     def make(folder: EntryWriter) -> None:
         writer = _Writer(tokenizer, dtype, parse_special)
         records = _Records(encoder, index, on_error) if has_records and encoder is not None else None
         writer.write(folder, reread(corpus, index), lambda done: progress(done, index.total_bytes), records)
 
     cached = cache.get("tokens", key, make)
-    # A large entry is mapped: from the file that was checked, which is never written to, only replaced as a whole.
+    # A large entry is memory-mapped. Its verified file is never written to, only replaced as a whole.
     stream, offsets = np.frombuffer(cached.entry.part(TOKENS_NAME), dtype), _integers(cached.entry, OFFSETS_NAME)
     assert offsets[-1] == len(stream)
     left_out, notes, mask = Defects(), Defects(), None
@@ -145,7 +146,7 @@ def tokenize(
 
 
 def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
-    """The documents of `corpus` once more, each compared with what `index` says it was.
+    """Read the documents of `corpus` again and compare each with `index`.
     Raises: DataError: a document was changed, added or removed meanwhile.
     """
     number = 0
@@ -159,8 +160,8 @@ def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
 
 
 def _changed(name: str) -> DataError:
-    next = "start again when they are still"
-    return DataError("the data changed while they were read", where=escape(name), next=next)
+    next = "start again when the files no longer change"
+    return DataError("the data changed while it was read", where=escape(name), next=next)
 
 
 def _integers(entry: Entry, name: str) -> npt.NDArray[np.int64]:
@@ -168,7 +169,7 @@ def _integers(entry: Entry, name: str) -> npt.NDArray[np.int64]:
 
 
 def _counted(entry: Entry, name: str, index: DocumentIndex) -> Defects:
-    # An entry knows documents by number: the same texts may be in files of other names.
+    # An entry stores numbers of documents, because files of other names may hold the same texts.
     found = parse_object(bytes(entry.part(name)), where=name)
     examples = {kind: f"{escape(index.name(number))}: {what}" for kind, (_, number, what) in found.items()}
     return Defects({kind: count for kind, (count, _, _) in found.items()}, examples)
@@ -184,8 +185,6 @@ class _Piece(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A record, which is encoded at once."""
-
     text: str
     document: int
     record: Document
@@ -208,7 +207,7 @@ class _Writer:
         progress: Callable[[int], None],
         records: _Records | None,
     ) -> None:
-        """Write all files, those of samples where there are `records`; `progress` gets the bytes of text done."""
+        """Write all files, with `records` also the samples' files; `progress` gets the bytes of text done."""
         done = 0
         with folder.part(TOKENS_NAME) as append:
             for batch in self._batches(documents):
@@ -250,7 +249,7 @@ class _Writer:
         return parts
 
     def _batches(self, documents: Iterable[Document]) -> Iterator[list[_Piece | _Record]]:
-        """Pieces of texts or records, never both: what is in the pieces of one text must stay together."""
+        """Yield batches of either text pieces or records, because the pieces of one text must remain together."""
         batch: list[_Piece | _Record] = []
         chars = 0
         for number, document in enumerate(documents):
@@ -284,7 +283,7 @@ class _Writer:
 
 
 class _Records:
-    """What an entry with records says of its samples: document, mask and bytes of the targets, and what has none."""
+    """Collects the facts about samples in an entry with records: document, target mask and bytes, skipped records."""
 
     def __init__(self, encoder: ChatEncoder, index: DocumentIndex, on_error: Literal["fail", "skip"]) -> None:
         self._encoder, self._index, self._fails = encoder, index, on_error == "fail"
@@ -293,11 +292,11 @@ class _Records:
         self._notes: dict[str, list[Any]] = {}
 
     def add_text(self, document: int, length: int, unpredicted: int) -> None:
-        """A text of `length` tokens is a sample."""
+        """Add a text of `length` tokens as a sample."""
         self._add(document, int(self._index.text_bytes[document]) - unpredicted, np.arange(length) > 0)
 
     def encoded(self, batch: Sequence[_Record]) -> Iterator[npt.NDArray[np.int64]]:
-        """The ids of each sample of the records. Raises: Defect: a record cannot be encoded."""
+        """Yield the ids of each sample of the records. Raises: Defect: a record cannot be encoded."""
         found = self._encoder.encode([item.record for item in batch]) if batch else ()
         for item, samples in zip(batch, found, strict=True):
             if isinstance(samples, Defect):

@@ -1,10 +1,10 @@
-"""The tokenizer: text to token ids and back, read from a folder or trained on the data; the tokenizers library encodes.
+"""The tokenizer: converts between text and ids. It is read from a folder or trained; the tokenizers library encodes.
 
-A text is enclosed in the special tokens that the tokenizer's own post-processor adds (`affixes`), as in transformers. A
-document of training ends with the end-of-text token besides; a prompt never does, since it is to be continued. So both
-begin alike: where a tokenizer puts nothing before a text, training predicts from a document's first token on.
+As in transformers, a text is surrounded by the special tokens of the tokenizer's own post-processor (`affixes`). A
+training document also ends with the end-of-text token; a prompt does not, because it is continued. Both therefore begin
+alike, and without a start token, training predicts from a document's first token on.
 
-The text `<|endoftext|>` inside a document encodes as plain characters unless special tokens are to be parsed.
+The text `<|endoftext|>` inside a document is encoded as plain characters unless special tokens are parsed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from genesis.files.atomic import FolderUpdate
 from genesis.files.hf import TOKENIZER_CONFIG
 from genesis.files.strict_json import canonical_bytes, is_unicode, parse_object
 
-_ENCODING = threading.Lock()  # how a library reads special tokens is set before each call, of any thread
+_ENCODING = threading.Lock()  # each call, from any thread, first sets how the library treats special tokens
 
 Ids = npt.NDArray[np.int64]
 
@@ -63,21 +63,21 @@ _PROBE = "Probe: 0123 äß漢字\n\tend. "
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Converts text to ids and back.
 
     Attributes:
         vocab_size: the largest id + 1.
-        eos_id: the id that ends a text.
-        bos_id: the id that starts one, or None.
-        pad_id: the id at the ends of rows; it may equal `eos_id`.
-        special_ids: ids that stand for no text.
-        start_ids: the ids before each text, document or prompt.
-        document_end_ids: the ids after a document; the last one is `eos_id`.
-        prompt_end_ids: the ids after a prompt; the last one is not `eos_id`.
+        eos_id: id that ends a text.
+        bos_id: id that starts a text, or None.
+        pad_id: id at the ends of rows; it may equal `eos_id`.
+        special_ids: ids without a text.
+        start_ids: ids before each text, document or prompt.
+        document_end_ids: ids after a document; the last one is `eos_id`.
+        prompt_end_ids: ids after a prompt; the last one is not `eos_id`.
     """
 
     def __init__(self, source: TokenizerFiles) -> None:
-        """Checks that the library runs what `source` holds. Raises: ModelError."""
+        """Build the library's tokenizer and check it. Raises: ModelError."""
         self._source, checked = source, source.checked
         self._parts = checked.parts  # tokenizer.json without vocabulary and merges
         self.vocab_size = checked.vocab_size
@@ -85,7 +85,7 @@ class Tokenizer:
         with _guard(source.where):
             check_bounded(self._parts, checked.runnable, source.where, _library())
             self._library = _library().Tokenizer.from_str(checked.runnable)
-            # Otherwise the text of a special token inside a document would become that token.
+            # Otherwise the library would parse a special token's text inside a document.
             self._library.encode_special_tokens = True
             self._check()
         self.special_ids = frozenset(token["id"] for token in self.added_tokens if token.get("special"))
@@ -99,10 +99,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a folder, or of a tokenizer.json and the files next to it.
+        """Load the tokenizer of a folder, or a tokenizer.json with the files next to it.
 
         Raises:
-            ModelError: missing, malformed or not supported. DiskError: reading failed.
+            ModelError: the tokenizer is missing, malformed or not supported.
+            DiskError: reading failed.
         """
         return cls(read_tokenizer(path))
 
@@ -120,46 +121,47 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over what decides a document's ids; equal fingerprints encode alike, in any file layout.
+        """sha256 over everything that determines a document's ids, in any file layout.
 
-        The affixes have a part in it where they differ from those of the first versions, whose runs can so be resumed
-        if their ids are the same: the start token, else the end, before a text.
+        It contains the affixes only if they differ from the first versions, which put the start token, or else the end
+        token, before a text. Runs of these versions can therefore be resumed if their ids are the same.
         """
         content: dict[str, Any] = {"tokenizer": dict(self._source.content), "ids": self._role_ids}
         first = (self.eos_id if self.bos_id is None else self.bos_id,)
         if self.bos_id is None and self.start_ids == first:
-            content["tokenizer"]["post_processor"] = None  # our own tokenizers had none
+            content["tokenizer"]["post_processor"] = None  # Genesis' own tokenizers had none
         if (self.start_ids, self.document_end_ids) != (first, (self.eos_id,)):
             content["document"] = [list(self.start_ids), list(self.document_end_ids)]
         return hashlib.sha256(canonical_bytes(content)).hexdigest()
 
     def _check(self) -> None:
-        """Refuse a tokenizer whose ids the library reads otherwise than we do, or that cannot encode or decode."""
+        """Refuse a tokenizer to which the library gives other ids, or that cannot encode or decode."""
         for token in self.added_tokens:
             if self._library.token_to_id(token["content"]) != token["id"]:
                 raise refused(f"the added token {escape(token['content'])!r} does not get its id", self._source.where)
         ids = self._library.encode(_PROBE, add_special_tokens=False).ids
         self._library.decode(ids, skip_special_tokens=False)
         if max(ids, default=0) >= self.vocab_size:
-            raise refused("it gives ids beyond its vocabulary", self._source.where)
+            raise refused("it returns ids beyond its vocabulary", self._source.where)
 
     def encode(self, text: str, *, parse_special: bool = False) -> Ids:
-        """The ids of `text`, int64 `[n]`, without those that a document or prompt has around it.
+        """Return the ids of `text`, int64 `[n]`, without those around a document or prompt.
 
         Args:
-            parse_special: special tokens written out in the text become their ids.
+            parse_special: whether special tokens spelled out in the text become their ids.
         """
         return self.encode_batch([text], parse_special=parse_special)[0]
 
     def prompt(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The ids from which a model continues `text`; never none: an empty text starts a new one."""
+        """Return the ids from which a model continues `text`; an empty text has at least one, which starts a text."""
         ids = [*self.start_ids, *self.encode(text, parse_special=parse_special).tolist(), *self.prompt_end_ids]
         return ids or [self.eos_id if self.bos_id is None else self.bos_id]
 
     def is_beyond(self, text: str, most: int, *, parse_special: bool = False) -> bool:
-        """Whether `text` has more than `most` tokens, as far as its length and the tokens of its start tell cheaply.
+        """Whether `text` has more than `most` tokens, as far as its length and the tokens of its start show cheaply.
 
-        A start with twice as many decides: what follows cannot make half of its tokens go. Raises: as `encode_batch`.
+        A start with more than twice as many is decisive, because what follows cannot remove half of its tokens.
+        Raises the errors of `encode_batch`.
         """
         if len(text) > most * self.longest:
             return True
@@ -168,44 +170,45 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """The most characters of a text for each of its tokens.
+        """The maximum number of characters of a text per token.
 
-        NFC makes at most three characters one. Where nothing is proven of the parts, which may drop white space or join
-        unknown characters, sixteen times the longest token is taken.
+        NFC combines at most three characters. If no proof covers the parts, which may drop white space or join unknown
+        characters, it is sixteen times the longest token.
         """
         rule, model = self._cut_rule(parse_special=False), self._parts["model"]
         is_proven = rule.cut_points and not rule.blocks and (model.get("byte_fallback") or not rule.drops_prefix)
         return max(map(len, self._library.get_vocab())) * (16 if not is_proven else 3 if self.normalizes else 1)
 
     def pieces(self, text: str, size: int, window: int, *, parse_special: bool = False) -> list[str]:
-        """`text` in pieces, of about `size` characters where the tokenizer allows it, for `encode_batch`."""
+        """Return `text` in pieces for `encode_batch`, of about `size` characters if the tokenizer allows it."""
         return list(self._cut_rule(parse_special).pieces(text, size, window))
 
     def special_text(self, text: str) -> str | None:
-        """The first special token that is written out in `text`, or None."""
+        """Return the first special token that `text` spells out, or None."""
         found = self._special_pattern.search(text)
         return found.group() if found else None
 
     def encode_batch(
         self, texts: Sequence[str], *, parse_special: bool = False, follows: Sequence[bool] | None = None
     ) -> list[Ids]:
-        """The ids of each text, encoded in parallel.
+        """Return the ids of each text, encoded in parallel.
 
         Args:
-            parse_special: special tokens written out in the texts become their ids.
-            follows: which texts follow another of the same document, so that nothing is put before them.
+            parse_special: whether special tokens spelled out in the texts become their ids.
+            follows: which texts follow another of the same document, so that they get no prefix.
 
         Raises:
-            DataError: a text with half a surrogate pair. ModelError: the tokenizer failed on a text.
+            DataError: a text holds half a surrogate pair.
+            ModelError: the tokenizer failed on a text.
         """
         for index, text in enumerate(texts):
             if not is_unicode(text):
-                what = "the text holds half a surrogate pair, which is no character"
+                what = "the text holds half a surrogate pair, which is not a character"
                 where = f"text {index} of {len(texts)}"
                 raise DataError(what, where=where, next="decode the text with errors='replace'")
         if follows is None or not any(follows) or not self.puts_prefix:
             return self._encoded(self._library, texts, parse_special)
-        # The two kinds are encoded by one library each, and put back into their order.
+        # Two library tokenizers encode first and following texts; then the order is restored.
         order = sorted(range(len(texts)), key=follows.__getitem__)
         firsts = follows.count(False)
         ordered = [texts[i] for i in order]
@@ -226,7 +229,7 @@ class Tokenizer:
 
     @cached_property
     def puts_prefix(self) -> bool:
-        """Whether something is put before each text, such as SentencePiece's space."""
+        """Whether the tokenizer puts a prefix before each text, such as SentencePiece's space."""
         return puts_prefix(self._parts)
 
     @property
@@ -236,13 +239,13 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> Sequence[Mapping[str, Any]]:
-        """The added tokens as tokenizer.json has them: `content`, `id`, `special` and how they are matched."""
+        """The added tokens of tokenizer.json: `content`, `id`, `special` and matching flags."""
         return self._parts.get("added_tokens") or []
 
     @cached_property
     def named_tokens(self) -> Mapping[str, str]:
-        """Name -> text of the special tokens that the files name (`bos_token`, `image_token`, …), as transformers reads
-        them: a map beside a config without `added_tokens_decoder` goes before that.
+        """The special tokens that the files name (`bos_token`, `image_token`, …), name -> text, as in transformers. A
+        map next to a config without `added_tokens_decoder` overrides the config.
         """
         named: dict[str, str] = {f"{role}_token": text for role, text in self._source.checked.specials.items() if text}
         configs = [self._config(), self._config(MAPPING_NAME)]
@@ -266,28 +269,28 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; ids beyond the vocabulary give none, bytes that are not UTF-8 give U+FFFD."""
+        """Return the text of `ids`; ids beyond the vocabulary have none, bytes that are not UTF-8 become U+FFFD."""
         with _guard(self._source.where):
             text: str = self._library.decode([int(i) for i in ids], skip_special_tokens=skip_special)
         return text
 
     def token_id(self, token: str) -> int | None:
-        """The id of the token whose text is exactly `token`."""
+        """Return the id of the token whose text is exactly `token`, or None."""
         number: int | None = self._library.token_to_id(token) if is_unicode(token) else None
         return number
 
     def token(self, token_id: int) -> str | None:
-        """The token's text as the vocabulary holds it (for byte-level tokenizers in their byte alphabet)."""
+        """Return the token's text in the vocabulary (byte-level tokenizers use their byte alphabet), or None."""
         token: str | None = self._library.id_to_token(token_id) if 0 <= token_id < MAX_VOCAB else None
         return token
 
     def fallback_byte(self, token_id: int) -> bytes | None:
-        """The byte that a token such as `<0xE6>` stands for; None for any other token, and in byte-level tokenizers."""
+        """Return the byte of a token such as `<0xE6>`; None for other tokens and byte-level tokenizers."""
         found = None if self.is_byte_level else re.fullmatch(r"<0x([0-9A-F]{2})>", self.token(token_id) or "")
         return bytes.fromhex(found[1]) if found else None
 
     def text_bytes(self, token_id: int) -> int:
-        """UTF-8 bytes of the text that a document's first token stands for (not of the space put before it)."""
+        """Return the UTF-8 bytes of text that a document's first token encodes (without a space put before it)."""
         token = self.token(token_id) or ""
         if token in self._added_texts:
             return len(token.encode("utf-8"))
@@ -303,12 +306,12 @@ class Tokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether every token stands for bytes that are simply joined."""
+        """Whether every token encodes bytes that are simply joined."""
         decoder = self._parts.get("decoder")
         return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
     def files(self) -> dict[str, bytes]:
-        """Name and bytes of the files to save: those that were read, and a config that names the special tokens.
+        """Return name and bytes of the files to save: the original ones, and a config that names the special tokens.
 
         transformers' AutoTokenizer reads the same ids from them.
         """
@@ -340,12 +343,13 @@ _FRESH_CONFIG: Mapping[str, Any] = {
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """A byte-level BPE trained on `texts`, with `<|endoftext|>` as id 0. The same texts give the same bytes.
+    """Train a byte-level BPE on `texts`, with `<|endoftext|>` as id 0. The same texts give the same bytes.
 
-    Few texts give fewer tokens than asked for: a merge needs a pair that occurs twice.
+    Few texts give fewer tokens than requested, because a merge needs a pair that occurs twice.
 
     Raises:
-        ConfigError: a `vocab_size` without room for all bytes. DataError: no texts.
+        ConfigError: `vocab_size` has no room for all bytes.
+        DataError: `texts` is empty.
     """
     if not MIN_VOCAB <= vocab_size <= MAX_VOCAB:
         what = f"a vocabulary of {vocab_size:,} tokens cannot be trained: {MIN_VOCAB} to {MAX_VOCAB:,} are possible"
@@ -365,16 +369,16 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     )
     texts = iter(texts)
     if (first := next(texts, None)) is None:
-        raise DataError("there is no text to train a tokenizer on", next="check data.train")
+        raise DataError("the data has no text to train a tokenizer on", next="check data.train")
     feed_in_thread(lambda fed: tokenizer.train_from_iterator(fed, trainer), chain([first], texts))
     return Tokenizer(trained_files((tokenizer.to_str(pretty=True) + "\n").encode("utf-8")))
 
 
 def trained_files(raw: bytes) -> TokenizerFiles:
-    """The files of a tokenizer that `train_bpe` made, from its tokenizer.json."""
+    """Return the files of a tokenizer that `train_bpe` trained, from its tokenizer.json."""
     where = "the trained tokenizer"
     content = parse_object(raw, where=where)
-    # Documents and prompts alike begin with the end of the text before them: a model can start from nothing.
+    # Documents and prompts begin with the end-of-text token, so that a model can start from an empty prompt.
     content["post_processor"] = start_template(END_OF_TEXT, content["model"]["vocab"][END_OF_TEXT])
     raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
     specials, ids = {"bos": None, "eos": END_OF_TEXT, "pad": END_OF_TEXT}, content["model"]["vocab"]
@@ -382,21 +386,21 @@ def trained_files(raw: bytes) -> TokenizerFiles:
 
 
 def library_version() -> str:
-    """The version of the tokenizers library, which decides what training gives."""
+    """Return the version of the tokenizers library, which determines the result of training."""
     return str(_library().__version__)
 
 
 @cache
 def _library() -> ModuleType:
-    """The tokenizers library, with its threads bounded and safe after a fork.
+    """Return the tokenizers library, with bounded threads and safe after a fork.
 
-    It takes these settings from the environment only, and at its first parallel call.
+    It reads these settings only from the environment, at its first parallel call.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("RAYON_NUM_THREADS", str(min(_MAX_THREADS, usable_cores())))
     import tokenizers
 
-    # A forked child has none of the parent's threads: it must not wait for them.
+    # A forked child has none of the parent's threads and must not wait for them.
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
     return tokenizers
 
@@ -406,7 +410,7 @@ def _guard(where: str) -> Iterator[None]:
     """Turn the library's failures into a ModelError; its panics derive from BaseException and have no public name."""
     try:
         yield
-    except (InterruptedRun, MemoryError, ModelError):  # a signal may come while the library works
+    except (InterruptedRun, MemoryError, ModelError):  # a signal may arrive while the library works
         raise
     except Exception as error:
         raise refused(escape(error)[:300], where) from error
@@ -417,24 +421,24 @@ def _guard(where: str) -> Iterator[None]:
 
 
 # --- Text while it is generated ---------------------------------------------------------------------------------------
-# Ids go in one by one, whole characters come out. Sampling and printing live elsewhere.
+# A decoder takes ids one by one and returns complete characters. It neither samples nor prints.
 
 
 _REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so what is still open after so many tokens will never become one.
+# A character has at most four bytes, so an incomplete one after so many tokens never becomes valid.
 _LONGEST_CHARACTER = 4
 
 
 class StreamDecoder:
-    """Decodes a growing sequence of ids. All pieces and `finish` joined are what `decode` gives for all ids; of ids
-    that continue others, what they add to the text of those.
+    """Decodes a growing sequence of ids. All returned texts joined equal `decode` of all ids. If the ids continue
+    others, they equal the text that is added to those.
 
-    A character whose bytes are spread over several tokens comes out with its last one.
+    A character whose bytes span several tokens is returned with the last one.
 
     Args:
-        skip_special: whether special tokens give no text.
-        after: the ids of the text that is continued. Behind a special token a text of its own begins, as an answer
-            behind a chat's template does.
+        skip_special: whether special tokens are omitted.
+        after: ids of the text that is continued. A separate text begins after a special token, like an answer after a
+            chat's template.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()) -> None:
@@ -445,7 +449,7 @@ class StreamDecoder:
         self._context, self._open = self._before, list[int]()
 
     def push(self, token_id: int) -> str:
-        """The text that became whole with `token_id`; often empty."""
+        """Return the text that `token_id` completes; often empty."""
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
         if self._bytes is not None:
@@ -454,12 +458,12 @@ class StreamDecoder:
         text = self._new_text()
         if text.endswith(_REPLACEMENT) and len(self._open) < _LONGEST_CHARACTER:
             return ""
-        # Spaces at a token's start depend on the token before it, so the last ones stay as context.
+        # Spaces at a token's start depend on the token before it, so the last tokens remain as context.
         self._context, self._open = self._open, []
         return text
 
     def finish(self) -> str:
-        """The rest, with U+FFFD for a character that was never completed; the decoder is as new afterwards."""
+        """Return the remaining text, with U+FFFD for an incomplete character, and reset the decoder."""
         text = self._new_text() if self._bytes is None else self._bytes.decode(b"", final=True)
         self._context, self._open = self._before, []
         if self._bytes is not None:
@@ -467,13 +471,12 @@ class StreamDecoder:
         return text
 
     def _new_text(self) -> str:
-        """What the open tokens add to the text of those before them."""
         before = self._tokenizer.decode(self._context, skip_special=self._skip_special)
         return self._tokenizer.decode(self._context + self._open, skip_special=self._skip_special)[len(before) :]
 
 
 def _last_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The last of `ids` on which the text behind them depends: of a special token none, else whole characters."""
+    """Return the last of `ids` that the next text depends on: none after a special token, else a whole character."""
     start = len(ids)
     while start and ids[start - 1] not in tokenizer.special_ids:
         start -= 1
@@ -484,15 +487,15 @@ def _last_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Character -> byte of GPT-2's alphabet: printable bytes stand for themselves, others follow from U+0100 on."""
+    """Return character -> byte of GPT-2's alphabet: printable bytes map to themselves, others to U+0100 and above."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def token_text(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> str:
-    """The text of a token by itself, special ones too.
-    Args: begins: a text begins with it, where some tokenizers put a space that is not shown.
+    """Return the text of a single token, also of a special one. If it `begins` a text, some tokenizers put a space
+    there, which is not shown.
     """
     first = tokenizer.decode([token_id], skip_special=False)
     if begins or tokenizer.is_byte_level:
@@ -501,7 +504,7 @@ def token_text(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> str:
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> bytes:
-    """The bytes of a token; those of its `token_text` for one that has no bytes."""
+    """Return the bytes of a token, or of its `token_text` if it has no bytes."""
     if tokenizer.is_byte_level:
         return _level_bytes(tokenizer, token_id)
     byte = tokenizer.fallback_byte(token_id)
@@ -509,7 +512,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> bytes:
 
 
 def _level_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The bytes of a token of a byte-level tokenizer; those of its text for an added one."""
+    """Return the bytes of a byte-level tokenizer's token, or of its text if it is an added one."""
     token = tokenizer.token(token_id) or ""
     try:
         return bytes(map(_byte_of().__getitem__, token))

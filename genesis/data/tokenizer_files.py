@@ -1,11 +1,11 @@
-"""The files of a tokenizer folder, read strictly: what passes here is a BPE that the tokenizers library can run.
+"""The files of a tokenizer folder, read strictly: only a BPE that the tokenizers library can run is accepted.
 
-The library ends in a panic on some malformed files, and obeys others that would drop text, pad it or encode it by
-chance. So the parts that it may see are listed here; truncation, padding, dropout and post-processors never reach it.
-Parts that could cost any time or memory are tried in a child process first.
+The library panics on some malformed files, and others make it drop, pad or randomly encode text. The parts that it may
+receive are therefore listed here; truncation, padding, dropout and post-processors never reach it. A child process
+first tries parts whose time or memory is not bounded.
 
-What the checks of large files gave is kept in the user's cache. The files are read and hashed at each start, so that a
-changed one is checked again.
+The user's cache stores the results for large files. Each start reads and hashes the files, so that a changed one is
+checked again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAPPING_NAME = "special_tokens_map.json"
 ADDED_NAME = "added_tokens.json"
 MODEL_CONFIG = "config.json"
 _SIDE_FILES = (TOKENIZER_CONFIG, MAPPING_NAME, ADDED_NAME)
-_MODEL_FILES = (GENERATION_CONFIG, MODEL_CONFIG)  # read for the roles of tokens, and no files of the tokenizer
+_MODEL_FILES = (GENERATION_CONFIG, MODEL_CONFIG)  # read for the roles of tokens; not part of the tokenizer
 
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_COMPANION_BYTES = 4 << 20
@@ -45,10 +45,10 @@ MAX_VOCAB = 1 << 22
 MAX_TOKEN_CHARS = 1 << 16
 
 ROLES = ("bos", "eos", "pad")
-# Names under which tokenizers that say nothing else keep their end of text, the likeliest first.
+# Names of the end of text in tokenizers that do not define it, the likeliest first.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
-# Part of a tokenizer.json -> where a Sequence keeps its members, and the types that BPEs of supported models use.
+# Part of a tokenizer.json -> the key of a Sequence's members, and the types that BPEs of supported models use.
 _TYPES: Mapping[str, tuple[str, frozenset[str]]] = {
     "normalizer": (
         "normalizers",
@@ -60,8 +60,8 @@ _TYPES: Mapping[str, tuple[str, frozenset[str]]] = {
     ),
     "decoder": ("decoders", frozenset(["ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"])),
 }
-_CODE = (Path(__file__), Path(strict_json.__file__))  # what decides what is made of the files
-_NEXT = "take the tokenizer again from its source, or leave data.tokenizer out to train one on the data"
+_CODE = (Path(__file__), Path(strict_json.__file__))  # the code that determines the result of the checks
+_NEXT = "download the tokenizer again, or remove data.tokenizer to train one on the data"
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class TokenizerFiles:
     """A checked tokenizer.
 
     Attributes:
-        checked: what the checks made of the files.
-        files: name -> bytes of every file to write back, as they were found.
-        where: how errors name the tokenizer.
+        checked: result of the checks.
+        files: name -> original bytes of every file to write back.
+        where: name of the tokenizer in errors.
     """
 
     checked: CheckedTokenizer
@@ -80,23 +80,21 @@ class TokenizerFiles:
 
     @cached_property
     def content(self) -> Mapping[str, Any]:
-        """The whole tokenizer.json with all added tokens, parsed when it is first asked for: a large one takes as long
-        as to load.
-        """
+        """The complete tokenizer.json with all added tokens. It is parsed on first use, because that is slow."""
         added = {key: value for key, value in self.checked.parts.items() if key == "added_tokens"}
         return {**parse_object(self.files[TOKENIZER_NAME], where=self.where), **added}
 
 
 @boundary(ModelError, "reading the tokenizer")
 def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
-    """The tokenizer in the folder `path`, or of the tokenizer.json at `path` with the files next to it.
-    Raises: ModelError: missing, too large, malformed, of a kind that is not supported, or without an end-of-text token.
+    """Read the tokenizer in the folder `path`, or the tokenizer.json at `path` with the files next to it.
+    Raises: ModelError: it is missing, too large, malformed or not supported, or has no end-of-text token.
     """
     path = Path(path)
     folder, name = (path, TOKENIZER_NAME) if is_folder(path) or not exists(path) else (path.parent, path.name)
     where = escape(folder / name)
     if not is_folder(folder):
-        raise ModelError(f"there is no tokenizer at {quote(os.fspath(path), 400)}", next="check data.tokenizer")
+        raise ModelError(f"no tokenizer exists at {quote(os.fspath(path), 400)}", next="check data.tokenizer")
     if not exists(folder / name):
         raise _without_tokenizer(folder)
     files = {TOKENIZER_NAME: read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)}
@@ -108,17 +106,18 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
 
 
 def checked_content(content: Mapping[str, Any], specials: Mapping[str, str | None], last_id: int) -> CheckedTokenizer:
-    """What is kept of a tokenizer.json, whose ids go up to `last_id`."""
+    """Return what is kept of a tokenizer.json, whose ids go up to `last_id`."""
     model = {"type": "BPE", **content["model"], "dropout": None}
     seen = {name: content.get(name) for name in ("version", "added_tokens", *_TYPES)}
     runnable = {**seen, "model": model, "truncation": None, "padding": None, "post_processor": None}
-    # Compact: the library parses 150,000 tokens in two thirds of the time that escapes and spaces take.
+    # Compact JSON: the library parses 150,000 tokens in two thirds of the time that escapes and spaces take.
     text = json.dumps(runnable, ensure_ascii=False, separators=(",", ":"))
     parts = {**content, "model": {key: value for key, value in model.items() if key not in ("vocab", "merges")}}
     return CheckedTokenizer(text, parts, specials, last_id + 1)
 
 
 def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTokenizer:
+    # Check tokenizer.json, then combine it with the side files.
     content = parse_object(files[TOKENIZER_NAME], where=where)
     _checked_ids(content, where)
     _check_parts(content, where)
@@ -142,16 +141,16 @@ def _checked(files: Mapping[str, bytes], folder: Path, where: str) -> CheckedTok
 def _without_tokenizer(folder: Path) -> ModelError:
     what, next = f"{escape(folder)} has no {TOKENIZER_NAME}", f"put the model's {TOKENIZER_NAME} there"
     if exists(folder / SENTENCE_PIECE):
-        what += f", and {SENTENCE_PIECE} is not read"
+        what += f", and {SENTENCE_PIECE} is not supported"
         next += " (transformers' AutoTokenizer writes one: save_pretrained)"
-    return ModelError(what, where=escape(folder), next=f"{next}, or name a folder that has one as data.tokenizer")
+    return ModelError(what, where=escape(folder), next=f"{next}, or set data.tokenizer to a folder that has one")
 
 
 def _checked_ids(content: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Token -> id of the vocabulary and the added tokens; every id is used once."""
+    """Return token -> id of the vocabulary and the added tokens; every id is unique."""
     model = content.get("model")
     if not isinstance(model, dict):
-        raise refused("there is no `model`", where)
+        raise refused("`model` is missing", where)
     if model.get("type", "BPE") != "BPE":
         raise refused(f"the model type is {quote(model['type'])}; Genesis reads BPE tokenizers", where)
     for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -196,7 +195,7 @@ def _check_parts(content: Mapping[str, Any], where: str) -> None:
 
 
 def _members(part: Any, key: str) -> Iterator[Any]:
-    """The parts below `part`, with sequences opened; their depth is limited by the JSON's."""
+    """Yield the parts below `part`, with sequences expanded; the JSON reader limits their depth."""
     if isinstance(part, dict) and part.get("type") == "Sequence" and isinstance(part.get(key), list):
         for member in part[key]:
             yield from _members(member, key)
@@ -211,7 +210,7 @@ def _specials(
     ids: Mapping[str, int],
     where: str,
 ) -> dict[str, str | None]:
-    """The texts of bos, eos and pad: by the tokenizer's own files, else by the model's, else by the usual names."""
+    """Return the texts of bos, eos and pad from the tokenizer's own files, else the model's, else by usual names."""
     by_id = {number: token for token, number in ids.items()}
     found: dict[str, str | None] = {}
     for role in ROLES:
@@ -229,26 +228,25 @@ def _specials(
 
 
 def _id_of(config: Mapping[str, Any], role: str) -> int:
-    """The id of `role` in a model's config, of a list the first; -1 where there is none."""
+    """Return the id of `role` in a model's config, the first one of a list; -1 without one."""
     value = config.get(f"{role}_token_id")
     value = value[0] if isinstance(value, list) and value else value
     return value if type(value) is int else -1
 
 
 def refused(what: str, where: str) -> ModelError:
-    """The error of a tokenizer that cannot be used."""
+    """Return the error of a tokenizer that cannot be used."""
     return ModelError(f"the tokenizer cannot be used: {what}", where=where, next=_NEXT)
 
 
 # --- Added tokens -----------------------------------------------------------------------------------------------------
-# The order of precedence and the ids are transformers' (5.x): a token that is new takes the next free id, whatever id a
-# side file gives it.
+# Precedence and ids follow transformers (5.x): a new token takes the next free id, whatever id a side file gives it.
 
 
 _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _LISTED, _EXTRA, _OLD_EXTRA = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"
-# transformers' classes that read only vocabulary and merges of tokenizer.json, with their default special tokens.
+# transformers' classes that only read vocabulary and merges of tokenizer.json, with their default special tokens.
 _END = "<|endoftext|>"
 _REBUILT: Mapping[str, Mapping[str, str]] = {
     "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
@@ -257,13 +255,13 @@ _REBUILT: Mapping[str, Mapping[str, str]] = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
 }
-# The class by the type of the model: where the config names none, and whatever it names ("" for one that is not above).
+# The class by the model's type: defaults if the config names none, and overrides ("" for a class that is not above).
 _USUAL = {"gemma3_text": "GemmaTokenizer", "qwen3": "Qwen2Tokenizer"}
 _FIXED = {"qwen2": "Qwen2Tokenizer", "granite": "", "mistral": "", "olmo2": "", "phi3": ""}
 
 
 def rebuilding_class(config: Mapping[str, Any], model_type: object, is_byte_level: bool) -> str | None:
-    """transformers' class for a tokenizer, where it is one that does not keep the added tokens of tokenizer.json."""
+    """Return transformers' class for a tokenizer if it ignores the added tokens of tokenizer.json, else None."""
     kind = str(model_type)
     name = _FIXED.get(kind, str(config.get("tokenizer_class") or _USUAL.get(kind)).removesuffix("Fast"))
     return None if name not in _REBUILT or (name == "LlamaTokenizer" and is_byte_level) else name
@@ -272,8 +270,8 @@ def rebuilding_class(config: Mapping[str, Any], model_type: object, is_byte_leve
 def tokenizer_settings(
     config: Mapping[str, Any], mapping: Mapping[str, Any], rebuilt: str | None, where: str
 ) -> dict[str, Any]:
-    """`tokenizer_config.json`, overridden by `special_tokens_map.json` unless the config lists its added tokens.
-    Args: rebuilt: see `rebuilding_class`.
+    """Return `tokenizer_config.json`, overridden by `special_tokens_map.json` unless it lists added tokens.
+    `rebuilt` comes from `rebuilding_class`.
     """
     settings = {**_REBUILT.get(rebuilt or "", {}), **config}
     if _OLD_EXTRA in settings and not settings.get(_EXTRA):
@@ -298,23 +296,25 @@ def all_added_tokens(
     rebuilt: str | None,
     where: str,
 ) -> list[dict[str, Any]]:
-    """The added tokens as tokenizer.json has them, with those that only other files name behind them.
+    """Return the added tokens of tokenizer.json, followed by those that only other files name.
 
     Args:
-        kept: those of tokenizer.json, checked.
-        vocabulary: token -> id, of its model.
+        kept: checked tokens of tokenizer.json.
+        vocabulary: token -> id of its model.
         settings: see `tokenizer_settings`.
-        listed: `added_tokens.json`: token -> id. It counts where the settings list no added tokens.
+        listed: `added_tokens.json`: token -> id. It applies if the settings list no added tokens.
         rebuilt: see `rebuilding_class`.
 
     Raises:
-        ModelError: a file names a token in a form that is not known.
+        ModelError: a file names a token in an unknown form.
     """
+    # Collect the named tokens of the settings.
     usual = [_token(settings[key], where, key) for key in _NAMED if settings.get(key) is not None]
     others = [key for key in settings if key.endswith("_token") and key not in _NAMED]  # may be something else
     named = [*usual, *(_token(settings[key], where, key) for key in others if isinstance(settings[key], str | Mapping))]
     extra = [_token(each, where) for each in _typed(settings.get(_EXTRA, settings.get(_OLD_EXTRA)), list, where)]
     special = {token["content"] for token in named}
+    # List the added tokens by id, then the named ones that are new.
     if _LISTED in settings:
         by_id = {_id(key, where): _token(each, where) for key, each in _typed(settings[_LISTED], dict, where).items()}
     else:
@@ -326,8 +326,9 @@ def all_added_tokens(
     for token in (*named, *extra):
         if token["content"] not in found:
             added.setdefault(token["content"], token)
-    if rebuilt == "Qwen2Tokenizer":  # it adds its special tokens once more
+    if rebuilt == "Qwen2Tokenizer":  # it adds its special tokens again
         added |= {token["content"]: _token(token["content"], where) for token in (*named, *extra)}
+    # Give new tokens the next free ids.
     after = max([len(vocabulary), *(token["id"] + 1 for token in found.values())])
     for text, token in added.items():
         number = found[text]["id"] if text in found else vocabulary.get(text, after)
@@ -343,7 +344,7 @@ def _special(value: Any) -> Any:
 
 
 def _token(value: Any, where: str, key: str = "added_tokens") -> dict[str, Any]:
-    """A token as tokenizer.json has it, without an id, of a text or of the object of a side file."""
+    """Return a text or a side file's object as a token of tokenizer.json, without an id."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("content"), str) or not given["content"]:
         raise _unknown(value, where, key)
@@ -353,7 +354,6 @@ def _token(value: Any, where: str, key: str = "added_tokens") -> dict[str, Any]:
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:
-    """A list or an object of tokens; null is empty."""
     if value is not None and not isinstance(value, kind):
         raise _unknown(value, where)
     return value or kind()
@@ -367,24 +367,24 @@ def _id(value: Any, where: str) -> int:
 
 def _unknown(value: Any, where: str, key: str = "added_tokens") -> ModelError:
     what = f"the tokenizer cannot be used: `{escape(key)[:80]}` is or has {quote(value)}, which names no token"
-    return ModelError(what, where=where, next=f"correct {TOKENIZER_CONFIG} and the files beside it")
+    return ModelError(what, where=where, next=f"correct {TOKENIZER_CONFIG} and the files next to it")
 
 
-# --- What an earlier process checked ----------------------------------------------------------------------------------
+# --- Results of earlier checks ----------------------------------------------------------------------------------------
 
 
-MIN_BYTES = 1 << 20  # of files that are worth an entry; checking 1 MiB takes 0.1 s
-MAX_BYTES = 128 << 20  # of an entry
+MIN_BYTES = 1 << 20  # smaller files get no entry; checking 1 MiB takes 0.1 s
+MAX_BYTES = 128 << 20  # size of an entry
 
 
 @dataclass(frozen=True)
 class CheckedTokenizer:
-    """What of a tokenizer's files is needed to run it.
+    """The parts of a tokenizer's files that are needed to run it.
 
     Attributes:
-        runnable: the tokenizer.json for the library: what encodes and decodes plain text, and nothing that changes it.
-        parts: tokenizer.json, parsed, without the vocabulary and the merges.
-        specials: bos, eos and pad -> the token's text; None where the tokenizer has none.
+        runnable: the tokenizer.json for the library, reduced to the encoding and decoding of plain text.
+        parts: the parsed tokenizer.json, without the vocabulary and the merges.
+        specials: bos, eos and pad -> the token's text; None if the tokenizer has none.
         vocab_size: the largest id + 1: the rows that an embedding needs.
     """
 
@@ -396,15 +396,15 @@ class CheckedTokenizer:
 
 @cache
 def user_cache() -> Cache:
-    """Where the user's processes keep what they found out about tokenizers."""
+    """Return the user's cache of results about tokenizers."""
     return Cache.of_user(user_folder("tokenizers"))
 
 
 def cached_tokenizer(
     files: Mapping[str, bytes], code: Collection[Path], check: Callable[[], CheckedTokenizer]
 ) -> CheckedTokenizer:
-    """What `check()` makes of `files`, or has made of the same bytes in an earlier process.
-    Args: code: the source files that decide what `check` makes.
+    """Return the result of `check()` for `files`, or an earlier process's result for the same bytes; `code` lists the
+    source files that determine it.
     """
     if sum(map(len, files.values())) < MIN_BYTES:
         return check()
@@ -419,26 +419,25 @@ def cached_tokenizer(
     return found
 
 
-# --- What the library may run -----------------------------------------------------------------------------------------
-# A kilobyte of normalizers can double a text forty times, and then the library ends the process: an allocation that
-# fails in it is not an exception. The cost of most tokenizers is known from the structure of their parts. Any other is
-# tried in a child process with limits on time and memory, and the result is remembered by the content's hash.
+# --- Limits of the library --------------------------------------------------------------------------------------------
+# A kilobyte of normalizers can double a text forty times. The library then ends the process, because its failed
+# allocations raise no exception. For most tokenizers the structure of the parts bounds the cost. Any other is tried in
+# a child process with limits on time and memory, and the result is cached by the content's hash.
 
 
 MAX_PARTS = 32  # of a sequence of normalizers, pre-tokenizers or decoders
-MAX_GROWTH = 16.0  # bytes after all replacements for a byte before them
+MAX_GROWTH = 16.0  # bytes after all replacements per byte before them
 MAX_PREPENDED = 64  # characters
 MAX_ADDED, MAX_ADDED_CHARS = 1 << 15, 1 << 20
 
-MEMORY_BYTES = 2 << 30  # and 32 for every byte of the file
-CPU_SECONDS = 2  # and one more for every 2 MiB of the file
-GROWTH_TRIED = 64  # what the child lets pass
+MEMORY_BYTES = 2 << 30  # plus 32 for every byte of the file
+CPU_SECONDS = 2  # plus one for every 2 MiB of the file
+GROWTH_TRIED = 64  # limit of growth in the child
 
 
 def check_bounded(content: Mapping[str, Any], runnable: str, where: str, library: ModuleType) -> None:
-    """Return if the tokenizers `library` may be given `runnable`, the tokenizer.json `content` as it gets it.
-
-    Raises: ModelError: a child that tried it came to the limits, or the library ended it.
+    """Check that the tokenizers `library` can safely run `runnable`, which was made from the tokenizer.json `content`.
+    Raises: ModelError: a child that tried it reached the limits, or the library ended it.
     """
     if is_bounded(content):
         return
@@ -451,7 +450,7 @@ def check_bounded(content: Mapping[str, Any], runnable: str, where: str, library
 
 
 def is_bounded(content: Mapping[str, Any]) -> bool:
-    """Whether the parts' cost is known from their structure: linear in the text, with a small factor."""
+    """Whether the structure bounds the parts' cost: linear in the text, with a small factor."""
     for part, (members, _) in _TYPES.items():
         leaves = [leaf for leaf in _members(content.get(part), members) if isinstance(leaf, dict)]
         growth, prepended = 1.0, 0
@@ -474,7 +473,7 @@ def is_bounded(content: Mapping[str, Any]) -> bool:
     return len(tokens) <= MAX_ADDED and sum(map(len, tokens)) <= MAX_ADDED_CHARS
 
 
-# Runs without site and environment. Texts are tried that repeat what the parts replace, and runs of common characters.
+# Runs without site packages and environment. It tries texts that repeat what the parts replace, and common characters.
 _CHILD = """
 import json, resource, sys
 memory, seconds, growth = map(int, sys.argv[2:])
@@ -511,7 +510,7 @@ print("ok")
 
 
 def _tried(runnable: str, library: Path) -> str:
-    """Why the library may not have it; an empty text where a child had no trouble."""
+    """Return why the library must not run it, or an empty text if a child ran it without problems."""
     data = runnable.encode()
     seconds, memory = CPU_SECONDS + (len(data) >> 21), MEMORY_BYTES + 32 * len(data)
     environment = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
@@ -524,7 +523,7 @@ def _tried(runnable: str, library: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"it does not encode a few lines of text within {limits}"
     except OSError as error:
-        return f"it has parts that must be tried in a child process, which cannot be started: {error.strerror}"
+        return f"its parts must be tried in a child process, which cannot be started: {error.strerror}"
     if done.returncode == 0 and done.stdout == b"ok\n":
         return ""
     if done.stderr.startswith(b"grows"):

@@ -1,6 +1,6 @@
-"""Long library calls in a worker thread, so that the main thread stays free to handle signals.
+"""Runs long library calls in a worker thread, so that the main thread remains free to handle signals.
 
-A signal ends the waiting, not the call: that goes on without a reader until it, or the process, ends.
+A signal ends the waiting, not the call, which continues without a reader until it or the process ends.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _PATIENCE_S = 0.05
 
 
 class _Left(Exception):
-    """Nobody waits for the call any more."""
+    """The caller no longer waits for the call."""
 
 
 def start_in_thread(call: Callable[[], T]) -> Future[T]:
-    """Begin `call()` in another thread; `result` of what is given waits for it, and returns or raises what it did."""
+    """Run `call()` in another thread. `result()` of the returned future blocks and returns or raises what it did."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # a library's panic is no Exception
+        except BaseException as error:  # a library's panic is not an Exception
             future.set_exception(error)
 
     threading.Thread(target=run, name="genesis-worker", daemon=True).start()
@@ -39,14 +39,14 @@ def start_in_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def call_in_thread(call: Callable[[], T]) -> T:
-    """What `call()` returns or raises, made in another thread where this is the main one."""
+    """Return or raise what `call()` does. On the main thread it runs in another thread."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     return start_in_thread(call).result()
 
 
 def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
-    """`call(iterator)` in another thread, where the iterator gives `texts`, which this thread goes through."""
+    """Run `call(iterator)` in another thread; the iterator yields `texts`, which this thread iterates over."""
     if threading.current_thread() is not threading.main_thread():
         call(iter(texts))
         return

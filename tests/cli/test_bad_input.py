@@ -121,7 +121,7 @@ BAD = {
         5,
         "the chat template cannot be used: a render took more than 0.2 s of CPU time, 3 times in a row",
         "HERE/own.jinja",
-        "take the template again from its source",
+        "download the template again",
         template(LOOP),
     ),
     "a template that is no Jinja": Bad(
@@ -129,7 +129,7 @@ BAD = {
         5,
         "the chat template cannot be used: line 1: Expected an expression",
         "HERE/own.jinja",
-        "take the template again from its source",
+        "download the template again",
         template("{% if %}"),
     ),
     "a message without role": Bad(
@@ -175,7 +175,7 @@ BAD = {
     "a Parquet file without the columns": Bad(
         (*TRAIN, "data.train=HERE/mine.parquet"),
         4,
-        "the record has the fields of no format; its fields: 'asked', 'said'",
+        "fields match no format; its fields: 'asked', 'said'",
         "HERE/mine.parquet:1",
         "the formats are text: text; messages: messages; prompt_completion: prompt, completion; ",
         parquet,

@@ -99,7 +99,7 @@ def test_turns_that_are_not_learned_are_counted(model: Path, tmp_path: Path) -> 
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     given = (path, "--model", model, "--seq-len", 96, "data.template=chatml", "data.eval_fraction=0")
-    line = f"2 turns are read and not learned (weight 0 or train false); the first: {path}:2"
+    line = f"2 turns are read but not learned (weight 0 or train false); the first: {path}:2"
     code, out, told = run(*given)
     assert code == 0, told
     assert line in out.splitlines()

@@ -132,7 +132,7 @@ def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_pa
     turns = [[{"role": "user", "content": "words?"}, {"role": "assistant", "content": text}] for text in said]
     turns.append([{"role": "user", "content": "words?" * 99}, turns[0][1]])
     chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
-    with pytest.raises(ModelError, match="there is no chat template") as caught:
+    with pytest.raises(ModelError, match="no chat template") as caught:
         measured(folder, str(chats))
     assert "--template=chatml" in str(caught.value.next)
     turn, asked = "{{ m.role }}: {{ m.content }}<|endoftext|>", "{{ 'assistant: ' * add_generation_prompt }}"

@@ -114,8 +114,8 @@ def test_our_own_tokenizer_keeps_its_fingerprint_and_says_what_it_adds(tokenizer
 
 
 MALFORMED: list[tuple[Any, str]] = [
-    ([], "of the type 'None'"),
-    ({"type": "Mystery"}, "of the type 'Mystery'"),
+    ([], "its type 'None'"),
+    ({"type": "Mystery"}, "its type 'Mystery'"),
     ({"type": "TemplateProcessing"}, "no `single`"),
     ({"type": "TemplateProcessing", "single": [], "special_tokens": {}}, "holds 0 texts"),
     (template("A", "A"), "holds 2 texts"),
@@ -123,10 +123,10 @@ MALFORMED: list[tuple[Any, str]] = [
     ({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": []}}], "special_tokens": {}}, "without ids"),
     ({"type": "TemplateProcessing", "single": [3], "special_tokens": {}}, "without ids"),
     (template(*["<|im_end|>"] * 1025, "A"), "more than 1,024 ids"),
-    ({"type": "BertProcessing", "sep": ["x"], "cls": ["x", 1]}, "no pair of a token and its id"),
+    ({"type": "BertProcessing", "sep": ["x"], "cls": ["x", 1]}, "a pair of a token and its id"),
     (start_template("<|im_end|>", 999), "an id that is not in the vocabulary"),
-    ({"type": "Sequence", "processors": [{"type": "Mystery"}]}, "of the type 'Mystery'"),
-    ({"type": "Sequence"}, "of the type 'Sequence'"),
+    ({"type": "Sequence", "processors": [{"type": "Mystery"}]}, "its type 'Mystery'"),
+    ({"type": "Sequence"}, "its type 'Sequence'"),
     ({"type": "Sequence", "processors": [START, ROBERTA]}, "two of its parts"),
 ]
 

@@ -93,7 +93,7 @@ def test_content_that_is_no_text_is_refused_under_any_name_and_the_kind_is_said(
     assert kind_by_content(BINARY[kind]) == kind
     for on_error in ("fail", "skip"):
         corpus = Corpus([str(path)], on_error=on_error, max_line_bytes=1024)
-        with pytest.raises(DataError, match=f"the file is no text: {kind}") as caught:
+        with pytest.raises(DataError, match=f"the file is not text: {kind}") as caught:
             list(corpus.documents(Defects()))
         assert caught.value.exit_code == 4
         assert SUPPORTED in caught.value.next and str(path) == caught.value.where
@@ -173,7 +173,7 @@ def test_names_that_promise_something_else_than_text(name: str, kind: str | None
 @pytest.mark.parametrize("name", ["a.psv", "a.json5", "a.parquet.gz", "a.png"])
 def test_a_named_file_is_an_error_before_it_is_opened(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)  # reading it would wait for ever
-    with pytest.raises(DataError, match=r"the file is no text.*by its name"):
+    with pytest.raises(DataError, match=r"the file is not text.*by its name"):
         Corpus([f"{tmp_path}/*", str(tmp_path / name)], on_error="skip", max_line_bytes=1024)
 
 

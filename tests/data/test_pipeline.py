@@ -199,7 +199,7 @@ def test_a_single_text_without_lines_is_cut_before_a_word(tmp_path: Path, text: 
     corpus = Corpus([str(folder)], on_error="fail", max_line_bytes=1024)
     corpus.hold_out_tail(0.2)
     if tail.startswith("b"):
-        with pytest.raises(DataError, match="the last 20%"):
+        with pytest.raises(DataError, match="its last 20%"):
             list(corpus.documents())
     else:
         assert [document.text for document in corpus.documents()] == [text.removesuffix(tail), tail]

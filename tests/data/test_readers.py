@@ -122,13 +122,13 @@ def bad_utf8() -> bytes:
 DEFECTS: list[tuple[str, bytes, str, str, str, int]] = [
     ("a.json", b"", "empty file", "1", "no records", 0),
     ("a.json", b" [ ] ", "empty file", "1", "no records", 0),
-    ("a.json", b'"text"', "bad JSON", "1", "no JSON array", 0),
+    ("a.json", b'"text"', "bad JSON", "1", "does not hold a JSON array", 0),
     ("a.json", GOOD + TEXT, "bad JSON", "2", "not closed", 1),
     ("a.json", GOOD + b'{"text": "cut', "bad JSON", "2", "not closed", 1),
     ("a.json", GOOD + b'{"text": "cut\\', "bad JSON", "2", "not closed", 1),
     ("a.json", GOOD, "bad JSON", "2", "not closed", 1),
-    ("a.json", GOOD + b"]", "bad JSON", "2: [1]", "no record stands between", 1),
-    ("a.json", GOOD + b"," + TEXT + b"]", "bad JSON", "2: [1]", "no record stands between", 2),
+    ("a.json", GOOD + b"]", "bad JSON", "2: [1]", "a record is missing", 1),
+    ("a.json", GOOD + b"," + TEXT + b"]", "bad JSON", "2: [1]", "a record is missing", 2),
     ("a.json", GOOD + TEXT + b"}]", "bad JSON", "2", "a } closes nothing", 1),
     ("a.json", GOOD + TEXT + b"]\n x", "bad JSON", "3", "text follows", 2),
     ("a.json", GOOD + b"\n[" * 2700 + b"]" * 2700 + b"]", "bad JSON", "3: [1]", "JSON", 1),
@@ -225,7 +225,7 @@ def test_tables_have_commas_semicolons_or_tabs(tmp_path: Path, name: str, data: 
 @pytest.mark.parametrize("header", ["question;answer,n", "question\tanswer;n", "a,b\tc"])
 def test_a_table_that_can_be_divided_in_two_ways_is_refused(tmp_path: Path, header: str) -> None:
     (tmp_path / "a.csv").write_text(f"{header}\n1,2;3\n")
-    with pytest.raises(Defect, match="either may be between its columns") as caught:
+    with pytest.raises(Defect, match="either may separate") as caught:
         list(Corpus([str(tmp_path / "a.csv")], on_error="fail", max_line_bytes=MAX_LINE).documents())
     assert (caught.value.kind, caught.value.where) == ("bad CSV", f"{tmp_path / 'a.csv'}:1")
 
@@ -240,7 +240,7 @@ def test_what_stands_in_a_folder_is_read_or_told(tmp_path: Path) -> None:
     assert [document.text for document in corpus.documents()] == ["a", "b", "d", "e"]
     assert str(corpus.counts()) == "read: 1 csv, 1 json, 1 parquet, 1 text; not read: 1 json"
     (tmp_path / "f.csv").write_bytes(b"a,b\n1,2\n")
-    with pytest.raises(DataError, match="the fields of no format"):
+    with pytest.raises(DataError, match="fields match no format"):
         list(corpus.__class__([str(tmp_path)], on_error="fail", max_line_bytes=MAX_LINE).documents())
 
 
@@ -248,7 +248,7 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, mon
     (tmp_path / "a.parquet").write_bytes(as_parquet([{"text": "a"}]))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for defects in (None, Defects()):  # what is left out is never a whole file for want of a library
-        with pytest.raises(DataError, match="pyarrow, which is not installed") as caught:
+        with pytest.raises(DataError, match="pyarrow") as caught:
             read(tmp_path / "a.parquet", defects)
         assert "pyarrow>=18" in caught.value.next and caught.value.where == str(tmp_path / "a.parquet")
 

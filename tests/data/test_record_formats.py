@@ -134,7 +134,7 @@ def test_a_named_format_has_its_own_fields() -> None:
     assert read(both, "dolly", instruction="question", response="answer") == conversation(USER, ANSWER)
     assert read({"Q": "2+2?", "A": "4"}, question="Q", answer="A") == conversation(USER, ANSWER)
     assert RecordFormat("question_answer").columns(list(both), HERE) == ["question", "answer"]
-    with pytest.raises(Defect, match="it has no 'Q'"):
+    with pytest.raises(Defect, match="it lacks 'Q'"):
         read({"query": "2+2?", "A": "4"}, question="Q", answer="A")
     with pytest.raises(Defect, match="no field 'response'"):
         read({"instruction": "2+2?", "output": "4"}, "dolly")
@@ -191,7 +191,7 @@ def test_fields_have_other_names() -> None:
                 conversations="chat") == expected  # fmt: skip
     assert read({"q": "2+2?", "a": "4"}, instruction="q", output="a") == expected
     assert read({"body": "b", "text": 1}, text="body") == "b"
-    with pytest.raises(Defect, match="the fields of no format"):
+    with pytest.raises(Defect, match="fields match no format"):
         read({"text": "a"}, text="body")
 
 
@@ -258,28 +258,28 @@ DEFECTS: list[tuple[object, str, str, str]] = [
     (answered(None), "wrong type", "messages[1].content", "null, not a string"),
     (answered({"a": 1}), "wrong type", "messages[1].content", "an object, not a string"),
     (answered("4\0"), "NUL byte", "messages[1].content", "NUL"),
-    (answered(["4"]), "no text part", "messages[1].content[0]", "a string, and only text"),
-    (answered([{"type": "image"}]), "no text part", "messages[1].content[0]", "'image', and only text"),
+    (answered(["4"]), "no text part", "messages[1].content[0]", "a string"),
+    (answered([{"type": "image"}]), "no text part", "messages[1].content[0]", "'image'"),
     (answered([{"type": "text", "text": 3}]), "wrong type", "messages[1].content[0].text", "a number"),
     (messages(USER, {**ANSWER, "score": float("nan")}), "bad number", "messages[1].score", "nan, not a finite"),
     (messages(USER, {**ANSWER, "x": [1, {"y": "\0"}]}), "NUL byte", "messages[1].x[1].y", "NUL"),
     (messages(USER, {**ANSWER, "x": nested(MAX_DEPTH + 1)}), "nested too deep", "messages[1].x.a.a", "64 levels"),
-    (messages(USER, {**ANSWER, "x": b"4"}), "wrong type", "messages[1].x", "of type bytes, which JSON has not"),
+    (messages(USER, {**ANSWER, "x": b"4"}), "wrong type", "messages[1].x", "of type bytes"),
     (messages(USER, {**ANSWER, "tool_calls": {}}), "wrong type", "messages[1].tool_calls", "an object, not a list"),
     (messages(USER, {**ANSWER, "tool_calls": [3]}), "bad tool call", "messages[1].tool_calls[0]", "is a number"),
     (messages({**USER, "tool_calls": [{"name": "f", "arguments": {}}]}), "bad tool call", "messages[0].tool_calls",
-     "called by the user"),
+     "the user calls tools"),
     (messages(USER, {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}),
      "bad tool call", "messages[1].function_call", "old form"),
-    (messages(USER, {**ANSWER, "weight": 0.5}), "bad weight", "messages[1].weight", "'0.5', and a turn is learned"),
-    (messages(USER, {**ANSWER, "train": "no"}), "bad weight", "messages[1].train", "learned (1) or not (0)"),
+    (messages(USER, {**ANSWER, "weight": 0.5}), "bad weight", "messages[1].weight", "'0.5'"),
+    (messages(USER, {**ANSWER, "train": "no"}), "bad weight", "messages[1].train", "1 (learned) or 0 (not learned)"),
     ({"prompt": "p", "completion": "c", "label": False}, "preference", "", "prompt, completion, label"),
     ({"question": "p", "response": "c", "label": False}, "preference", "", "question, response, label"),
     ({"question": "q", "query": "q", "answer": "a"}, "ambiguous format", "", "'question', 'query'"),
     ({"question": "q", "answer": "a", "response": "a"}, "ambiguous format", "", "'answer', 'response'"),
     ({"instruction": "i", "question": "q", "answer": "a"}, "ambiguous format", "", "'question', 'instruction'"),
     ({"question": "q", "context": "c", "input": "i", "answer": "a"}, "ambiguous format", "", "'context', 'input'"),
-    ({"question": "q", "choices": ["a"]}, "missing field", "", "the fields of no format"),
+    ({"question": "q", "choices": ["a"]}, "missing field", "", "fields match no format"),
     ({"question": "q", "answer": 3}, "wrong type", "answer", "holds a number"),
     ({"query": "q", "response": None}, "wrong type", "response", "holds null"),
     ({"query": " ", "response": "r", "context": 3}, "wrong type", "context", "holds a number"),
@@ -307,7 +307,7 @@ DEFECTS: list[tuple[object, str, str, str]] = [
     ({"instruction": "", "input": "", "output": "4"}, "empty document", "instruction", "are empty"),
     ({"instruction": "q", "output": None}, "wrong type", "output", "null, not a string"),
     ({"instruction": 3, "output": "4"}, "wrong type", "instruction", "a number, not a string"),
-    ({"instruction": "q", "output": "4", "history": [["a"]]}, "wrong type", "history[0]", "no pair of strings"),
+    ({"instruction": "q", "output": "4", "history": [["a"]]}, "wrong type", "history[0]", "a pair of strings"),
     ({"instruction": "q", "output": "4", "history": "no"}, "bad JSON", "history", "not JSON"),
     ({"conversations": []}, "empty conversation", "conversations", "no messages"),
     ({"conversations": [{"from": "humn", "value": "a"}]}, "unknown role", "conversations[0].from", "human is nearest"),
@@ -342,5 +342,5 @@ def test_columns_are_those_that_the_format_uses() -> None:
         "instruction",
         "answer",
     ]
-    with pytest.raises(Defect, match="the fields of no format; its fields: 'a', 'b'"):
+    with pytest.raises(Defect, match="fields match no format; its fields: 'a', 'b'"):
         RecordFormat().columns(["a", "b"], HERE)

@@ -192,13 +192,13 @@ def test_records_that_became_several_samples_are_counted(chats: Path) -> None:
 
 
 def test_records_without_an_encoder_are_an_error(chats: Path) -> None:
-    with pytest.raises(DataError, match="hold records, and there is no encoder"):
+    with pytest.raises(DataError, match="holds records"):
         prepare(chats, make_encoder=None)
 
 
 def test_a_note_about_one_is_in_the_singular() -> None:
     for what, one in (
-        ("turns are read and not learned", "turn is read and not learned"),
+        ("turns are read but not learned", "turn is read but not learned"),
         ("system messages are left out by the template", "system message is left out by the template"),
         ("samples without a target are left out", "sample without a target is left out"),
         ("turns have reasoning that is left out", "turn has reasoning that is left out"),

@@ -55,7 +55,7 @@ DEFECTS: list[tuple[str, bytes, str, int, str]] = [
     ("a.jsonl", GOOD + b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "bad JSON", 2, "beyond every use"),
     ("a.jsonl", GOOD + b'{"text": "a", "text": "b"}\n', "bad JSON", 2, "'text' appears twice"),
     ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "bad JSON", 2, "half a surrogate pair"),
-    ("a.jsonl", b'[{"text": "a"},\n' + GOOD, "bad JSON", 1, "a JSON array, not one object a line"),
+    ("a.jsonl", b'[{"text": "a"},\n' + GOOD, "bad JSON", 1, "a JSON array"),
     ("a.jsonl", GOOD + b'["text"]\n', "no record", 2, "is a list"),
     ("a.jsonl", GOOD + b'"text"\n', "no record", 2, "is a string"),
     ("a.jsonl", GOOD + b'\n{"body": 1, "\\u001b[2J": 2}\n', "missing field", 3, r"its fields: 'body', '\x1b[2J'"),

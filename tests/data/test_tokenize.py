@@ -206,7 +206,7 @@ def test_records_that_come_or_go_after_indexing_are_an_error(tokenizer: Tokenize
     index = index_documents(corpus.documents())
     for lines in (1, 3):
         path.write_text("".join(f'{{"text": "{name}"}}\n' for name in "abc"[:lines]))
-        with pytest.raises(DataError, match="changed while they were read"):
+        with pytest.raises(DataError, match="changed while it was read"):
             tokenize(corpus, index, tokenizer, Cache(tmp_path / "cache"), lambda done, total: None)
 
 

@@ -285,8 +285,8 @@ def put(value: Any, *path: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change,message",
     [
-        (without("model"), "there is no `model`"),
-        (put([], "model"), "there is no `model`"),
+        (without("model"), "`model` is missing"),
+        (put([], "model"), "`model` is missing"),
         (without("model", "vocab"), "is missing"),
         (put({}, "model", "vocab"), "is missing"),
         (put("x", "model", "merges"), "is missing"),
@@ -379,7 +379,7 @@ def test_a_tokenizer_without_an_end_of_text_is_refused(tokenizer: Tokenizer, tmp
 def test_missing_large_and_special_files_are_refused(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelError, match="no tokenizer at"):
+    with pytest.raises(ModelError, match="no tokenizer exists at"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         Tokenizer.load(tmp_path)
@@ -420,6 +420,6 @@ def test_a_folder_without_a_tokenizer_says_where_one_may_be_named(tmp_path: Path
         Tokenizer.load(tmp_path)
     assert caught.value.where == str(tmp_path) and "data.tokenizer" in caught.value.next
     (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"tokenizer\.model is not read") as caught:
+    with pytest.raises(ModelError, match=r"tokenizer\.model is not supported") as caught:
         Tokenizer.load(tmp_path)
     assert "save_pretrained" in caught.value.next

@@ -1,7 +1,7 @@
-"""Chat templates and targets: conversations become token ids and a mask that says which of them a model would say.
+"""Chat templates and targets: conversations become token ids and a mask of the tokens that the assistant produces.
 
-`ChatTemplate` is the model's own Jinja text, `Renderer` runs it in a child process, and `ChatEncoder` makes samples,
-`ChatPrompts` prompts.
+`ChatTemplate` is the model's own Jinja text, `Renderer` runs it in a child process, `ChatEncoder` makes samples and
+`ChatPrompts` makes prompts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The process that renders chat templates: it reads conversations from its standard input and answers on its output.
+"""The process that renders chat templates: it reads conversations from standard input and answers on standard output.
 
-It is started by path (`genesis.data.chat.renderer`) in Python's isolated mode and imports nothing of Genesis. A frame
-is eight bytes of length and as many of JSON. The first frame holds templates, variables and limits; each further one is
-a list of jobs, and each job gets one frame in answer. The process ends with its input.
+`genesis.data.chat.renderer` starts it by path in Python's isolated mode, and it imports nothing of Genesis. A frame is
+eight bytes of length followed by that many bytes of JSON. The first frame holds templates, variables and limits. Each
+later frame is a list of jobs, and each job gets one frame in answer. The process ends with its input.
 
-The environment of the templates is that of transformers' `apply_chat_template`, without what would make a render depend
-on anything but its input: `strftime_now` tells a fixed date, and there is no `random` filter and no `lipsum`.
+The environment of the templates matches transformers' `apply_chat_template`, except that a render depends only on its
+input: `strftime_now` returns a fixed date, and the `random` filter and `lipsum` are removed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LENGTH_BYTES = 8
 MAX_ERROR_CHARS = 500
-# More than the parent has, so that what it could write can be read.
+# Higher than the parent's limit, so that everything that it can write can be read.
 _DEPTH = 4000
-# The date that Llama 3.2's template takes where it cannot ask for today's.
+# The date that Llama 3.2's template uses if it cannot request today's.
 DATE = datetime.datetime(2024, 7, 26)
 
 
@@ -35,7 +35,7 @@ class TooLong(Exception):
 
 
 def read_frame(stream: BinaryIO) -> Any:
-    """The next frame's value; None at the end of the input."""
+    """Return the next frame's value; None at the end of the input."""
     head = stream.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None
@@ -45,14 +45,14 @@ def read_frame(stream: BinaryIO) -> Any:
 
 
 def write_frame(stream: BinaryIO, value: Any) -> None:
-    """Write `value` as one frame, at once."""
+    """Write `value` as one frame and flush it."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     stream.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
     stream.flush()
 
 
 def set_limits(memory_bytes: int) -> None:
-    """Bound what the process can take; systems that lack a limit go without it."""
+    """Limit the resources of the process, as far as the system supports it."""
     import resource
 
     for name, limit in (("AS", memory_bytes), ("CORE", 0), ("FSIZE", 0), ("NPROC", 0)):
@@ -65,7 +65,7 @@ def set_limits(memory_bytes: int) -> None:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox in which chat templates run."""
+    """Return the sandbox in which chat templates run."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension
@@ -74,9 +74,9 @@ def environment() -> ImmutableSandboxedEnvironment:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` gives what it holds: targets come from the renders.
+        """Renders the contents of `{% generation %}…{% endgeneration %}`: targets come from the renders.
 
-        Its body is a scope of its own, as in transformers: what is set inside is not set outside.
+        The body has its own scope, as in transformers: variables set inside are not set outside.
         """
 
         tags = {"generation"}  # noqa: RUF012 - so jinja2 declares it
@@ -90,7 +90,7 @@ def environment() -> ImmutableSandboxedEnvironment:
             return caller()
 
     class PlainNamespace(Namespace):
-        """A namespace whose attributes are no internals of Python."""
+        """A namespace that refuses names of Python's internals."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             self, rest = args[0], args[1:]
@@ -127,7 +127,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def error_text(error: BaseException) -> str:
-    """What went wrong, with the template's line where it is known."""
+    """Return the error's message, with the template's line if it is known."""
     import jinja2
 
     line: int | None = getattr(error, "lineno", None)
@@ -142,7 +142,7 @@ def error_text(error: BaseException) -> str:
 
 
 def common_start(first: str, second: str) -> int:
-    """The length of the longest start that two texts have in common."""
+    """Return the length of the longest common start of two texts."""
     same, stop = 0, min(len(first), len(second))
     while same < stop:
         middle = (same + stop + 1) // 2
@@ -154,8 +154,8 @@ def common_start(first: str, second: str) -> int:
 
 
 def forms(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """The messages; then forms that templates ask for: parts of text joined, arguments as objects or as JSON strings,
-    and null or no text as the content beside calls.
+    """Yield the messages, then forms that templates require: joined parts of text, arguments as objects or as JSON
+    strings, and null or empty content next to calls.
     """
     yield messages
     joined = [
@@ -175,7 +175,7 @@ def forms(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _with_arguments(message: Any, kind: type) -> Any:
-    """The message with the arguments of its calls as objects, or as strings of JSON."""
+    """Return the message with the arguments of its calls as objects or as strings of JSON."""
     calls = []
     for call in message.get("tool_calls", ()):
         function = call.get("function", call)
@@ -190,8 +190,8 @@ def _with_arguments(message: Any, kind: type) -> Any:
 
 
 class Child:
-    """The compiled templates, and what every render of them is given.
-    Args: start: `templates` by name, `variables`, `cpu_s` and `output_chars` for each render.
+    """The compiled templates, and the inputs of every render. `start` holds `templates` by name, `variables`, `cpu_s`
+    and `output_chars`, the limits of one render.
     """
 
     def __init__(self, start: Mapping[str, Any]) -> None:
@@ -205,16 +205,17 @@ class Child:
             self._templates[name] = sandbox.from_string(text)
 
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The renders that a job asks for: of all `messages`, and for each of `turns` of its prompt and itself.
+        """Return the renders of a job: of all `messages`, and for each of `turns` its prompt and itself.
 
         Returns:
-            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and with it, in short. Where
-            not all messages can be rendered, `whole` ends with the last turn up to which they can, and later turns are
-            pairs of errors. `error`, where no turn can be rendered.
+            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and including it, in short.
+            If not all messages can be rendered, `whole` ends with the last turn up to which they can, and later turns
+            are pairs of errors. `error`, if no turn can be rendered.
         """
         messages, tools, turns = job["messages"], job["tools"], job["turns"]
         failed: list[list[dict[str, str]]] = []
         try:
+            # Drop turns from the end until the rest renders.
             whole: str | None = None
             while whole is None:
                 try:
@@ -227,6 +228,7 @@ class Child:
                         return failed[-1][0]
                     turns = turns[:-1]
                     messages = messages[: turns[-1] + 1]
+            # Render the prompt and the end of each turn.
             self._last = whole
             self._left = self._output_chars - len(whole)
             pairs = [
@@ -243,10 +245,10 @@ class Child:
         return {"whole": whole, "turns": [*pairs, *failed]}
 
     def _readable(self, messages: Sequence[Any], tools: Any) -> tuple[Sequence[Any], str]:
-        """The messages in the first form that the template can read, and their render. Raises: the first form's error.
+        """Return the messages in the first form that the template can read, and their render.
 
-        The first form is the record's own, as transformers hands it over; the others are tried where that raises, or
-        where lists of text parts come out as Python writes them or not at all.
+        The first form is the record's own, as transformers passes it. The others are tried if that raises, or if lists
+        of text parts appear as Python prints them or not at all. Raises the first form's error.
         """
         first: Exception | None = None
         lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
@@ -270,8 +272,8 @@ class Child:
     def _part(
         self, whole: str, messages: Sequence[Any], tools: Any, prompt: bool
     ) -> int | tuple[int, str] | dict[str, str]:
-        """A render: its length where `whole` begins with it; or how much it has of the last one that was no such
-        render, and what follows; or its `error`.
+        """Return a render in short: its length if `whole` begins with it; else the length it shares with the last such
+        render, and the rest; or its `error`.
         """
         try:
             text = self._render(messages, tools, prompt)
@@ -302,7 +304,7 @@ class Child:
         return "".join(parts)
 
     def _limit_time(self) -> None:
-        # Nothing handles the signal, so it ends the process, whatever that is doing.
+        # Nothing handles the signal, so it ends the process, whatever the process does.
         signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
 
 
@@ -326,7 +328,7 @@ def main() -> None:
             try:
                 write_frame(outputs, child.answer(job))
             except UnicodeEncodeError:
-                write_frame(outputs, {"error": "it gives half a surrogate pair, which is no character"})
+                write_frame(outputs, {"error": "it returns half a surrogate pair, which is not a character"})
 
 
 if __name__ == "__main__":

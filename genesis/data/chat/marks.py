@@ -1,9 +1,9 @@
-"""Special tokens that are written out in a message's text: marked before the render, so that they stay text after it.
+"""Marks special tokens that a message's text spells out before the render, so that they remain text after it.
 
-A mark is a pair of characters of a private use area that occur nowhere else in the conversation or the template. It
-encloses each special token inside a text, and also the end or start of a text that a template could complete to one
-(`<|im_end|` before the template's `>`). Templates see the text itself, with two characters around such a token. In the
-rendered text the template's own special tokens become their ids, those in messages stay text.
+A mark is a pair of private use characters that occur neither in the conversation nor in the template. It encloses each
+special token inside a text, and also the start or end of a text that a template could complete to one (`<|im_end|`
+before the template's `>`). Templates get the text itself, with two characters around such a token. In the rendered text
+the template's own special tokens become their ids, and those in messages remain text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MAX_KEYS = 4096
 
 
 class MarksError(ValueError):
-    """A text in which marks are impossible, or a render in which they no longer enclose anything."""
+    """A text that cannot be marked, or a render whose marks no longer enclose a message's text."""
 
-    kind, next = "special token", "take the special token out of the text"  # as of `TurnError`
+    kind, next = "special token", "remove the special token from the text"  # see `TurnError`
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text, and the parts of it that come from messages and hold no special tokens whatever they look like.
-    Attributes: plain: ordered, disjoint pairs of start and stop.
+    """A text, and the parts of it that come from messages and therefore contain no special tokens.
+    `plain` holds ordered, disjoint pairs of start and stop.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Marked:
 
 
 class Marker:
-    """Marks the special tokens of one tokenizer. Args: specials: their texts."""
+    """Marks the special tokens of one tokenizer, which are given as `specials`, their texts."""
 
     def __init__(self, specials: Iterable[str]) -> None:
         texts = sorted({text for text in specials if text}, key=len, reverse=True)
@@ -56,24 +56,24 @@ class Marker:
         self._tails = frozenset(text[:i] for text in texts for i in range(1, len(text)))
         self._head_starts = frozenset(head[0] for head in self._heads)
         self._tail_ends = frozenset(tail[-1] for tail in self._tails)
-        self._plain_keys: set[str] = set()  # of mappings seen, so that they are looked at once
+        self._plain_keys: set[str] = set()  # of mappings seen, so that each is checked once
         self._longest = max(map(len, texts), default=1) - 1
 
     def specials(self, text: Marked) -> list[tuple[int, int]]:
-        """Where special tokens stand in `text` that are the template's own, as pairs of start and stop."""
+        """Return start and stop of the template's own special tokens in `text`."""
         found = [match.span() for match in self._pattern.finditer(text.text)]
         if text.plain:
             starts, stops = zip(*text.plain, strict=True)
-            after = [bisect_right(stops, a) for a, _ in found]  # the first plain part that ends behind each
+            after = [bisect_right(stops, a) for a, _ in found]  # the first plain part that ends after each
             found = [(a, b) for (a, b), i in zip(found, after, strict=True) if i == len(starts) or b <= starts[i]]
         return found
 
     def marked(self, value: Any, avoid: Sequence[str]) -> tuple[Any, str]:
-        """`value` with marks in its strings, and the two characters that mark; "" where there is nothing to mark.
+        """Return `value` with marks in its strings, and the two marking characters; "" if it needs no marks.
 
         Args:
-            value: what JSON can hold.
-            avoid: further texts that must not hold the characters.
+            value: a JSON value.
+            avoid: other texts that must not contain the characters.
 
         Raises:
             MarksError: every possible character occurs.
@@ -128,21 +128,21 @@ class Marker:
         return "".join([*parts, text[done:]])
 
     def _head(self, text: str) -> int:
-        """The length of the longest start of `text` that ends a special token."""
+        """Return the length of the longest start of `text` that is the end of a special token."""
         if not text or text[0] not in self._head_starts:
             return 0
         return next((n for n in range(min(self._longest, len(text)), 0, -1) if text[:n] in self._heads), 0)
 
     def _tail(self, text: str) -> int:
-        """The length of the longest end of `text` that begins a special token."""
+        """Return the length of the longest end of `text` that is the start of a special token."""
         if not text or text[-1] not in self._tail_ends:
             return 0
         return next((n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._tails), 0)
 
 
 def unmarked(text: str, marks: str) -> Marked:
-    """A render without its marks, and what they enclosed.
-    Raises: MarksError: a mark lost its partner or was rewritten, so that nobody can tell what is the message's text.
+    """Return a render without its marks, and the parts that they enclosed.
+    Raises: MarksError: a mark lost its partner or was rewritten, so that the message's text cannot be located.
     """
     if not marks:
         return Marked(text)
@@ -151,17 +151,17 @@ def unmarked(text: str, marks: str) -> Marked:
         for form in (f"\\u{code:04x}", f"\\u{code:04X}", f"&#{code};", f"&#x{code:x};", quote(mark)):
             if form in text:
                 raise MarksError("the template escapes the characters of a message that holds a special token")
-    # Split at marks, every second piece is a mark, and these must come as start, stop, start, stop, …
+    # Every second piece of the split is a mark; the marks must alternate between start and stop.
     pieces = re.split(f"([{marks}])", text)
     found = "".join(pieces[1::2])
     if found != marks * (len(found) // 2):
-        raise MarksError("the template takes a message's text apart at a special token inside it")
+        raise MarksError("the template splits a message's text at a special token inside it")
     stops = list(accumulate(map(len, pieces[::2])))
     return Marked("".join(pieces[::2]), tuple(zip(stops[:-1:2], stops[1::2], strict=True)))
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans in order, those that overlap as one."""
+    """Return the spans in order, with overlapping ones merged."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if result and start < result[-1][1]:
@@ -184,22 +184,22 @@ def _strings(value: Any) -> Iterable[str]:
 
 
 # --- Rendered text to token ids ---------------------------------------------------------------------------------------
-# Between special tokens that take nothing from the text around them a text is encoded part by part, each part once for
-# a batch however many prompts begin with it. A tokenizer with other special tokens, or one that puts something before
-# each text, gets every text whole; marked texts it cannot encode.
+# A text is encoded part by part between special tokens that match no surrounding text, and each part only once per
+# batch, however many prompts begin with it. A tokenizer with other special tokens or with a prefix before each text
+# gets complete texts and cannot encode marked ones.
 
 
 Ids = npt.NDArray[np.int64]
-# A special token's id; or a text, whether it follows another, and whether special tokens in it are to be parsed.
+# A special token's id; or a text, whether it follows another, and whether special tokens in it are parsed.
 Part = int | tuple[str, bool, bool]
 
 
 class TextParts:
-    """How one tokenizer's texts are taken apart. Attributes: marker: knows the special tokens."""
+    """Splits one tokenizer's texts into parts; `marker` marks its special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        # The end of text is one, whether its tokenizer calls it special or not.
+        # The end of text counts as special, whether its tokenizer calls it special or not.
         specials = [t for t in tokenizer.added_tokens if t.get("special") or t["id"] == tokenizer.eos_id]
         self._ids = {token["content"]: token["id"] for token in specials}
         self.marker = Marker(self._ids)
@@ -208,10 +208,10 @@ class TextParts:
         self._is_simple = not takes_more and not tokenizer.puts_prefix and all(t.get("special") for t in specials)
 
     def parts(self, text: Marked, *, follows: bool) -> list[Part]:
-        """The parts of `text`. Raises: MarksError."""
+        """Return the parts of `text`. Raises: MarksError."""
         if not self._is_simple:
             if text.plain:
-                raise MarksError("this tokenizer cannot take the special tokens in a message's text as text")
+                raise MarksError("this tokenizer cannot encode the special tokens in a message as plain text")
             return [(text.text, follows, True)] if text.text else []
         parts: list[Part] = []
         done = 0
@@ -225,17 +225,17 @@ class TextParts:
         return parts
 
     def special_id(self, text: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token."""
         return int(self._ids[text])
 
     def text_bytes(self, text: Marked) -> int:
-        """UTF-8 bytes of `text` without the special tokens."""
+        """Return the UTF-8 bytes of `text` without the special tokens."""
         specials = sum(len(text.text[a:b].encode("utf-8")) for a, b in self.marker.specials(text))
         return len(text.text.encode("utf-8")) - specials
 
 
 def text_ids(tokenizer: Tokenizer, parts: Iterable[Part]) -> Callable[[Sequence[Part]], Ids]:
-    """Encodes each of `parts` once; what it gives has the ids of any of them, one after another."""
+    """Encode each of `parts` once; return a function that returns the concatenated ids of any of them."""
     texts = list(dict.fromkeys(part for part in parts if not isinstance(part, int)))
     known: dict[Part, Ids] = {}
     for parse_special in (False, True):

@@ -1,8 +1,8 @@
-"""The parent's end of the process that renders templates: jobs go in, renders or errors come out, in order.
+"""The parent of the process that renders templates: it sends jobs and receives renders or errors, in order.
 
-A chat template is code from whoever published the model. It runs in jinja2's sandbox, in a process of its own that has
-no environment, no open files, and limits on time, memory and output; what that process answers is checked. A process
-that dies takes only the conversation it was working on with it.
+A chat template is code from the model's publisher. It runs in jinja2's sandbox in a separate process without an
+environment and open files, with limits on time, memory and output, and the answers are checked. If the process dies,
+only the current conversation is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READ_BYTES = 1 << 20
 _START_S = 60.0
 # A template that ends the process for every conversation is not tried on all of them.
 _MAX_DEATHS = 3
-# A character takes at most six bytes of JSON, and every answer has a few around its texts.
+# A character takes at most six bytes of JSON, and every answer has a few more around its texts.
 _BYTES_PER_CHAR = 6
 _ANSWER_SLACK = 1 << 20
 _NONSENSE = "the process that renders it answers nonsense"
@@ -41,13 +41,13 @@ _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one conversation may take.
+    """The limits of one conversation.
 
     Attributes:
         cpu_s: CPU seconds of one render.
-        wall_s: seconds until the answer for a conversation, and one more for each of its turns.
+        wall_s: seconds until the answer for a conversation, plus one for each of its turns.
         memory_bytes: address space of the process.
-        output_chars: characters of a render, and of an answer.
+        output_chars: characters of a render and of an answer.
     """
 
     cpu_s: float = 2.0
@@ -58,15 +58,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Messages to render whole, and those of its turns whose prompts and own ends are wanted; as JSON."""
+    """Messages to render, and the turns whose prompts and ends are requested; as JSON."""
 
     data: bytes
     turns: Sequence[int]
 
     @classmethod
     def of(cls, messages: Sequence[Any], tools: Sequence[Any] | None, turns: Sequence[int]) -> Job:
-        """The job for messages of plain JSON values.
-        Raises: ValueError: half a surrogate pair, or a number of thousands of digits. RecursionError: nested too deep.
+        """Return the job for messages of plain JSON values.
+        Raises: ValueError: half a surrogate pair or a number with thousands of digits. RecursionError: nested too deep.
         """
         value = {"messages": messages, "tools": tools, "turns": turns}
         return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8"), turns)
@@ -74,19 +74,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RenderError:
-    """Why there is no render; the text may hold any characters."""
+    """The reason for a missing render; the text may hold any characters."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a job gave.
+    """The result of a job.
 
     Attributes:
         whole: the render of all messages.
-        turns: for each turn the render of what is before it with the generation prompt, and the render up to and with
-            it; an error for one that the template refuses.
+        turns: for each turn, the render of what is before it with the generation prompt, and the render up to and
+            including it; an error if the template refuses.
     """
 
     whole: str
@@ -101,12 +101,12 @@ class Renderer:
     """A child process that renders one model's templates; a context manager.
 
     Args:
-        templates: name -> Jinja text; `default`, and perhaps `tool_use` for conversations with tools.
-        variables: what the templates see beside messages and tools: `bos_token` and the like.
-        where: how errors name the template.
+        templates: name -> Jinja text; `default`, and optionally `tool_use` for conversations with tools.
+        variables: variables of the templates in addition to messages and tools, such as `bos_token`.
+        where: name of the template in errors.
 
     Raises:
-        ModelError: the template is no valid Jinja, or the process cannot be started.
+        ModelError: the template is not valid Jinja, or the process cannot be started.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class Renderer:
             self._process = None
 
     def render(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
-        """What each of `jobs` gives. Raises: ModelError as in `render_batches`."""
+        """Return the result of each of `jobs`. Raises: ModelError as in `render_batches`."""
         [found] = self.render_batches([jobs])
         return found
 
     def render_batches(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
-        """What the jobs of each batch give; while the caller works on one, the process renders the next.
+        """Yield the results of each batch; while the caller processes one, the process renders the next.
 
         Raises:
             ModelError: the process cannot be started again, or several conversations in a row end it.
@@ -161,18 +161,18 @@ class Renderer:
                 yield found
         finally:
             if waiting is not None:
-                self.close()  # answers that nobody will take are still to come
+                self.close()  # it still sends answers that nobody reads
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         if self._process is None:
             self._process = self._started()
         try:
             self._process.send(b"[" + b",".join(job.data for job in jobs) + b"]")
-        except _Dead:  # of no conversation's doing
+        except _Dead:  # not caused by a conversation
             self.close()
 
     def _collect(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
-        """The answers for jobs that were submitted; those after one that ends the process go to another."""
+        """Return the answers for submitted jobs; if one ends the process, the rest go to a new one."""
         results: list[Rendered | RenderError] = []
         while len(results) < len(jobs):
             if self._process is None:
@@ -209,11 +209,11 @@ class Renderer:
 
     def _unusable(self, why: str) -> ModelError:
         what = f"the chat template cannot be used: {escape(why)}"
-        return ModelError(what, where=self._where, next="take the template again from its source")
+        return ModelError(what, where=self._where, next="download the template again")
 
 
 class _Process:
-    """The child and its pipes; it ends with this object at the latest."""
+    """The child and its pipes; it ends at the latest with this object."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -225,14 +225,14 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
-                start_new_session=True,  # an interrupt from the terminal is the parent's to handle
+                start_new_session=True,  # the parent handles an interrupt from the terminal
             )
         except OSError as error:
             raise system_error(error, ModelError, "starting Python for chat templates", sys.executable) from error
         assert self._child.stdin is not None and self._child.stdout is not None
         self._output = self._child.stdout.fileno()
         if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with suppress(OSError):  # so that the child goes on while its answers are not read yet
+            with suppress(OSError):  # a larger pipe lets the child continue before its answers are read
                 fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _READ_BYTES)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
@@ -240,7 +240,7 @@ class _Process:
         self.end = weakref.finalize(self, _end, self._child, self._selector)
 
     def send(self, data: bytes) -> None:
-        """Write one frame. The child reads a frame whole before it answers, so this cannot wait for ever."""
+        """Write one frame. The child reads a complete frame before it answers, so this cannot deadlock."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
@@ -250,7 +250,7 @@ class _Process:
             raise self._death() from None
 
     def receive(self, wall_s: float) -> Any:
-        """The value of the next frame. Raises: _Dead."""
+        """Return the value of the next frame. Raises: _Dead."""
         deadline = time.monotonic() + wall_s
         size = int.from_bytes(self._take(_LENGTH_BYTES, deadline), "big")
         if size > self._limits.output_chars * _BYTES_PER_CHAR + _ANSWER_SLACK:
@@ -284,18 +284,18 @@ class _Process:
 
 
 def _end(child: subprocess.Popen[bytes], selector: selectors.BaseSelector) -> None:
-    """Kill the child, reap it, and close the pipes: it has no state that would be worth an orderly end."""
+    """Kill the child, reap it, and close the pipes; it has no state to save."""
     selector.close()
     child.kill()
     for pipe in (child.stdin, child.stdout):
         assert pipe is not None
-        with suppress(OSError):  # what was still to be written
+        with suppress(OSError):  # data that is not yet written
             pipe.close()
     child.wait()
 
 
 def _checked(answer: Any, turns: int) -> Rendered | RenderError:
-    """The answer for a job of so many turns, written out. Raises: _Dead for what our child would never say."""
+    """Return the answer for a job of so many turns, expanded. Raises: _Dead, if it is malformed."""
     match answer:
         case {"error": str(what)}:
             return RenderError(what)
@@ -306,7 +306,7 @@ def _checked(answer: Any, turns: int) -> Rendered | RenderError:
 
 
 def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
-    """The renders of the turns, one after another, from the short forms of `Child.answer`."""
+    """Return the consecutive renders of the turns from the short forms of `Child.answer`."""
     found: list[str | RenderError] = []
     last = whole
     for pair in pairs:
@@ -327,7 +327,7 @@ def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
 
 
 def _library_folders() -> list[str]:
-    """Where the child finds jinja2, since it runs without the paths that an environment or a user may have set."""
+    """Return the folders of jinja2 for the child, which runs without paths from the environment or the user."""
     folders = []
     for name in ("jinja2", "markupsafe"):
         spec = importlib.util.find_spec(name)

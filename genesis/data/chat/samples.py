@@ -1,10 +1,10 @@
-"""Documents to samples: token ids, and a mask that says which of them are targets.
+"""Converts documents to samples: token ids, and a mask of the targets.
 
-The targets of an assistant's turn are what its render adds to the generation prompt before it, up to and with the token
-that ends the turn. Prompts and targets are encoded apart, as a server sees them: it encodes the prompt alone, and the
-model's own tokens follow. Turns share a sample where the later one's prompt begins with the ids of the earlier one's
-prompt and target. Where a template renders earlier turns otherwise than later ones (Qwen3 drops reasoning before the
-last question), they have samples of their own.
+The targets of an assistant's turn are what its render adds to the generation prompt before it, up to and including the
+token that ends the turn. Prompts and targets are encoded separately, as in serving: a server encodes only the prompt,
+and the model's own tokens follow. Turns share a sample if the later prompt begins with the ids of the earlier prompt
+and target. If a template renders earlier turns differently (Qwen3 drops reasoning before the last question), turns have
+separate samples.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ Ids = npt.NDArray[np.int64]
 
 _BATCH_DOCUMENTS = 128
 _BATCH_CHARS = 1 << 20
-# What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
+# Minimum memory of a render per byte of its conversation: JSON, characters of up to four bytes, and the output.
 _MEMORY_A_BYTE = 16
-_FORMAT = 3  # of the rules by which a record becomes ids and targets
+_FORMAT = 3  # of the rules that convert a record to ids and targets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Token ids and which of them are targets.
+    """Token ids and the mask of the targets.
 
     Attributes:
         ids: int64 `[n]`.
-        is_target: bool `[n]`; never the first.
-        target_bytes: UTF-8 bytes of the text that the targets stand for; special tokens stand for none.
-        notes: of a conversation's first sample: its turns that cannot be learned, and what the template did to others.
+        is_target: bool `[n]`; never true for the first.
+        target_bytes: UTF-8 bytes of text that the targets encode; special tokens encode none.
+        notes: turns that cannot be learned and remarks about others; only in a conversation's first sample.
     """
 
     ids: Ids
@@ -69,15 +69,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A text of a sample as parts to encode."""
-
     parts: Sequence[Part]
     target_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Prompts and targets, in order; one pair a turn, or all of a document of which every token is a target."""
+    """Prompts and targets in order: one pair per turn, or all of a document in which every token is a target."""
 
     turns: Sequence[tuple[_Piece, _Piece]]
     is_all_target: bool = False
@@ -86,7 +84,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A conversation to render: its job, what it renders, and the characters that mark special tokens."""
+    """A conversation to render: its job, its messages and tools, and the characters that mark special tokens."""
 
     document: Document
     job: Job
@@ -96,7 +94,7 @@ class _Asked:
 
 
 class _Chats:
-    """The process that renders a model's conversations, and what is known of its tokenizer; a context manager."""
+    """The process that renders a model's conversations, and its tokenizer's parts; a context manager."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits | None) -> None:
         self._tokenizer, self._parts = tokenizer, TextParts(tokenizer)
@@ -122,17 +120,18 @@ class _Chats:
     def _job(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, turns: Sequence[int]
     ) -> tuple[Job, str]:
-        """The job of a conversation, the special tokens in its texts marked, and the two characters that mark, or "".
+        """Return the job of a conversation with marked special tokens, and the two marking characters, or "".
 
         Args:
-            turns: the messages whose prompts are wanted; the one behind the last stands for what is to be generated.
+            turns: messages whose prompts are requested; the index after the last one requests the prompt for
+                generation.
 
         Raises:
-            TurnError: more than a template may be given. MarksError: no characters are left to mark with.
-            ValueError, RecursionError: as in `Job.of`.
+            TurnError: the conversation is too large for a template. MarksError: no characters are left for marks.
+            ValueError, RecursionError: see `Job.of`.
         """
         named = template_messages(messages)
-        # Roles stay as they are: many templates make a special token of one, `'<|' + message.role + '|>'`.
+        # Roles are not marked: many templates make a special token of one, `'<|' + message.role + '|>'`.
         (bare, tools), marks = self._parts.marker.marked([[{**m, "role": ""} for m in named], tools], self._avoid)
         shown = [{**message, "role": known.get("role")} for message, known in zip(bare, named, strict=True)]
         job = Job.of(shown, tools, turns)
@@ -147,27 +146,27 @@ class _Chats:
             return
         for jobs in batches:
             if jobs:
-                what = "the data hold conversations, and there is no chat template to make text of them"
+                what = "the data holds conversations, but no chat template is given"
                 raise ModelError(what, where="data.template", next=NO_TEMPLATE)
             yield []
 
 
 class ChatEncoder(_Chats):
-    """Documents of all kinds to samples.
+    """Converts documents of all kinds to samples.
 
     Attributes:
-        fingerprint: equal ones make equal samples.
-        end_of_turn_ids: the ids that end an assistant's turn, the usual one first; none without a template.
+        fingerprint: equal ones give equal samples.
+        end_of_turn_ids: ids that end an assistant's turn, the usual one first; empty without a template.
         learns_all: whether every token is a target.
-        split: the conversations so far that became several samples.
+        split: number of conversations so far that became several samples.
 
     Args:
-        template: what renders conversations; may be None where there are none.
-        loss: which turns are targets: `all_assistant`; `last`; `completion`, those after a record's prompt, else those
-            after the last user message; `all`, every token but the first.
+        template: renders conversations; None without conversations.
+        loss: which turns are targets. `all_assistant`; `last`; `completion`: those after a record's prompt, or else
+            after the last user message; `all`: every token except for the first.
 
     Raises:
-        ModelError: the template is no valid Jinja, or ends an assistant's turn with no special token.
+        ModelError: the template is not valid Jinja, or ends an assistant's turn with no special token.
     """
 
     def __init__(
@@ -192,17 +191,17 @@ class ChatEncoder(_Chats):
             ends = read_ends(found, self._parts.marker)
             if "" in ends.tokens:
                 what = "the chat template ends an assistant's turn with no special token, so the model would never stop"
-                next = "take the tokenizer that the template was made for, or end the turn with {{ eos_token }}"
+                next = "use the tokenizer that the template was made for, or end the turn with {{ eos_token }}"
                 raise ModelError(what, where=template.where, next=next)
             self.end_of_turn_ids = tuple(map(self._parts.special_id, ends.tokens))
             switch = "enable_thinking" * ("enable_thinking" in template.texts["default"])
             self._reader = TurnReader(self._parts.marker, template.where, ends, switch)
 
     def encode(self, documents: Sequence[Document]) -> list[list[Sample] | Defect]:
-        """The samples of each document, or what is wrong with it.
+        """Return the samples of each document, or its defect.
 
         Raises:
-            ModelError: a conversation without a template, or a template that can no longer be run.
+            ModelError: a conversation has no template, or the template can no longer be run.
         """
         batches = list(_batched(documents))
         begun: deque[list[_Plan | _Asked | Defect]] = deque()
@@ -218,7 +217,7 @@ class ChatEncoder(_Chats):
     def _begun(
         self, batches: Iterable[Sequence[Document]], begun: deque[list[_Plan | _Asked | Defect]]
     ) -> Iterator[list[Job]]:
-        """For each batch the jobs of its conversations; what its documents are so far is added to `begun`."""
+        """Yield the jobs of each batch's conversations; add the unfinished plans of its documents to `begun`."""
         for batch in batches:
             begun.append([self._begin(document) for document in batch])
             yield [plan.job for plan in begun[-1] if isinstance(plan, _Asked)]
@@ -256,16 +255,16 @@ class ChatEncoder(_Chats):
 
     def _read(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         if isinstance(rendered, RenderError):
-            raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
+            raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it needs")
         turns: list[Turn] = []
         notes: list[TurnNote] = []
-        with suppress(*[NoPromptError] * (self._loss == "all")):  # all of it is learned, whatever led to what
+        with suppress(*[NoPromptError] * (self._loss == "all")):  # everything is learned, also without prompts
             turns, notes = self._reader.read(rendered, asked.messages, asked.job.turns, asked.marks)
         shown = [turn.prompt.text + turn.target.text for turn in reversed(turns)]
         pairs = [self._pair(turn.prompt, turn.target) for turn in turns]
         if self._loss == "all":
             whole = unmarked(rendered.whole, asked.marks)
-            if not turns or not shown[0].startswith(whole.text):  # else the whole lacks the end
+            if not turns or not shown[0].startswith(whole.text):  # otherwise the whole lacks the end
                 cut = len(turns[-1].prompt.text) if turns and whole.text.startswith(shown[0]) else len(whole.text)
                 pairs, shown = [self._pair(whole[:cut], whole[cut:])], [whole.text]
             notes = []
@@ -297,10 +296,11 @@ class ChatEncoder(_Chats):
         return _Plan([(asked, _Piece((*after, *end), len(completion.encode("utf-8"))))], is_all)
 
     def _samples(self, plan: _Plan, ids_of: Callable[[Sequence[Part]], Ids]) -> list[Sample]:
-        """The samples of a plan, those of later turns after those of earlier ones."""
+        """Return the samples of a plan, in the order of their turns."""
         pairs = [(ids_of(prompt.parts), ids_of(target.parts)) for prompt, target in plan.turns]
         left = list(range(len(pairs)))
         samples: list[Sample] = []
+        # The last turn's sample takes in all earlier turns with which its prompt begins; repeat with the others.
         while left:
             last = left.pop()
             prompt, target = pairs[last]
@@ -313,7 +313,7 @@ class ChatEncoder(_Chats):
                 start = len(pairs[turn][0])
                 is_target[start : start + len(pairs[turn][1])] = True
                 total += plan.turns[turn][1].target_bytes
-            if is_target[:1].any():  # nothing comes before the first token
+            if is_target[:1].any():  # the first token has no predecessor
                 is_target[0], first = False, int(ids[0])
                 total -= 0 if first in self._tokenizer.special_ids else self._tokenizer.text_bytes(first)
             if is_target.any():
@@ -323,7 +323,7 @@ class ChatEncoder(_Chats):
         return samples[::-1]
 
 
-_TURNS = "turns are read and not learned: "
+_TURNS = "turns are read but not learned: "
 _NO_TARGET = TurnError("no target", "no message of it is a target", "see data.loss")
 
 
@@ -349,31 +349,31 @@ def _defect(document: Document, error: TurnError | MarksError, which: str = "") 
 
 @contextmanager
 def _encodable(what: str) -> Iterator[None]:
-    """A block that makes JSON of `what`, which may not be possible. Raises: TurnError."""
+    """Guard a block that converts `what` to JSON, which may fail. Raises: TurnError."""
     try:
         yield
     except (TurnError, MarksError, GenesisError):  # some are ValueErrors
         raise
     except UnicodeEncodeError:
-        text = "the text holds half a surrogate pair, which is no character"
+        text = "the text holds half a surrogate pair, which is not a character"
         raise TurnError("bad text", text, "decode the text with errors='replace'") from None
     except (ValueError, RecursionError):
-        text = f"the {what} is nested too deep, or holds a number of thousands of digits"
-        raise TurnError("bad record", text, "write it in a simpler form") from None
+        text = f"the {what} is nested too deep, or holds a number with thousands of digits"
+        raise TurnError("bad record", text, "simplify it") from None
 
 
 # --- Conversations to prompts -----------------------------------------------------------------------------------------
-# The ids from which a chat model answers, the same as before an answer in training.
+# The ids from which a chat model answers; training uses the same ids before an answer.
 
 
 class ChatPrompts(_Chats):
-    """Renders conversations with a model's template, in a child process; a context manager.
+    """Renders conversations with a model's template in a child process; a context manager.
 
     Attributes:
-        end_of_turn_ids: the ids with which the template ends an assistant's turn; none where it ends it with none.
+        end_of_turn_ids: ids with which the template ends an assistant's turn; empty if it uses none.
 
     Raises:
-        ModelError: the template is no valid Jinja.
+        ModelError: the template is not valid Jinja.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, limits: Limits | None = None) -> None:
@@ -385,15 +385,16 @@ class ChatPrompts(_Chats):
     def encode(
         self, conversation: Conversation | Sequence[Mapping[str, Any]], *, where: str = "", most: int | None = None
     ) -> list[int]:
-        """The ids before the answer to a conversation; special tokens in its messages stay text.
+        """Return the ids before the answer to a conversation; special tokens in its messages remain text.
 
         Args:
-            conversation: or its messages, such as `[{"role": "user", "content": "…"}]`.
-            where: how an error names it.
-            most: the tokens that it may have; one that has many more is refused before it is encoded.
+            conversation: a conversation, or its messages such as `[{"role": "user", "content": "…"}]`.
+            where: name of the conversation in errors.
+            most: limit of tokens; a conversation with many more is refused before it is encoded.
 
         Raises:
-            DataError: the template cannot render it, or it cannot be encoded. ModelError: the template cannot be used.
+            DataError: the template cannot render it, or it cannot be encoded.
+            ModelError: the template cannot be used.
         """
         if not isinstance(conversation, Conversation):
             conversation = Conversation(tuple(dict(message) for message in conversation))
@@ -408,7 +409,7 @@ class ChatPrompts(_Chats):
         [[rendered]] = self._rendered([[job]])
         prompt = rendered.turns[0][0] if isinstance(rendered, Rendered) else rendered
         if isinstance(prompt, RenderError):
-            raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "see what it asks for")
+            raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "see what it needs")
         if most is not None and self._tokenizer.is_beyond(prompt, most, parse_special=True):
             raise TurnError("too long", f"the conversation has more than {most:,} tokens", "shorten it")
         wanted = self._parts.parts(unmarked(prompt, marks), follows=False)

@@ -1,7 +1,7 @@
-"""A model's chat template: where it is read from, and the arguments that become its defaults. It renders nothing.
+"""A model's chat template: its files, and the arguments that become its defaults. It does not render.
 
-`template_args` are not passed to a render but put at the head of the text, as `{% if x is not defined %}…`: what is
-saved with a model talks as the model was trained to, whoever renders it, and can still be told otherwise.
+`template_args` are not passed to a render. They are written at the head of the text as `{% if x is not defined %}…`, so
+that the saved model renders as in training with any program, and callers can still override them.
 """
 
 from __future__ import annotations
@@ -41,89 +41,90 @@ _CHATML_TEXT = """\
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ASKED = re.compile(r"([A-Za-z][A-Za-z0-9_]*) is (?:not )?defined")
-# What every render sets itself, and the words that Jinja keeps for itself.
+# Variables that every render sets, and the reserved words of Jinja.
 _RENDER_SETS = ("messages", "tools", "documents", "add_generation_prompt")
 _JINJA_WORDS = ("and", "or", "not", "in", "is", "if", "else", "true", "false", "none")
 _TAKEN = frozenset(_RENDER_SETS + _JINJA_WORDS)
 
 
 class ChatTemplate:
-    """The texts of a chat template and the defaults put before them.
+    """The texts of a chat template and the defaults before them.
 
     Attributes:
-        texts: name -> Jinja text as found; `default`, and perhaps `tool_use` for conversations with tools.
+        texts: name -> original Jinja text; `default`, and optionally `tool_use` for conversations with tools.
         args: the defaults.
-        where: how errors name the template.
+        where: name of the template in errors.
         fingerprint: sha256 over texts and defaults.
     """
 
     def __init__(self, texts: Mapping[str, str], args: Mapping[str, Any] | None = None, *, where: str) -> None:
-        """Raises: ConfigError for an argument that no template could take."""
+        """Raises: ConfigError, if a template cannot take an argument."""
         self.texts = dict(texts)
         self.args = dict(args or {})
         self.where = where
         head = "".join(_default(name, value) for name, value in sorted(self.args.items()))
-        # The line end belongs to the block before it, as `trim_blocks` has it: the text begins as it did.
+        # `trim_blocks` removes the line end after the block, so the text begins as before.
         self._head = head and head + "\n"
         self.fingerprint = hashlib.sha256(canonical_bytes(self.texts_with_defaults)).hexdigest()
 
     def check_args(self) -> None:
-        """Refuse an argument that would change nothing, as one with a wrong letter. Raises: ConfigError."""
+        """Refuse an argument that has no effect, such as a misspelled one. Raises: ConfigError."""
         words = {word for text in self.texts.values() for word in _WORD.findall(text)}
         for name in sorted(self.args.keys() - words):
             asked = {word for text in self.texts.values() for word in _ASKED.findall(text)}
             meant = nearest(name, asked)
-            next = f"did you mean {meant}?" if meant else "see the template, or leave it out"
+            next = f"did you mean {meant}?" if meant else "see the template, or remove the argument"
             what = f"the chat template in {self.where} reads no variable {name}"
             raise ConfigError(what, where="data.template_args", next=next)
 
     @classmethod
     def named(cls, name: str, tokenizer: Tokenizer, args: Mapping[str, Any] | None = None) -> ChatTemplate:
-        """`chatml`, or what `read` finds under this path."""
+        """Return `chatml`, or the template that `read` finds at this path."""
         return cls.chatml(tokenizer, args) if name == CHATML else cls.read(name, args)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], args: Mapping[str, Any] | None = None) -> ChatTemplate:
-        """The template of a model folder, or of a file with Jinja text.
+        """Read the template of a model folder, or of a file with Jinja text.
 
         Raises:
-            ModelError: there is none, or it cannot be read. ConfigError: an argument that no template could take.
+            ModelError: the template is missing or cannot be read.
+            ConfigError: a template cannot take an argument.
         """
         where = escape(path)
         if is_folder(path):
             texts = read_chat_templates(path)
             if not texts:
-                what = "the model has no chat template, so it is not known how a conversation becomes text"
+                what = "the model has no chat template, which converts conversations to text"
                 raise ModelError(what, where=where, next=NO_TEMPLATE)
             return cls(texts, args, where=where)
         return cls.from_text(read_template(path, where), args, where=where)
 
     @classmethod
     def from_text(cls, text: str, args: Mapping[str, Any] | None = None, *, where: str = "template") -> ChatTemplate:
-        """The template of this Jinja text."""
+        """Return the template with this Jinja text."""
         return cls({"default": text}, args, where=where)
 
     @classmethod
     def chatml(cls, tokenizer: Tokenizer, args: Mapping[str, Any] | None = None) -> ChatTemplate:
-        """ChatML, for base models. Where `<|im_end|>` is no special token, the end of text ends the turns."""
+        """Return ChatML, for base models. If `<|im_end|>` is not a special token, the end of text ends turns."""
         end = _TURN_END if tokenizer.special_text(_TURN_END) == _TURN_END else tokenizer.token(tokenizer.eos_id)
         return cls.from_text(_CHATML_TEXT.replace("TURN_END", _literal(end, "")), args, where=CHATML)
 
     @property
     def texts_with_defaults(self) -> dict[str, str]:
-        """Name -> text as it is rendered and saved."""
+        """The texts that are rendered and saved, by name."""
         return {name: self._head + text for name, text in self.texts.items()}
 
 
 def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """What templates see of a tokenizer: its special tokens by the names that it gives them, as in transformers."""
+    """Return the variables that templates get from a tokenizer: its special tokens by name, as in transformers."""
     return {name: text for name, text in tokenizer.named_tokens.items() if name not in _RENDER_SETS}
 
 
 def _default(name: str, value: Any) -> str:
     where = "data.template_args"
     if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
-        raise ConfigError(f"{escape(name)!r} is no name of a template's argument", where=where, next="see the template")
+        raise ConfigError(f"{escape(name)!r} cannot name a template's argument", where=where, next="see the template")
     return f"{{% if {name} is not defined %}}{{% set {name} = {_literal(value, name)} %}}{{% endif %}}"
 
 

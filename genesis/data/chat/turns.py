@@ -1,5 +1,5 @@
-"""A conversation's turns as texts: which of them are wanted, what comes before each, what a model says in it, and how
-the template ends it, which is found by rendering small conversations.
+"""A conversation's turns as texts: which are targets, the prompt before each, what the model says in it, and how the
+template ends it, which renders of small conversations reveal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_LETTERS = re.compile(r"[\W_]+")
 
 
 class TurnError(ValueError):
-    """A turn whose targets are not defined; `kind` is the name under which such conversations are counted."""
+    """A turn whose targets are undefined; `kind` is the name under which such conversations are counted."""
 
     def __init__(self, kind: str, what: str, next: str) -> None:
         self.kind, self.what, self.next = kind, what, next
@@ -32,23 +32,23 @@ class TurnError(ValueError):
 
 
 class NoPromptError(TurnError):
-    """A turn that no prompt leads to."""
+    """A turn without a prompt that leads to it."""
 
     def __init__(self, what: str, next: str) -> None:
         super().__init__("template", what, next)
 
 
 class _UnaskedError(NoPromptError):
-    """A turn that is read and not learned, since nothing asks for it."""
+    """A turn that is read but not learned, because no prompt asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a server would give the model, and what the model should answer.
+    """The prompt that a server sends to the model, and the answer that it should give.
 
     Attributes:
         prompt: the messages before the turn, with the generation prompt.
-        target: up to and with the end of the turn.
+        target: the answer up to and including the end of the turn.
         end: the special token that ends it, or "".
     """
 
@@ -58,9 +58,9 @@ class Turn:
 
 
 def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
-    """The indices of the messages that are targets under `loss`, ascending; under `all` the last that could be one.
+    """Return the indices of the target messages under `loss`, ascending; under `all` the last assistant message.
 
-    A turn whose `weight` is 0 or whose `train` is false is none, but under `all`.
+    A turn whose `weight` is 0 or whose `train` is false is not a target, except under `all`.
     """
     roles = [message.get("role") for message in conversation.messages]
     turns = [index for index, role in enumerate(roles) if role == "assistant"]
@@ -76,7 +76,7 @@ def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages as transformers hands them to a template: what is null is absent, and their reasoning has the names
+    """Return the messages as transformers passes them to a template: without nulls, and with reasoning under the names
     that templates read.
     """
     result: list[Mapping[str, Any]] = []
@@ -97,11 +97,11 @@ class Ends:
     """How a template ends turns.
 
     Attributes:
-        tokens: the special tokens that end turns, the usual one first; "" among them where a turn ends without one.
-        closing: what is only at the end of a whole render, after the turn's own end (Phi-3's end of text), or "".
-        opening: what is at the end of a prompt and before no answer (DeepSeek-R1's start of its reasoning), or "".
-        following: what ends an answer, and a call, that the template ends with no special token: the next message's
-            start, up to and with its first one (GLM-4's `<|user|>` and `<|observation|>`), or "".
+        tokens: special tokens that end turns, the usual one first; "" among them if a turn ends without one.
+        closing: text that only a complete render has after the turn's own end (Phi-3's end of text), or "".
+        opening: text that only prompts have before an answer (DeepSeek-R1's start of its reasoning), or "".
+        following: what ends an answer, and a call, without its own special token: the next message's start, up to and
+            including its first special token (GLM-4's `<|user|>` and `<|observation|>`), or "".
     """
 
     tokens: tuple[str, ...] = ()
@@ -115,8 +115,8 @@ class TurnReader:
     """Reads turns from the renders of one template.
 
     Attributes:
-        where: how errors name the template.
-        switch: the argument by which the template's prompts ask for reasoning or not, or "".
+        where: name of the template in errors.
+        switch: the argument that makes the template's prompts ask for reasoning, or "".
     """
 
     marker: Marker
@@ -127,8 +127,8 @@ class TurnReader:
     def read(
         self, rendered: Rendered, messages: Sequence[Message], turns: Sequence[int], marks: str
     ) -> tuple[list[Turn], list[TurnNote]]:
-        """The turns whose targets are defined, what is wrong with others, and what is to be said of them.
-        Raises: TurnError, MarksError: the first error, where no turn can be learned.
+        """Return the turns whose targets are defined, and the defects and remarks of turns.
+        Raises: TurnError, MarksError: the first error, if no turn can be learned.
         """
         found: list[Turn] = []
         notes: list[TurnNote] = []
@@ -137,7 +137,7 @@ class TurnReader:
             try:
                 turn, remark = self._read(number, messages, prompt, end, marks)
             except _UnaskedError as error:
-                kind = "turns are read and not learned: there is no prompt for them"
+                kind = "turns are read but not learned: no prompt leads to them"
                 notes.append(Remark(kind, error.what))
                 unasked = error
             except (TurnError, MarksError) as error:
@@ -152,34 +152,33 @@ class TurnReader:
     def _read(
         self, number: int, messages: Sequence[Message], prompt: str | RenderError, end: str | RenderError, marks: str
     ) -> tuple[Turn, Remark | None]:
-        """A turn, and how its prompt differs from its render. Raises: TurnError, MarksError."""
+        """Return a turn, and how its prompt differs from its render. Raises: TurnError, MarksError."""
         if number == 0:
-            raise _UnaskedError("no message comes before it, so there is no prompt", "begin with a message of the user")
+            raise _UnaskedError("no message comes before it, so it has no prompt", "begin with a message of the user")
         if isinstance(end, RenderError):
-            raise TurnError("template", f"the template cannot render it: {end.what}", "see what it asks for")
+            raise TurnError("template", f"the template cannot render it: {end.what}", "see what it needs")
         if isinstance(prompt, RenderError):
-            raise _UnaskedError(f"the template gives no prompt for it: {prompt.what}", "see what it asks for")
+            raise _UnaskedError(f"the template gives no prompt for it: {prompt.what}", "see what it needs")
         prompt, said, remark = self._apart(number, messages, prompt, end, marks)
         more = self.ends.following[bool(messages[number].get("tool_calls"))]
         turn = self._turn(unmarked(prompt, marks), unmarked(said.removesuffix(self.ends.closing), marks), more)
         _check_said(turn, messages[number], number)
         if not turn.end and messages[number].get("tool_calls"):
             what = f"the template ends the calls of messages[{number}] with no special token, so a model would not stop"
-            raise TurnError("template", what, "take a template that ends them")
+            raise TurnError("template", what, "use a template that ends them")
         return turn, remark
 
     def _apart(
         self, number: int, messages: Sequence[Message], prompt: str, end: str, marks: str
     ) -> tuple[str, str, Remark | None]:
-        """The prompt, and what the render adds to it, where one does not begin with the other, too.
-
-        Raises: NoPromptError.
+        """Return the prompt, and what the render adds to it, even if the render does not begin with the prompt.
+        Raises: NoPromptError: the added part cannot be determined.
         """
         if end.startswith(prompt):
             return prompt, end[len(prompt) :], None
         plain = prompt.removesuffix(self.ends.opening)
         if end.startswith(plain):
-            kind = f"turns are learned without {quote(self.ends.opening)}, which the template adds to prompts alone"
+            kind = f"turns are learned without {quote(self.ends.opening)}, which the template only adds to prompts"
             return plain, end[len(plain) :], Remark(kind, f"messages[{number}]")
         same = common_start(prompt, end)
         before, asked, said = (
@@ -187,36 +186,36 @@ class TurnReader:
             for text in (prompt[:same][-_SHOWN_CHARS:], prompt[same:], end[same:])
         )
         differ = f"after {before} the prompt has {asked} and the render {said}"
-        # The last message and what follows it in both: what comes before may differ, since a server sends the prompt.
+        # Find the last message and what follows it in both. Earlier text may differ, because a server sends the prompt.
         start = prompt.rfind(content_text(messages[number - 1]).strip())
         tail = prompt[start:] if start >= 0 else ""
         begin = end.find(tail, max(0, same - len(tail) + 1))
         if tail and begin >= 0 and end.find(tail, begin + 1) < 0:
-            kind = "turns are learned after prompts in which the template renders earlier messages otherwise"
+            kind = "turns are learned after prompts in which the template renders earlier messages differently"
             return prompt, end[begin + len(tail) :], Remark(kind, f"messages[{number}]: {differ}")
         raise self._no_prefix(number, messages, f"at character {same:,}, {differ}")
 
     def _no_prefix(self, number: int, messages: Sequence[Message], differ: str) -> NoPromptError:
-        next = "take another template: data.template=FILE"
+        next = "use another template: data.template=FILE"
         if messages[number - 1]["role"] == "assistant":
-            next = "join messages of the assistant that follow one another"
+            next = "join consecutive messages of the assistant"
         elif reasoning(messages[number]):
             on = f" to {{{self.switch}: true}}" * bool(self.switch)
-            next = f"take the reasoning out of the data, or change data.template_args{on}"
+            next = f"remove the reasoning from the data, or change data.template_args{on}"
         elif self.switch:
             next = f"for data without reasoning, set data.template_args={{{self.switch}: false}}"
         what = f"the render of messages[{number}] does not begin with its prompt by the template {self.where}: {differ}"
         return NoPromptError(what, next)
 
     def _turn(self, prompt: Marked, rest: Marked, more: str) -> Turn:
-        """The turn whose render adds `rest` to `prompt`, up to its end; if it has none, it ends with `more`."""
+        """Return the turn whose render adds `rest` to `prompt`, cut at its end; without one it ends with `more`."""
         end, stop = end_token(self.marker, rest)
         rest = rest[:stop] if end else Marked(rest.text + more, rest.plain)
         return Turn(prompt, rest, end or more.strip())
 
 
 def end_token(marker: Marker, text: Marked) -> tuple[str, int]:
-    """The special token after which `text` has only white space, and where that stops; "" where there is none."""
+    """Return the special token that only white space follows in `text`, and its stop; "" without one."""
     specials = marker.specials(text)
     if specials and not text.text[specials[-1][1] :].strip():
         start, stop = specials[-1]
@@ -225,34 +224,36 @@ def end_token(marker: Marker, text: Marked) -> tuple[str, int]:
 
 
 def reasoning(message: Message) -> str:
-    """The reasoning of a message, in a field of its own or before `</think>` in its content; "" where it has none."""
+    """Return the reasoning of a message, from its own field or before `</think>` in the content; "" without any."""
     named = next((str(message[key]) for key in REASONING if message.get(key) is not None), "")
     before, end, _ = content_text(message).rpartition("</think>")
     return (named or before.replace("<think>", "") * bool(end)).strip()
 
 
 def remarks(messages: Sequence[Message], tools: Sequence[Any] | None, shown: Sequence[str]) -> Iterator[Remark]:
-    """What a conversation holds and none of `shown`, its renders, has: reasoning, messages, tools. And arguments of
-    calls that are a string of JSON, and that the template writes as a string in quotes.
+    """Yield remarks about contents that no render in `shown` has (reasoning, messages, tools), and about arguments in a
+    string of JSON that the template writes as a quoted string.
     """
     held = [("tools are", f"tools[{n}]", str(t.get("function", t).get("name", ""))) for n, t in enumerate(tools or ())]
+    # Collect the texts that a render should contain.
     for number, message in enumerate(messages):
         place, text, calls = f"messages[{number}]", content_text(message), message.get("tool_calls") or ()
         if message["role"] != "assistant":
             held.append((f"{message['role']} messages are", place, text))
             continue
         held.append(("turns have reasoning that is", place, reasoning(message)))
-        held += [("texts beside calls are", place, text)] * bool(calls)
+        held += [("texts next to calls are", place, text)] * bool(calls)
         for call in calls:
             arguments = call.get("function", call).get("arguments")
             if isinstance(arguments, str) and any(json.dumps(arguments, ensure_ascii=False) in each for each in shown):
                 kind = "calls have a string as arguments, which the template writes in quotes: make it an object"
                 yield Remark(kind, f"{place}: {quote(arguments, _SHOWN_CHARS)}")
+    # Report those that no render contains.
     letters: list[str] | None = None
     for kind, place, text in held:
         if any(text.strip() in each for each in shown):
             continue
-        # Templates may trim lines, escape quotes, or write JSON anew.
+        # Templates may trim lines, escape quotes, or reformat JSON.
         letters = letters or [_NO_LETTERS.sub("", each) for each in shown]
         forms = (_NO_LETTERS.sub("", form) for form in (text, json.dumps(text, ensure_ascii=False)))
         if not any(form in each for form in forms for each in letters):
@@ -260,19 +261,19 @@ def remarks(messages: Sequence[Message], tools: Sequence[Any] | None, shown: Seq
 
 
 def _check_said(turn: Turn, message: Message, number: int) -> None:
-    """See that the render has the message's calls or else its content, which some templates drop. Raises: TurnError."""
+    """Check that the render has the message's calls or content, which some templates drop. Raises: TurnError."""
     for call in message.get("tool_calls") or ():
         name = call.get("function", call).get("name")
         if isinstance(name, str) and name not in turn.target.text:
             what = f"the template leaves out the call of {name!r} in messages[{number}]"
-            raise TurnError("template", what, "take a template that knows tools")
+            raise TurnError("template", what, "use a template that supports tools")
     if not message.get("tool_calls"):
         content = message.get("content")
         texts = [part["text"] for part in content] if isinstance(content, list) else [content_text(message)]
-        # Many templates write the reasoning anew.
+        # Many templates reformat the reasoning.
         if not all(text.rpartition("</think>")[2].strip() in turn.target.text for text in texts):
             what = f"the template leaves out or changes the content of messages[{number}]"
-            raise TurnError("template", what, "take a template that writes a message's text as it is")
+            raise TurnError("template", what, "use a template that keeps a message's text unchanged")
 
 
 # --- How a template ends turns ----------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ _CALLED: list[dict[str, Any]] = [_QUESTION, {"role": "assistant", "content": "",
 
 
 def probes() -> list[Job]:
-    """The jobs whose renders `read_ends` takes: an answer at the end, one that is followed, and the same of a call."""
+    """Return the jobs for `read_ends`: an answer at the end, one that is followed, and the same for a call."""
     tools = [{"type": "function", "function": _TOOL}]
     return [
         Job.of(_ANSWERED, None, [1]),
@@ -299,7 +300,7 @@ def probes() -> list[Job]:
 
 
 def read_ends(found: Sequence[Rendered | RenderError], marker: Marker) -> Ends:
-    """What the renders of `probes` tell; no tokens where the template renders none of them."""
+    """Derive the ends from the renders of `probes`; no tokens if the template renders none of them."""
     last, followed, call, answered = found
     closing = opening = ""
     if isinstance(last, Rendered) and isinstance(followed, Rendered):
@@ -310,19 +311,19 @@ def read_ends(found: Sequence[Rendered | RenderError], marker: Marker) -> Ends:
     tokens: list[str] = []
     following = ["", ""]
     for kind, (each, longer, text) in enumerate(((last, followed, _ANSWER), (call, answered, _TOOL["name"]))):
-        # A template that knows no calls writes the tool at the most, which the prompt has, too.
+        # A template without support for calls renders at most the tool, which the prompt also has.
         prompt = each.turns[0][0] if isinstance(each, Rendered) else each
         if isinstance(each, Rendered) and isinstance(prompt, str) and each.whole.count(text) > prompt.count(text):
             end = end_token(marker, Marked(each.whole.removesuffix(closing)))[0]
             if not end:
                 following[kind] = _following(each, longer, marker) or following[0]
             end = end or following[kind].strip()
-            tokens += [end] if end or kind == 0 else []  # a call without an end is an error where there is one
+            tokens += [end] if end or kind == 0 else []  # data with calls raises an error if calls have no end
     return Ends(tuple(dict.fromkeys(tokens)), closing, opening, following)
 
 
 def _following(whole: Rendered, longer: Rendered | RenderError, marker: Marker) -> str:
-    """What a longer conversation has after `whole`, up to and with a special token, where that comes at once; or ""."""
+    """Return what a longer conversation has after `whole`, up to and including an immediate special token; or ""."""
     if not isinstance(longer, Rendered) or not longer.whole.startswith(whole.whole):
         return ""
     rest = longer.whole[len(whole.whole) :]
@@ -331,8 +332,8 @@ def _following(whole: Rendered, longer: Rendered | RenderError, marker: Marker) 
 
 
 def _closing(last: str, followed: str, marker: Marker) -> str:
-    """What comes after the end of the turn in `last` alone, if both end it with the same special token."""
+    """Return what follows the end of the turn only in `last`, if both end it with the same special token."""
     tails = [text.rpartition(_ANSWER)[2] for text in (last, followed)]
-    same = marker.specials(Marked(os.path.commonprefix(tails)))  # noqa: RUF071 - texts, no paths
+    same = marker.specials(Marked(os.path.commonprefix(tails)))  # noqa: RUF071 - texts, not paths
     rest = tails[0][same[-1][1] :] if same else ""
     return rest if rest.strip() else ""

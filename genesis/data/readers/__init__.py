@@ -1,11 +1,11 @@
-"""Readers, one a format of files, and what kind of file this is: text or records, or a picture, archive, program.
+"""Readers of file formats, and the kind of a file: text or records, or else a picture, archive or program.
 
-A reader gives what one file holds, as a text or as rows: its line (of a Parquet file its row) and its value, or a
-defect. It knows a file format and its limits, not what the values mean: that is `genesis.data.record_formats`.
+A reader yields the contents of one file, as a text or as rows with their line (row number in Parquet) and value, or
+defects. It implements a file format and its limits; `genesis.data.record_formats` interprets the values.
 
-A file is judged by its name, then by its first bytes: a text may be named anything, but what holds a picture is no text
-under any name. Formats that differ from text by their bytes alone are refused by both. `FORMATS` are those that are
-read; each is declared in its reader.
+The kind of a file depends on its name, then on its first bytes: text may have any name, but a picture is not text under
+any name. Both checks refuse binary formats that are not supported. `FORMATS` lists the supported formats, which
+their readers declare.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FORMATS: Sequence[FileFormat] = (TEXT, JSONL, JSON, CSV, PARQUET)
 _BINARY, _TEXTUAL = ([f.title for f in FORMATS if (f.magic is not None) is is_binary] for is_binary in (True, False))
 READ = f"{', '.join(_TEXTUAL)}, each also as .gz, and {', '.join(_BINARY)}"
 SUPPORTED = f"Genesis reads {READ}"
-# Text holds hardly any; of random bytes a tenth are control characters.
+# Text has almost no control characters; a tenth of random bytes are.
 _MAX_CONTROL_SHARE = 0.05
 
 _BY_ENDING = {ending: format for format in FORMATS for ending in format.endings}
-# What is shown -> the endings of such names.
+# Displayed kind -> the suffixes of such files.
 _BY_NAME: Mapping[str, str] = {
     "table": "psv",
     "json": "json5 geojson",
@@ -57,8 +57,8 @@ _BY_NAME: Mapping[str, str] = {
 }
 _KINDS = {ending: kind for kind, endings in _BY_NAME.items() for ending in endings.split() if ending not in _BY_ENDING}
 
-# Beginnings that no text has, or has only by intent. Formats that show themselves by NUL bytes need no row; those here
-# that a text could begin with carry bytes that it could not hold.
+# Beginnings that text never has by accident. Formats with NUL bytes at the start need no row. If a text could begin
+# like a format, its row includes bytes that text cannot contain.
 _BY_CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
     (re.compile(pattern, re.DOTALL), kind)
     for pattern, kind in (
@@ -88,11 +88,11 @@ _BY_CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
 )
 _READ_BY_CONTENT = tuple((format.magic, format.name) for format in FORMATS if format.magic is not None)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# Names that say no more than text. Others, as .ipynb, are known to hold JSON, and are meant.
+# Suffixes that only imply text. Others, such as .ipynb, are known to hold JSON.
 _PLAIN = ("", "txt", "text", "dat", "data")
 _OBJECT = re.compile(rb"(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*\"[^\"\r\n]*\"\s*:")
 _HEADER = re.compile(rb"(\xef\xbb\xbf)?\s*\"?[A-Za-z_]\w*\"?([,;\t]\"?[A-Za-z_]\w*\"?)+\r?\n")
-# Escape colours logs, and form feeds part pages.
+# Escape colours logs, and form feeds separate pages.
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 _WAYS_OUT: Mapping[str, str] = {
@@ -108,12 +108,12 @@ _WAYS_OUT: Mapping[str, str] = {
 
 
 def format_by_name(name: str) -> FileFormat:
-    """How a file of this name is read, if it is: by default as text. `x.csv.gz` is as `x.csv`."""
+    """Return the format that reads a file of this name, by default text. `x.csv.gz` has the format of `x.csv`."""
     return _BY_ENDING.get(_ending(name), TEXT)
 
 
 def kind_by_name(name: str) -> str | None:
-    """The kind of file, none that is read, that the ending of `name` promises; None where it may be read."""
+    """Return the unsupported kind of file that the suffix of `name` implies; None if the file may be read."""
     format = format_by_name(name)
     if format.magic is not None and name.lower().endswith(".gz"):
         return format.name
@@ -126,7 +126,7 @@ def _ending(name: str) -> str:
 
 
 def kind_by_content(head: bytes) -> str | None:
-    """The kind of file that begins with `head` (its first `HEAD_BYTES`); None for text, also for a broken one.
+    """Return the kind of a file that begins with `head` (its first `HEAD_BYTES`); None for text, even invalid text.
 
     UTF-16 counts as text: reading it fails with the advice to save it as UTF-8.
     """
@@ -142,8 +142,8 @@ def kind_by_content(head: bytes) -> str | None:
 
 
 def looks_like_records(name: str, head: bytes, fields: Collection[str]) -> bool:
-    """Whether a file that is read as text begins like JSON or CSV: with an object, or with a line of names, no spaces
-    between them, of which two are in `fields`. Such a file may have lost its name's ending.
+    """Whether a file that is read as text begins like JSON or CSV and may have lost its suffix: with an object, or with
+    a line of names without spaces, at least two of them in `fields`.
     """
     if _ending(name) not in _PLAIN:
         return False
@@ -153,5 +153,5 @@ def looks_like_records(name: str, head: bytes, fields: Collection[str]) -> bool:
 
 
 def way_out(kind: str) -> str:
-    """What to do with a file of `kind`, and what is read."""
+    """Return the advice for a file of `kind`, and the supported formats."""
     return f"{_WAYS_OUT[kind]}; {SUPPORTED}" if kind in _WAYS_OUT else SUPPORTED

@@ -1,8 +1,8 @@
-"""CSV with a header row (RFC 4180): a row is a mapping from the header's names to strings. The header also shows what
-is between columns: commas, semicolons or tabs.
+"""CSV with a header row (RFC 4180): a row maps the header's names to strings. The header also determines the delimiter:
+commas, semicolons or tabs.
 
-A row of another length than the header is a defect of its own. What leaves open where the next row begins (a quote
-that is never closed, text after a closing quote, a row beyond the limit) ends the file.
+A row whose length differs from the header's is a separate defect. A defect that hides the start of the next row (an
+unclosed quote, text after a closing quote, a row beyond the limit) ends the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REST = "; the rest of the file is not read"
 
 
 def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | Defect]:
-    """The rows below the header, each with the line on which it begins; one may have at most `limit` bytes."""
+    """Yield the rows below the header, each with its first line; a row has at most `limit` bytes."""
     delimiter = _delimiter(stream)
     source = _Lines(stream, limit)
     reader = csv.reader(source, strict=True, delimiter=delimiter)
@@ -42,7 +42,7 @@ def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | De
             return
         if values is None:
             return
-        if not values or (header is None and values == ["sep=", ""]):  # Excel names the delimiter in a line before
+        if not values or (header is None and values == ["sep=", ""]):  # Excel puts the delimiter on a line before
             continue
         if header is None:
             header = values
@@ -56,20 +56,20 @@ def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | De
 
 
 def _delimiter(stream: Stream) -> str:
-    """What is between the names of the header; a comma where there is one column. Raises: Defect."""
+    """Return the delimiter in the header; a comma for a single column. Raises: Defect."""
     text = _QUOTED.sub("", stream.head().removeprefix(BOM).decode("utf-8", "replace")).lstrip("\r\n")
     header = text.partition("\n")[0]
     found = {mark: name for mark, name in _DELIMITERS.items() if mark in header}
     if "\t" in found and stream.name.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
         return "\t"
     if len(found) > 1:
-        what = f"the header has {' and '.join(found.values())}, and either may be between its columns"
-        raise Defect("bad CSV", what, stream.name, 1, "quote the names that hold them")
+        what = f"the header has {' and '.join(found.values())}, and either may separate its columns"
+        raise Defect("bad CSV", what, stream.name, 1, "quote the names that contain them")
     return next(iter(found), ",")
 
 
 def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:
-    # The limit of the csv module is one for the process: 131,072 characters, which a text may well exceed.
+    # The csv module has one limit per process: 131,072 characters, which texts may exceed.
     before = csv.field_size_limit(limit + 1)
     try:
         return next(reader, None)
@@ -97,14 +97,14 @@ def _row(stream: Stream, header: list[str], values: list[str], line: int) -> Row
 
 
 class _Lines:
-    """The lines of the file for the csv module, which counts rows in lines and sets no limit to them."""
+    """The lines of the file for the csv module, which neither limits rows nor reports their start."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         self._stream, self._limit = stream, limit
         self._first_line, self._left = 1, 0
 
     def begin_row(self) -> int:
-        """The line on which the next row begins."""
+        """Return the line on which the next row begins."""
         self._first_line, self._left = self._stream.line + 1, self._limit + len(b"\r\n")
         return self._first_line
 
@@ -123,7 +123,7 @@ class _Lines:
         if self._stream.line == 0:
             data = data.removeprefix(BOM)
         self._stream.line += 1
-        # A byte that is no UTF-8 is found in the value that holds it, so that the row is still whole.
+        # An invalid byte is reported with the value that contains it, so that the row remains complete.
         return data.decode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""Records in JSON, one a line or all in one array: strict where JSON is open, with the line of what is wrong."""
+"""Records in JSON, one per line or all in one array: stricter than JSON itself, with the line of each defect."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from genesis.errors import ModelError, escape
 from genesis.files.paths import quote
 from genesis.files.strict_json import check_structure
 
-# An empty object takes 64 bytes of memory for 3 of the file.
+# An empty object takes 64 bytes of memory for about 3 bytes of the file.
 MAX_CONTAINERS = 100_000
 
 
 def parse(text: str, position: Position, what: str = "line", field: str = "") -> Any:
-    """The JSON value of `text`, which begins at `position`.
+    """Return the JSON value of `text`, which begins at `position`.
 
-    NaN and infinities pass, as Python writes them: only values that are used are looked at, later.
+    NaN and infinities pass, as Python writes them: only the values that are used are checked, later.
 
     Args:
-        what: how errors call the text. field: the field that holds it, if it is the string of one.
+        what: name of the text in errors.
+        field: field that holds the text, if it is the string of one.
 
     Raises:
-        Defect: no JSON, a field twice in an object, an escape of half a character, a nesting or number beyond use,
-            more than `MAX_CONTAINERS` lists and objects.
+        Defect: the text is not JSON, a field occurs twice in an object, an escape encodes half a character, nesting or
+            a number is excessive, or there are more than `MAX_CONTAINERS` lists and objects.
     """
-    if text.count("[") + text.count("{") > MAX_CONTAINERS:  # some may stand in strings
+    if text.count("[") + text.count("{") > MAX_CONTAINERS:  # some may be inside strings
         try:
             check_structure(text.encode("utf-8"), where="", max_depth=len(text), max_containers=MAX_CONTAINERS)
         except ModelError as error:
@@ -46,7 +47,7 @@ def parse(text: str, position: Position, what: str = "line", field: str = "") ->
     try:
         value = json.loads(text, object_pairs_hook=unique)
         if "\\u" in text:
-            # An escape can encode half a character, which no UTF-8 text holds.
+            # An escape can encode half a character, which UTF-8 text cannot hold.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except Defect:
@@ -66,7 +67,7 @@ def parse(text: str, position: Position, what: str = "line", field: str = "") ->
 
 
 def jsonl_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | Defect]:
-    """The values of the lines but blank ones; one of more than `limit` bytes is a defect, and never held whole."""
+    """Yield the values of nonblank lines. A line of more than `limit` bytes is a defect and never held in memory."""
     for number, line in lines(stream, limit):
         if line is None:
             what, next = f"the line has more than {limit:,} bytes", "split the record, raise data.max_line_bytes"
@@ -90,13 +91,13 @@ def _line(stream: Stream, number: int, line: bytes) -> object:
 
 
 def _array(stream: Stream) -> Defect:
-    what = "the file holds a JSON array, not one object a line"
+    what = "the file holds a JSON array, not one object per line"
     return Defect("bad JSON", what, stream.name, 1, "name the file .json")
 
 
 # --- A JSON array -----------------------------------------------------------------------------------------------------
-# The array is read element by element: memory is taken for one of them, not for the file. It is cut at its commas; of
-# what is between them only strings and brackets are looked at. Each element is then parsed as strictly as a line.
+# The array is read element by element, so memory is needed for one of them, not for the file. It is split at its
+# commas, and only strings and brackets are recognized between them. Each element is then parsed as strictly as a line.
 
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
@@ -106,15 +107,15 @@ _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 
 
 def _array_rows(stream: Stream, limit: int) -> Iterator[Row | Defect]:
-    """The elements of the array, each with the line on which it begins.
+    """Yield the elements of the array, each with its first line.
 
-    An element that is no JSON, or of more than `limit` bytes, is a defect of its own; what breaks the array itself
-    (no `[`, no `]`, text after it) ends the file.
+    An element that is not JSON or has more than `limit` bytes is a separate defect. A broken array (no `[`, no `]`,
+    text after it) ends the file.
     """
     array = _Array(stream, limit)
     first = array.next_byte()
     if first not in (b"[", b""):
-        yield Defect("bad JSON", "the file holds no JSON array", stream.name, array.line, "write [{…}, {…}]")
+        yield Defect("bad JSON", "the file does not hold a JSON array", stream.name, array.line, "write [{…}, {…}]")
     if first != b"[":
         return
     array.skip()
@@ -141,7 +142,7 @@ def _array_rows(stream: Stream, limit: int) -> Iterator[Row | Defect]:
 
 
 def json_rows(stream: Stream, limit: int, columns: Columns) -> Iterator[Row | Defect]:
-    """The elements of the array; many files named .json are JSONL."""
+    """Yield the elements of the array, or the lines of a file named .json that is JSONL."""
     return jsonl_rows(stream, limit, columns) if stream.begins(b"{") else _array_rows(stream, limit)
 
 
@@ -150,12 +151,12 @@ def _element(stream: Stream, position: Position, element: bytes | None, limit: i
         what, next = f"the record has more than {limit:,} bytes", "split the record, raise data.max_line_bytes"
         raise position.defect("huge line", what, next)
     if not element:
-        raise position.defect("bad JSON", "no record stands between two commas or before the end", "remove a comma")
+        raise position.defect("bad JSON", "a record is missing between two commas or at the end", "remove a comma")
     return parse(decoded(stream, element, position.line), position, "record")
 
 
 class _Array:
-    """A position in the stream, and what is there; `line` is its line, `elements` how many elements are behind it."""
+    """A position in the stream; `line` is its line, `elements` the number of elements before it."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         self._stream, self._limit = stream, limit
@@ -166,7 +167,7 @@ class _Array:
         self.elements = 0
 
     def next_byte(self) -> bytes:
-        """The next byte that is no space, which stays the next; none at the end."""
+        """Return the next byte that is not a space, without consuming it; empty at the end."""
         while True:
             match = _SPACE.match(self._piece, self._at)
             assert match is not None
@@ -175,13 +176,13 @@ class _Array:
                 return self._piece[self._at : self._at + 1]
 
     def skip(self) -> None:
-        """Go past the next byte."""
+        """Consume the next byte."""
         self._move(self._at + 1)
 
     def element(self) -> tuple[bytes | None, bytes]:
-        """The bytes before the comma or bracket that ends an element (None: too many), and that byte; none at the end.
+        """Return the bytes before the comma or bracket that ends an element (None: too many), and that byte.
 
-        The brackets inside are only counted: that they fit is for the parser to say.
+        The second value is empty at the end. Inner brackets are only counted; the parser checks that they match.
         """
         parts: list[bytes] = []
         size = depth = 0
@@ -189,7 +190,7 @@ class _Array:
         self.elements += 1
         while True:
             piece, begin = self._piece, self._at
-            at = begin + escaped  # of the byte after a backslash at the end of the last piece
+            at = begin + escaped  # skip the byte after a backslash at the end of the last piece
             escaped, end = False, b""
             while at < len(piece):
                 match = (_IN_STRING if in_string else _OUTSIDE).match(piece, at)
@@ -215,7 +216,7 @@ class _Array:
                 parts.append(piece[begin:at])
             self._move(at)
             if end or not self._more():
-                # Space before the comma is no part of the record.
+                # Space before the comma is not part of the record.
                 return b"".join(parts).strip() if size <= self._limit else None, end
 
     def _move(self, at: int) -> None:

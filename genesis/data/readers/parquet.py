@@ -1,6 +1,6 @@
-"""Parquet through pyarrow, which is imported when such a file is read: batches of rows, of the columns that are used.
+"""Parquet through pyarrow, which is imported when such a file is read: batches of rows with the columns that are used.
 
-Arrow gives every struct all of its fields, those that a row does not have as null: nulls inside a value mean "absent".
+Arrow gives every struct all of its fields and fills missing ones with null, so a null inside a value means "absent".
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from genesis.files.paths import quote
 
 MAX_FOOTER_BYTES = 64 << 20
 MAX_FOOTER_PARTS = 1_000_000
-# Columns and the fields inside them; pyarrow before 26 follows their nesting by recursion, however deep.
+# Columns and their inner fields. pyarrow before 26 recurses into their nesting without a limit.
 MAX_SCHEMA_PARTS = 2000
 BATCH_ROWS = 64
 _MAGIC = b"PAR1"
-# How a footer begins in Thrift's compact protocol: its version, and the length of the list that is the schema.
+# Start of a footer in Thrift's compact protocol: its version, and the length of the list that holds the schema.
 _FOOTER = re.compile(rb"\x15[\x80-\xff]{0,4}[\0-\x7f]\x19(?:\xfc([\x80-\xff]{0,4}[\0-\x7f])|[^\xfc])", re.DOTALL)
 
 
 def parquet_rows(stream: Stream, limit: int, columns: Columns) -> Iterator[Row | Defect]:
-    """The rows, counted from one; one of more than `limit` bytes is a defect.
+    """Yield the rows, counted from one; a row of more than `limit` bytes is a defect.
 
     Args:
-        columns: those to read of the columns that the file has.
+        columns: takes the file's columns and returns those to read.
 
     Raises:
-        DataError: pyarrow is not installed. Defect: no Parquet, or a damaged one.
+        DataError: pyarrow is not installed.
+        Defect: the file is not Parquet, or is damaged.
     """
     arrow, parquet = _pyarrow(stream)
     _check_footer(stream)
@@ -51,16 +52,16 @@ def parquet_rows(stream: Stream, limit: int, columns: Columns) -> Iterator[Row |
             for batch in table.iter_batches(BATCH_ROWS, columns=chosen, use_threads=False):
                 yield from _rows(stream, limit, batch)
                 stream.line += batch.num_rows
-    # Of what pyarrow raises on damaged files not all is an ArrowException.
+    # pyarrow raises more than ArrowException on damaged files.
     except (arrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
         if isinstance(error, DataError):
             raise
-        what = f"the Parquet data are damaged or of an unknown kind: {escape(str(error)[:200])}"
+        what = f"the Parquet data is damaged or of an unknown kind: {escape(str(error)[:200])}"
         raise Defect("bad Parquet", what, stream.name, stream.line + 1, "write the file again") from error
 
 
 def _rows(stream: Stream, limit: int, batch: Any) -> Iterator[Row | Defect]:
-    batch.validate(full=True)  # offsets and UTF-8, which the reader takes on trust
+    batch.validate(full=True)  # the reader does not check offsets and UTF-8
     stream.grown(batch.nbytes)
     if batch.nbytes <= limit:
         for number, values in enumerate(batch.to_pylist(), start=stream.line + 1):
@@ -76,7 +77,7 @@ def _rows(stream: Stream, limit: int, batch: Any) -> Iterator[Row | Defect]:
 
 
 def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """The row, whose columns stay, without the fields of structs in it that are null."""
+    """Return the row with all columns, but without null fields of the structs inside."""
     return {name: _present(value) for name, value in row.items()}
 
 
@@ -95,7 +96,7 @@ def _check_footer(stream: Stream) -> None:
         raw.seek(0)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or raw.read(4) != _MAGIC or not 0 < length <= size - 12:
-        what = "the file is no Parquet: its footer is damaged or cut off"
+        what = "the file is not Parquet: its footer is damaged or cut off"
         raise Defect("bad Parquet", what, stream.name, 1, "write the file again")
     if length > MAX_FOOTER_BYTES:
         what = f"the Parquet footer has {length:,} bytes, more than the {MAX_FOOTER_BYTES:,} allowed"
@@ -103,7 +104,7 @@ def _check_footer(stream: Stream) -> None:
     raw.seek(size - 8 - length)
     begin = _FOOTER.match(raw.read(min(length, 32)))
     raw.seek(0)
-    # A length below 15 is in the byte before the list, a greater one in groups of 7 bits.
+    # A length below 15 is stored in the byte before the list, a greater one in groups of 7 bits.
     groups = enumerate(begin[1] or b"") if begin else ()
     if begin is None or sum((byte & 127) << 7 * place for place, byte in groups) > MAX_SCHEMA_PARTS:
         what = f"the Parquet schema is damaged, or has more than {MAX_SCHEMA_PARTS:,} columns and fields"
@@ -115,8 +116,8 @@ def _pyarrow(stream: Stream) -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        what = "Parquet files are read through pyarrow, which is not installed"
-        next = "pip install 'pyarrow>=18', which is the extra `parquet` of Genesis"
+        what = "pyarrow, which reads Parquet files, is not installed"
+        next = "pip install 'pyarrow>=18' (the extra `parquet` of Genesis)"
         raise DataError(what, where=escape(stream.name), next=next) from error
     return pyarrow, pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""A format of data files, and the bytes of one, plain or gzipped, with limits on how far they may grow.
+"""Formats of data files, and the bytes of a file, plain or gzipped, with limits on their expansion.
 
 Failures of opening, reading and decompressing become a `Defect` with file and line.
 """
@@ -20,7 +20,7 @@ from genesis.errors import DataError, escape
 from genesis.files.paths import open_regular
 
 HEAD_BYTES = 8192
-# Text shrinks 3 to 20 times; DEFLATE can grow a hostile file by 1032. Small files may grow to the floor regardless.
+# Text shrinks 3 to 20 times; DEFLATE can expand a hostile file 1032 times. Any file may expand to the floor.
 MAX_EXPANSION = 200
 EXPANSION_FLOOR = 16 << 20
 PIECE = 1 << 20
@@ -29,21 +29,22 @@ BOM = b"\xef\xbb\xbf"
 _GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
-Columns = Callable[[Sequence[str]], Sequence[str]]  # the columns that a file has -> those to read
+Columns = Callable[[Sequence[str]], Sequence[str]]  # the columns of a file -> those to read
 Rows = Callable[["Stream", int, Columns], Iterator[Row | Defect]]
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """How files of a format are recognized and read.
+    """A format of files: how they are recognized and read.
 
     Attributes:
-        name: how reports call it. title: how sentences do.
-        endings: of the names of such files.
-        rows: `rows(stream, limit, columns)` gives the records, each of at most `limit` bytes; None: a file is one text.
-        begins: what a file of a folder or a glob must begin with, white space aside, to be read.
-        magic: of a binary format, the pattern that every file begins with. None: text, which may be gzipped.
-        way_out: what to do with such a file under another name.
+        name: name in reports.
+        title: name in sentences.
+        endings: suffixes of such files.
+        rows: `rows(stream, limit, columns)` yields the records of at most `limit` bytes each; None: a file is one text.
+        begins: required start of a file from a folder or a glob, after white space.
+        magic: pattern at the start of every file of a binary format. None: text, which may be gzipped.
+        way_out: advice for such a file under another name.
     """
 
     name: str
@@ -57,7 +58,7 @@ class FileFormat:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of data, how errors and reports name it, and how it is read."""
+    """A file of data, its name in errors and reports, and its format."""
 
     path: Path
     name: str
@@ -66,12 +67,14 @@ class DataFile:
 
 
 class Stream:
-    """The bytes of an open file, decompressed if need be, with a limit on how far they may grow.
+    """The bytes of an open file, decompressed if necessary, with a limit on their expansion.
 
     Attributes:
-        name: how errors name the file. raw: the file itself. size: its bytes on disk.
+        name: name of the file in errors.
+        raw: the file itself.
+        size: its bytes on disk.
         is_gzip: whether the bytes are decompressed.
-        line: how many lines are done, which defects of reading name.
+        line: number of lines done, for defects of reading.
     """
 
     def __init__(self, file: DataFile, raw: BinaryIO) -> None:
@@ -83,25 +86,25 @@ class Stream:
         self.line = 0
 
     def begins(self, mark: bytes) -> bool:
-        """Whether the file begins with `mark`, white space and a byte order mark aside."""
+        """Whether the file begins with `mark`, after white space and a byte order mark."""
         return self.head().removeprefix(BOM).lstrip().startswith(mark)
 
     def head(self) -> bytes:
-        """The first `HEAD_BYTES` bytes; the next read starts at the beginning all the same."""
+        """Return the first `HEAD_BYTES` bytes; the next read starts at the beginning again."""
         head: bytes = self._stream.read(HEAD_BYTES)
         self._stream.seek(0)
         return head
 
     def read(self, limit: int) -> bytes:
-        """At most `limit` bytes; none at the end."""
+        """Return at most `limit` bytes; empty at the end."""
         return self._take(self._stream.read, limit)
 
     def readline(self, limit: int) -> bytes:
-        """The bytes up to and with the next line end, at most `limit`; none at the end."""
+        """Return the bytes up to and including the next line end, at most `limit`; empty at the end."""
         return self._take(self._stream.readline, limit)
 
     def grown(self, size: int) -> None:
-        """Count `size` bytes that came out of the file. Raises: Defect, if they are too many for the file's size."""
+        """Count `size` bytes of output. Raises: Defect, if there are too many for the file's size."""
         self._left -= size
         if self._left < 0:
             kind = "gzip" if self.is_gzip else self._format.title
@@ -118,11 +121,11 @@ class Stream:
 
 @contextmanager
 def opened(file: DataFile) -> Iterator[Stream]:
-    """The stream of `file`; failures of opening, reading and decompressing leave the block as a `Defect`."""
+    """Open `file` as a stream; failures of opening, reading and decompressing raise a `Defect`."""
     try:
         descriptor = open_regular(file.path, DataError)
     except DataError as error:
-        raise Defect("unreadable", error.what, file.name, 1, "check the path and who may read it") from error
+        raise Defect("unreadable", error.what, file.name, 1, "check the path and its permissions") from error
     stream = None
     try:
         with open(descriptor, "rb") as raw:
@@ -132,8 +135,8 @@ def opened(file: DataFile) -> Iterator[Stream]:
         raise
     except _GZIP_ERRORS as error:
         line = stream.line + 1 if stream else 1
-        what = f"the gzip data are damaged or cut short: {escape(error)}"
-        raise Defect("bad gzip", what, file.name, line, "make the .gz file again") from error
+        what = f"the gzip data is damaged or cut short: {escape(error)}"
+        raise Defect("bad gzip", what, file.name, line, "create the .gz file again") from error
     except OSError as error:
         line = stream.line + 1 if stream else 1
         what = f"reading failed: {escape(error.strerror or error)}"
@@ -141,7 +144,7 @@ def opened(file: DataFile) -> Iterator[Stream]:
 
 
 def decoded(stream: Stream, data: bytes, first_line: int) -> str:
-    """`data` as text. Raises: Defect with the line of the first invalid byte."""
+    """Return `data` as text. Raises: Defect with the line of the first invalid byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -152,11 +155,11 @@ def decoded(stream: Stream, data: bytes, first_line: int) -> str:
 
 
 def lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """Number and bytes of each line, without its line end; None for one over `limit`, which is never held whole."""
+    """Yield number and bytes of each line without its line end; None for one over `limit`, which is skipped."""
     while line := stream.readline(limit + 2):
         number = stream.line + 1
         body = line.removesuffix(b"\n").removesuffix(b"\r")
-        # What did not end within `limit` and a line end is too long already: its rest is only skipped.
+        # A line that has not ended within `limit` plus a line end is too long; skip the rest.
         while not line.endswith(b"\n") and (line := stream.readline(PIECE)):
             pass
         stream.line = number
@@ -175,7 +178,7 @@ MAX_DOCUMENT_BYTES = 1 << 30
 
 
 def text_document(stream: Stream) -> Document:
-    """The whole file as one document. Raises: Defect."""
+    """Return the whole file as one document. Raises: Defect."""
     if not stream.is_gzip and stream.size > MAX_DOCUMENT_BYTES:
         raise _too_large(stream)
     pieces, total = [], 0
@@ -198,7 +201,7 @@ def text_document(stream: Stream) -> Document:
 
 
 def _too_large(stream: Stream) -> Defect:
-    what = f"the text file has more than {MAX_DOCUMENT_BYTES:,} bytes, the most for one document"
+    what = f"the text file has more than {MAX_DOCUMENT_BYTES:,} bytes, the limit of one document"
     return Defect("huge document", what, stream.name, 1, "split it into several files or JSONL records")
 
 

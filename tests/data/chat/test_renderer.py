@@ -204,7 +204,7 @@ class TestLimits:
         with renderer(text, Limits(output_chars=5000)) as process:
             found = process.render(jobs)
         assert found == [
-            RenderError("it gives half a surrogate pair, which is no character"),
+            RenderError("it returns half a surrogate pair, which is not a character"),
             RenderError("its renders have more than 5,000 characters"),
             RenderError("it needs more memory than it may take"),
         ]

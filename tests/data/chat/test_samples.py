@@ -328,7 +328,7 @@ class TestSentencePiece:
         ]
         texts = [tokenizer.token(target[0]) for _, target in pairs(samples)]
         assert [(text or "").startswith("\u2581") for text in texts] == [bool(space)] * 2
-        assert refused.kind == "special token" and "cannot take the special tokens" in refused.what
+        assert refused.kind == "special token" and "cannot encode the special tokens" in refused.what
 
 
 SPECIAL = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "|>", "<", "<|endoftext|>", "<|eot_id|>", "\ue000"]

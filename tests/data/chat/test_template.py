@@ -88,7 +88,7 @@ class TestDefaults:
 
     @pytest.mark.parametrize("name", ["", "a b", "1x", "_x", "messages", "True", "x %}{% y", "é", "x" * 65])
     def test_names_that_are_none(self, name: str) -> None:
-        with pytest.raises(ConfigError, match="no name of a template's argument"):
+        with pytest.raises(ConfigError, match="cannot name a template's argument"):
             ChatTemplate.from_text("", {name: 1})
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1: 2}, {"x": [set()]}])

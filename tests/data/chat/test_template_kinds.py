@@ -249,7 +249,7 @@ class TestPrompts:
         [note] = [note for note in found[0].notes if isinstance(note, Defect)]
         for part in ("merged.jinja", "messages[2]", "One.", "<|im_end|>", " Two."):
             assert part in note.what
-        assert "join messages" in note.next and note.where == "chats.jsonl:7"
+        assert "join consecutive messages" in note.next and note.where == "chats.jsonl:7"
 
     def test_a_prompt_that_asks_for_reasoning_names_the_switch(self, qwen: Tokenizer) -> None:
         text = (
@@ -307,7 +307,7 @@ class TestNotes:
                     tokenize(corpus, index, qwen, Cache(tmp_path), lambda *_: None, **how)
                 continue
             found = tokenize(corpus, index, qwen, Cache(tmp_path), lambda *_: None, **how)
-            assert found.notes.counts == {"turns are read and not learned: template": 1} and not found.left_out.counts
+            assert found.notes.counts == {"turns are read but not learned: template": 1} and not found.left_out.counts
             [example] = found.notes.examples.values()
             assert (
                 example.startswith("chats.jsonl:7: ") and found.tokens.num_targets == len(qwen.encode("One.")) + 1 + 2
