@@ -48,7 +48,6 @@ mode = Mode()
 
 
 def _parse_device(value: object) -> tuple[str | None, int | None]:
-    """The type and index in a device name, or (None, None) if it does not name a device."""
     if isinstance(value, Device):
         return value.type, value.index
     kind, colon, index = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -90,9 +89,7 @@ CPU = Device("cpu")
 
 def as_device(value: Device | str | None) -> Device:
     """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU).
-
-    Raises:
-        DeviceError: the value does not name a device.
+    Raises DeviceError if the value does not name a device.
     """
     if isinstance(value, Device):
         return CPU if value.type == "cpu" else value

@@ -147,9 +147,7 @@ class Taken:
 
 def take(capsule: Any) -> Taken:
     """Take the struct out of a capsule, which works once.
-
-    Raises:
-        ValueError: the object is not a DLPack capsule, was taken before, or has an unsupported version.
+    Raises ValueError if it is not a DLPack capsule, was taken before, or has an unsupported version.
     """
     for name in (_VERSIONED, _PLAIN):
         if _is_valid(capsule, name):

@@ -129,9 +129,7 @@ def get_device_capability(which: AnyDevice = None) -> tuple[int, int]:
 
 def synchronize(which: AnyDevice = None) -> None:
     """Wait until all work of a device is done.
-
-    Raises:
-        DeviceError: a kernel failed, or a graph is being captured. IndexRangeError: a kernel got a bad index.
+    Raises DeviceError if a kernel failed or a graph is being captured, and IndexRangeError if a kernel got a bad index.
     """
     backend = find_backend(which)
     backend.refuse_in_capture("the device was waited for")
@@ -141,9 +139,7 @@ def synchronize(which: AnyDevice = None) -> None:
 
 def check_supported(which: AnyDevice = None) -> str:
     """A short description of the device for users.
-
-    Raises:
-        DeviceError: the device does not exist, or is older than the kernels support.
+    Raises DeviceError if the device does not exist, or is older than the kernels support.
     """
     backend = find_backend(which)
     name, capability, memory, *_ = backend.driver.properties

@@ -67,9 +67,7 @@ class Graphed:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run the function on `inputs`.
-
-        Raises:
-            UsageError: an input is not a CUDA tensor. ShapeError: a size exceeds every bucket.
+        Raises UsageError if an input is not a CUDA tensor, and ShapeError if a size exceeds every bucket.
         """
         self._check(inputs)
         # Captures contain the addresses and layouts of the tensors in `reads`: if one changes, they are invalid.

@@ -115,9 +115,7 @@ class Event:
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to `end`; both must have happened.
-
-        Raises:
-            UsageError: one of the events was created without timing, or was never recorded.
+        Raises UsageError if one of them was created without timing or was never recorded.
         """
         if self._backend is None or end._backend is None or not (self.enable_timing and end.enable_timing):
             raise UsageError(

@@ -98,9 +98,7 @@ class Parameter(NamedTuple):
 
 def parameters_of(source: str, entry: str | None, where: str) -> tuple[str, tuple[Parameter, ...]]:
     """Return the name and parameters of the kernel `entry`, or of the only kernel if `entry` is None.
-
-    Raises:
-        UsageError: the kernel does not exist, or there are several and `entry` is None; the error names `where`.
+    Raises UsageError, which names `where`, if the kernel does not exist or there are several.
     """
     kernels = dict(_KERNEL.findall(_COMMENTS.sub(" ", source)))
     if not kernels:
@@ -212,7 +210,6 @@ def _bindings() -> Any:
 
 
 def _call(function: Any, *args: Any) -> Any:
-    """Call NVRTC and return its result without the code."""
     code, *results = function(*args)
     if int(code):
         raise DeviceError(f"{function.__name__} failed: {code.name}")

@@ -88,10 +88,7 @@ class TritonOp(UserOp):
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
         """Return the PTX that a call with `inputs` would run on `capability`, by default the GPU's; nothing is run.
-
-        Raises:
-            UsageError: kernels are interpreted, or the inputs have no elements.
-            DeviceError: `capability` is None and no GPU was found.
+        Raises UsageError if kernels are interpreted or the inputs have no elements, and DeviceError without a GPU.
         """
         from genesis.backend.cuda.compile import compiled, dependent
         from genesis.backend.cuda.driver import is_interpreted
@@ -112,7 +109,6 @@ class TritonOp(UserOp):
 
 
 def _capability() -> tuple[int, int]:
-    """The compute capability of the GPU. Raises DeviceError without a GPU."""
     from genesis.backend.cuda import driver_for
 
     try:
@@ -271,7 +267,6 @@ class _CudaLaunch(KernelLaunch):
             self.kernel.launch(backend, programs, threads, shared, args, constants)
 
     def _interpret(self, out: Any, inputs: tuple[Array, ...], attrs: dict[str, Any]) -> None:
-        """Run the reference instead of the kernel."""
         from genesis.backend.cuda.launch import submit
         from genesis.backend.cuda.simulated import hosted_launch
 

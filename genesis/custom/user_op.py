@@ -121,9 +121,7 @@ class UserOp:
 
 def load_op(name: str) -> UserOp:
     """Import a module and return its op, named as "module:name". The current folder is searched first.
-
-    Raises:
-        UsageError: the module cannot be imported, or does not have the op.
+    Raises UsageError if the module cannot be imported, or does not have the op.
     """
     module_name, _, attribute = name.partition(":")
     folder = os.getcwd()
@@ -239,7 +237,6 @@ def _checked_gradient(name: str, i: int, grad: Any, spec: Spec | None) -> Array 
 
 
 def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int]:
-    """Adapt `rule(out, *inputs, **attrs)` to the op record."""
 
     def count(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
         with UserCode(f"the cost of {name}"):

@@ -1,23 +1,23 @@
-"""Committing files and folders so that a crash at any instant leaves the last committed version whole.
+"""Atomic commits of files and folders: a crash at any instant leaves the last committed version complete.
 
-The protocol of a folder (`AtomicFolder`), in the order in which it reaches the medium:
+The protocol of a folder (`AtomicFolder`), in the order in which it reaches the disk:
 
-1. `.tmp-<name>-<random>` is made next to the target, and in it the marker `.genesis-temporary`.
-2. Each file is written and flushed; its sha256 is taken from the bytes on their way.
-3. `manifest.json` is written last and flushed; then the marker goes and the temporary folder itself is flushed.
-4. The temporary folder is renamed to the target: this is the commit. The parent folder is flushed.
+1. `.tmp-<name>-<random>` is created next to the target, with the marker `.genesis-temporary` in it.
+2. Each file is written and flushed, and its sha256 is computed while it is written.
+3. `manifest.json` is written last and flushed. Then the marker is removed and the temporary folder is flushed.
+4. The temporary folder is renamed to the target, which commits it. The parent folder is flushed.
 
-Replacing an existing target puts two renames around step 4: the old version becomes `.old-<name>-<random>` first, and
-`.del-<name>-<random>` once the new one is in place, before it is removed. After a kill between the renames no target
-exists, but an `.old-` folder does, and `sweep` renames it back. Removing a committed folder also starts with a rename
-to `.del-`.
+Replacing an existing target needs two renames around step 4. The old version becomes `.old-<name>-<random>` first, and
+`.del-<name>-<random>` once the new one is in place, before it is removed. After a kill between the renames the target
+does not exist, but an `.old-` folder does, and `sweep` renames it back. Removing a committed folder also starts with a
+rename to `.del-`.
 
-What cannot be removed keeps its name: obstacles that can be seen are looked for before the first rename, and where
-the first file cannot be removed the folder gets its name back.
+If a folder cannot be removed, it keeps its name: visible obstacles are checked before the first rename, and a folder
+whose first file cannot be removed is renamed back.
 
-`sweep` touches a folder only if its name has one of these three patterns and it holds our marker or our manifest, or
-nothing. Call it before you look for committed versions, and while you hold the folder's lock: it cannot tell a dead
-writer's leftovers from a living writer's work.
+`sweep` changes a folder only if its name has one of these three patterns, and it contains our marker, our manifest or
+nothing. Call it before you look for committed versions, and hold the folder's lock: it cannot distinguish a dead
+writer's leftovers from the work of a living one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _GET_FLAGS, _FIXED = 0x80086601, 0x10 | 0x20  # FS_IOC_GETFLAGS of Linux; immuta
 
 
 class _StagedFile(Writer):
-    """A file in a temporary folder that is hashed as it is written."""
+    """A file in a temporary folder that is hashed while it is written."""
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
         super().__init__(fs, path, os.O_CREAT | os.O_EXCL)
@@ -77,12 +77,12 @@ class _StagedFile(Writer):
 
 
 class FolderShare:
-    """Files that this process writes into the temporary folder of an `AtomicFolder` in another process, which commits.
+    """Writes files into the temporary folder of an `AtomicFolder` in another process, which commits them.
 
-    A context manager, whose end closes files that are not finished.
+    It is a context manager that closes unfinished files at its end.
 
     Args:
-        folder: as of `AtomicFolder.staged`.
+        folder: the value of `AtomicFolder.staged`.
         fs: the file system to write through.
     """
 
@@ -91,13 +91,13 @@ class FolderShare:
         self._files: dict[str, _StagedFile] = {}
 
     def create(self, name: str) -> Writer:
-        """A writer of the new file `name`, in no folder; errors as of `AtomicFolder.create`."""
+        """Return a writer of the new file `name`, without a folder. Raises the errors of `AtomicFolder.create`."""
         self._files[name] = _StagedFile(self._fs, self._folder / name)
         return self._files[name]
 
     @property
     def records(self) -> Mapping[str, FileRecord]:
-        """Bytes and sha256 of the files that are finished, by name: for `AtomicFolder.take_in`."""
+        """Size and sha256 of the finished files, by name, for `AtomicFolder.take_in`."""
         return {name: file.record() for name, file in self._files.items() if file.finished}
 
     def __enter__(self) -> FolderShare:
@@ -109,8 +109,10 @@ class FolderShare:
 
 
 class FolderWriter:
-    """A marked temporary folder and the files written to it, which take their places when its block ends well.
-    Attributes: target: the folder once they are committed, absolute.
+    """A marked temporary folder. Its files are moved to their final places if the block succeeds.
+
+    Attributes:
+        target: absolute path of the final folder.
     """
 
     def __init__(self, target: str | os.PathLike[str], fs: FileSystem) -> None:
@@ -135,7 +137,7 @@ class FolderWriter:
             if kind is None:
                 unfinished = [name for name, file in self._files.items() if not file.finished]
                 if unfinished:
-                    raise ValueError(f"the file {unfinished[0]!r} was not finished before the commit")
+                    raise ValueError(f"the file {unfinished[0]!r} is not finished before the commit")
                 self._commit()
         finally:
             self._discard()
@@ -144,24 +146,24 @@ class FolderWriter:
         raise NotImplementedError
 
     def existing(self) -> list[str]:
-        """Names that the folder holds from before, sorted."""
+        """The names that the folder contained before, sorted."""
         return []
 
     def remove(self, name: str) -> None:
-        """Remove the older file `name` after the new files are in place."""
+        """Remove the older file `name` once the new files are in place."""
         raise ValueError(f"{name!r} is not in the new folder {self.target}")
 
     def create(self, name: str) -> Writer:
-        """A writer of the new file `name`; finish it, or use it as a context manager, before the commit.
+        """Return a writer of the new file `name`. Finish it, or use it as a context manager, before the commit.
 
-        A name may have one folder before it (`additional_chat_templates/tool_use.jinja`).
+        A name may contain one folder (`additional_chat_templates/tool_use.jinja`).
 
         Raises:
-            DiskError: the file cannot be made. ValueError: a name with more folders, or one that is taken.
+            DiskError: the file cannot be created. ValueError: the name has more folders, or is taken.
         """
         folder, _, last = check_name(name).rpartition("/")
         if "/" in folder or last in (MANIFEST_NAME, _MARKER) or folder in self._files or name in self._folders:
-            raise ValueError(f"the file name {name!r} is taken or has folders")
+            raise ValueError(f"the file name {name!r} is taken, or has too many folders")
         if folder and folder not in self._folders:
             self._fs.mkdir(self._folder / folder)
             self._folders.append(folder)
@@ -174,12 +176,12 @@ class FolderWriter:
         return self._files[name]
 
     def write(self, name: str, data: Buffer) -> None:
-        """Write the whole file `name` and flush it; errors as in `create`."""
+        """Write the complete file `name` and flush it. Raises the errors of `create`."""
         with self.create(name) as file:
             file.write(data)
 
     def _discard(self) -> None:
-        """Remove the temporary folder as far as the disk lets us; `sweep` takes the rest."""
+        """Remove the temporary folder as far as the disk allows; `sweep` removes the remainder."""
         for file in self._files.values():
             file.abandon()
         with contextlib.suppress(OSError):
@@ -188,16 +190,18 @@ class FolderWriter:
 
 
 class AtomicFolder(FolderWriter):
-    """Writes a folder that appears at `target` whole, with its manifest, when the block ends without an error.
+    """Writes a folder with a manifest that appears at `target` complete, if the block succeeds.
 
     Args:
-        target: the folder to make; its parent is made where missing.
+        target: the folder to write; a missing parent is created.
         fs: the file system to write through.
-        replace: whether a committed folder of ours may be at `target`; it stays until the new one is complete.
-        metadata: plain JSON values for the manifest; `metadata` may also be filled before the block ends.
+        replace: whether `target` may already be a committed folder of ours, which remains until the new one is
+            complete.
+        metadata: plain JSON values for the manifest. The attribute `metadata` can be extended before the block ends.
 
     Raises:
-        DiskError: writing failed, or `target` exists and `replace` is false. ModelError: what is there is not ours.
+        DiskError: writing failed, or `target` exists and `replace` is false.
+        ModelError: the existing folder is not ours.
     """
 
     def __init__(
@@ -216,11 +220,11 @@ class AtomicFolder(FolderWriter):
 
     @property
     def staged(self) -> Path:
-        """The temporary folder, where other processes write files by `FolderShare`."""
+        """The temporary folder, into which other processes write files with `FolderShare`."""
         return self._folder
 
     def take_in(self, records: Mapping[str, tuple[int, str]]) -> None:
-        """Commit the files, too, that another process has finished, as `FolderShare.records`."""
+        """Also commit files that another process has finished; `records` is its `FolderShare.records`."""
         if taken := records.keys() & (self._files.keys() | self._of_others.keys() | {MANIFEST_NAME, _MARKER}):
             raise ValueError(f"the file name {min(taken)!r} is taken")
         self._of_others |= {name: FileRecord(*record) for name, record in records.items()}
@@ -233,10 +237,10 @@ class AtomicFolder(FolderWriter):
         if not os.path.lexists(self.target):
             return
         if not self._replace:
-            raise DiskError(f"{escape(self.target)} exists already", next="remove it or choose another folder")
+            raise DiskError(f"{escape(self.target)} already exists", next="remove it, or choose another folder")
         if self.target.is_symlink():
             raise ModelError(
-                f"{escape(self.target)} is a symbolic link and is not replaced", next="choose another folder"
+                f"{escape(self.target)} is a symbolic link, which is not replaced", next="choose another folder"
             )
         read_manifest(self.target)
 
@@ -257,7 +261,7 @@ class AtomicFolder(FolderWriter):
             self._fs.fsync_dir(self.target.parent)
 
     def _exchange(self) -> None:
-        """Replace the old folder with the new one; at every instant one is whole, as target or as `.old-`."""
+        """Replace the old folder with the new one. One of them is always complete, as the target or as `.old-`."""
         parent = self.target.parent
         old = parent / _leftover_name("old", self.target.name)
         self._fs.rename(self.target, old)
@@ -265,7 +269,7 @@ class AtomicFolder(FolderWriter):
             self._fs.fsync_dir(parent)
             self._fs.rename(self._folder, self.target)
         except BaseException:
-            # Where the disk refuses the way back too, `sweep` takes it at the next start. The first error is reported.
+            # If the disk also refuses to rename back, `sweep` does so at the next start. The first error is reported.
             with contextlib.suppress(DiskError):
                 self._fs.rename(old, self.target)
             raise
@@ -274,11 +278,11 @@ class AtomicFolder(FolderWriter):
 
 
 class FolderUpdate(FolderWriter):
-    """Adds or replaces files in a folder that also holds other things, such as the root of a run's output.
+    """Adds or replaces files in a folder that also contains other things, such as the root of a run's output.
 
-    The files are written under temporary names and flushed. When the block ends without an error each is renamed, in
-    the order of creation, then those given to `remove` go, and the folder is flushed. Each file is old or new, never
-    half; a crash among the renames can leave some files old and some new. No manifest is written.
+    The files are written under temporary names and flushed. If the block succeeds, they are renamed in the order of
+    creation, then the files given to `remove` are removed, and the folder is flushed. Each file is old or new, never
+    partial; a crash between the renames can leave some files old and others new. No manifest is written.
     """
 
     def __init__(self, target: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
@@ -292,7 +296,7 @@ class FolderUpdate(FolderWriter):
 
     def remove(self, name: str) -> None:
         if "/" in check_name(name):
-            raise ValueError(f"the file name {name!r} has folders")
+            raise ValueError(f"the file name {name!r} contains a folder")
         self._removals.append(name)
 
     def _commit(self) -> None:
@@ -301,7 +305,7 @@ class FolderUpdate(FolderWriter):
             if not os.path.lexists(path):
                 self._fs.mkdir(path)
             elif not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise ModelError(f"{escape(path)} is no plain folder, and files go into it", next="move it elsewhere")
+                raise ModelError(f"{escape(path)} is not a plain folder", next="move it elsewhere")
         for name in self._files:
             self._fs.rename(self._folder / name, self.target / name)
         for name in self._removals:
@@ -313,8 +317,8 @@ class FolderUpdate(FolderWriter):
 
 
 def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = DEFAULT) -> None:
-    """Write the file `path` durably and all at once: after a crash it is the old one or the new one, whole.
-    Raises: DiskError: writing failed; an older file at `path` is intact.
+    """Write the file `path` durably and atomically: after a crash it has the old or the new content.
+    Raises DiskError if writing fails; an older file at `path` is then intact.
     """
     with atomic_file(path, fs=fs) as file:
         file.write(data)
@@ -322,17 +326,17 @@ def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = D
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> Iterator[Writer]:
-    """A writer whose file appears at `path` when the block ends without an error; errors as in `write_file`."""
+    """Yield a writer whose file appears at `path` if the block succeeds. Raises the errors of `write_file`."""
     path = Path(os.path.abspath(path))
-    # The path is the user's own, so the rules for names from files do not apply to it.
+    # The user chose the path, so the rules for names that come from files do not apply.
     with FolderUpdate(path.parent, fs=fs) as update, update._stage(path.name) as file:
         yield file
 
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A private folder among the system's temporary files, gone after the block as far as the disk lets us.
-    Raises: DiskError: it cannot be made.
+    """Yield a private folder among the system's temporary files, which is removed after the block if possible.
+    Raises DiskError if it cannot be created.
     """
     try:
         folder = tempfile.mkdtemp(prefix="genesis-")
@@ -341,37 +345,37 @@ def temporary_folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        # What is left there is the system's to clean: it must not change how the command ends.
+        # An error here must not change the result of the command; the system cleans up what remains.
         with contextlib.suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
-    """Remove the committed folder `path`; readers see it whole or not at all, also after a crash.
-    Raises: ModelError: the folder has no manifest of ours, or holds other files too. DiskError: removing failed; the
-    folder is as it was, or under a name that `sweep` knows if some of its files are gone.
+    """Remove the committed folder `path`. Readers see all of it or nothing, also after a crash.
+    Raises ModelError if the folder has no manifest of ours or contains other files too, and DiskError if removing
+    fails; the folder is then unchanged, or has a name that `sweep` knows if files are missing.
     """
     path = Path(os.path.abspath(path))
     if path.is_symlink():
-        raise ModelError(f"{escape(path)} is a symbolic link and is not removed", next="remove it yourself")
-    found = _obstacle(path, {*read_manifest(path).files, MANIFEST_NAME})
-    if found:
-        raise ModelError(f"{escape(path)} is not removed: {found}", where=escape(path), next="remove it yourself")
+        raise ModelError(f"{escape(path)} is a symbolic link, which is not removed", next="remove it yourself")
+    obstacle = _obstacle(path, {*read_manifest(path).files, MANIFEST_NAME})
+    if obstacle:
+        raise ModelError(f"{escape(path)} is not removed: {obstacle}", where=escape(path), next="remove it yourself")
     _remove(path, path.name, fs)
 
 
 def sweep(
     parent: str | os.PathLike[str], *, fs: FileSystem = DEFAULT, warn: Callable[[str], None] | None = None
 ) -> list[str]:
-    """Finish what a dead writer left in `parent`: put an old version back, remove temporary folders. Hold the lock.
+    """Finish what a dead writer left in `parent`: restore old versions, remove temporary folders. Hold the lock.
 
     Args:
-        warn: called with each leftover that cannot be removed; it stays, as it is in nobody's way.
+        warn: called for each leftover that cannot be removed; it remains, which does no harm.
 
     Returns:
-        the names of the leftovers that were dealt with, sorted.
+        The names of the leftovers that were handled, sorted.
     Raises:
-        DiskError: an old version could not be put back.
+        DiskError: an old version could not be restored.
     """
     parent = Path(os.path.abspath(parent))
     done = []
@@ -390,7 +394,7 @@ def sweep(
                 _remove(parent / name, match[2], fs)
             except DiskError as error:
                 if warn is not None:
-                    warn(f"{escape(parent / name)}, which a dead run left, is not removed: {error.what}")
+                    warn(f"{escape(parent / name)} was left by a dead run and is not removed: {error.what}")
                 continue
         done.append(name)
     return done
@@ -401,12 +405,12 @@ def _leftover_name(kind: str, name: str) -> str:
 
 
 def _remove(folder: Path, name: str, fs: FileSystem) -> None:
-    """Remove our folder so that a crash on the way leaves something `sweep` knows."""
+    """Remove our folder such that a crash meanwhile leaves something that `sweep` knows."""
     match = _LEFTOVER.fullmatch(folder.name)
     if match and match[1] != "old":
         fs.rmtree(folder, last=(MANIFEST_NAME, _MARKER))
         return
-    # A temporary folder is nobody's version; any other must not look like one once it has lost a file.
+    # A temporary folder is not a version. Any other folder must not look like one after losing a file.
     doomed = folder.parent / _leftover_name("del", name)
     names = set(os.listdir(folder))
     fs.rename(folder, doomed)
@@ -414,7 +418,7 @@ def _remove(folder: Path, name: str, fs: FileSystem) -> None:
         fs.fsync_dir(folder.parent)
         fs.rmtree(doomed, last=(MANIFEST_NAME, _MARKER))
     except DiskError:
-        # It is whole still: under `.del-` nobody would find it.
+        # If no file was removed, restore the name: nobody looks for a version under `.del-`.
         with contextlib.suppress(OSError):
             if set(os.listdir(doomed)) == names and not os.path.lexists(folder):
                 fs.rename(doomed, folder)
@@ -422,28 +426,28 @@ def _remove(folder: Path, name: str, fs: FileSystem) -> None:
 
 
 def _obstacle(folder: Path, names: Collection[str]) -> str:
-    """What is in the way of removing `folder` and its files `names`, as far as can be seen; empty where nothing is."""
+    """Why `folder` with its files `names` cannot be removed, as far as visible; empty if nothing prevents it."""
     try:
-        own, inside = os.stat(folder), {name: os.lstat(folder / name) for name in os.listdir(folder)}
+        status, inside = os.stat(folder), {name: os.lstat(folder / name) for name in os.listdir(folder)}
     except OSError as error:
         return f"it cannot be listed: {error.strerror}"
     others = sorted(inside.keys() - set(names))
     if others:
-        return f"it holds {quote(others[0])}, which was not saved with it"
+        return f"it contains {quote(others[0])}, which was not saved with it"
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        return "it may not be written to"
-    for name, found in inside.items():
-        if own.st_mode & stat.S_ISVTX and os.geteuid() not in (0, own.st_uid, found.st_uid):
+        return "it is not writable"
+    for name, entry in inside.items():
+        if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid, entry.st_uid):
             return f"{quote(name)} belongs to another user"
-        if not stat.S_ISREG(found.st_mode):
-            return f"{quote(name)} is no regular file"
-        if _is_fixed(folder / name, found):
+        if not stat.S_ISREG(entry.st_mode):
+            return f"{quote(name)} is not a regular file"
+        if _is_fixed(folder / name, entry):
             return f"{quote(name)} is immutable"
     return ""
 
 
 def _is_fixed(path: Path, found: os.stat_result) -> bool:
-    """Whether the regular file may not be removed although its folder may be written to."""
+    """Whether a regular file cannot be removed although its folder is writable."""
     flags: int | None = getattr(found, "st_flags", None)  # macOS
     if flags is not None:
         return bool(flags & (stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND))
@@ -459,14 +463,14 @@ def _is_fixed(path: Path, found: os.stat_result) -> bool:
 
 
 def _is_ours(folder: Path, kind: str) -> bool:
-    """Whether `folder` is a real folder that holds our manifest or, where no version was, our marker or nothing."""
+    """Whether `folder` is a real folder with our manifest or, unless it is an old version, our marker or nothing."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return False
         names = os.listdir(folder)
         marker = folder / _MARKER
         if kind != "old" and _MARKER in names and stat.S_ISREG(os.lstat(marker).st_mode):
-            # A kill may have cut the marker short.
+            # A kill may have truncated the marker.
             return _MARKER_TEXT.startswith(read_limited(marker, len(_MARKER_TEXT)))
         if MANIFEST_NAME in names:
             read_manifest(folder)
@@ -481,7 +485,7 @@ def _is_ours(folder: Path, kind: str) -> bool:
 
 
 class FileRecord(NamedTuple):
-    """What a file must be: its size in bytes and its sha256 as 64 hex digits."""
+    """The expected size of a file in bytes and its sha256 as 64 hex digits."""
 
     size: int
     sha256: str
@@ -489,13 +493,13 @@ class FileRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a committed folder and the metadata that was given with them (plain JSON values)."""
+    """The files of a committed folder, and its metadata (plain JSON values)."""
 
     files: Mapping[str, FileRecord]
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The one text of this manifest; it carries a hash of its own content, so that bit rot in it is seen too."""
+        """The text of this manifest. It contains a hash of its own content, which reveals bit rot."""
         content: dict[str, Any] = {
             "files": {name: {"bytes": r.size, "sha256": r.sha256} for name, r in self.files.items()},
             "genesis_manifest": _VERSION,
@@ -506,20 +510,20 @@ class Manifest:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """The manifest of `folder`, itself checked, the files not looked at.
-    Raises: ModelError: there is none (the folder was never committed), or it is damaged.
+    """Read the manifest of `folder` and check its own hash, without looking at the files.
+    Raises ModelError if the manifest is damaged or missing; a folder without one was never committed.
     """
     where = escape(Path(folder) / MANIFEST_NAME)
     data = read_limited(safe_join(folder, MANIFEST_NAME, where=where), _MAX_MANIFEST)
     content = parse_object(data, where=where)
     if content.get("genesis_manifest") != _VERSION:
-        what = f"{MANIFEST_NAME} has no format version {_VERSION}"
-        raise ModelError(what, where=where, next="use the Genesis that wrote it")
+        what = f"{MANIFEST_NAME} does not have format version {_VERSION}"
+        raise ModelError(what, where=where, next="use the version of Genesis that wrote it")
     manifest = None
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # parts are missing or of another type
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # parts are missing or have another type
         files = {check_name(n): FileRecord(int(r["bytes"]), str(r["sha256"])) for n, r in content["files"].items()}
         manifest = Manifest(files, dict(content["metadata"]))
-    # Whatever differs from the one text that the writer makes of this content was changed after writing.
+    # The writer produces exactly one text for this content, so any difference was made later.
     if manifest is None or manifest.to_bytes() != data:
         raise ModelError(f"{MANIFEST_NAME} is damaged: its content and its own hash disagree", where=where, next=_NEXT)
     return manifest
@@ -527,13 +531,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 @boundary(ModelError, "checking the files of a folder")
 def verify_manifest(folder: str | os.PathLike[str], without: Collection[str] = ()) -> Manifest:
-    """The manifest of `folder` after every file was compared with it, byte by byte through its hash.
+    """Read the manifest of `folder` and compare every file with its size and sha256.
 
     Args:
-        without: files of which only the size is compared.
+        without: files to compare by size only.
 
     Raises:
-        ModelError: naming the first file that is missing, extra, of another size, or of another content.
+        ModelError: a file is missing, unknown, or has another size or content; the message names the first one.
     """
     manifest = read_manifest(folder)
     paths = {name: safe_join(folder, name, where=escape(folder)) for name in manifest.files}
@@ -547,7 +551,7 @@ def verify_manifest(folder: str | os.PathLike[str], without: Collection[str] = (
     for name, record in manifest.files.items():
         size = os.stat(paths[name]).st_size
         if size != record.size:
-            what = f"the file {quote(name)} has {size:,} bytes where {MANIFEST_NAME} says {record.size:,}"
+            what = f"the file {quote(name)} has {size:,} bytes; {MANIFEST_NAME} says {record.size:,}"
             raise ModelError(what, where=escape(folder), next=_NEXT)
     for name, record in manifest.files.items():
         if name not in without and sha256_file(paths[name]) != record.sha256:

@@ -1,7 +1,7 @@
-"""The boundary between the operating system's errors and ours: the class says what was being done, the text which path.
+"""The boundary between the operating system's errors and ours. The class says what failed, the text names the path.
 
-`boundary` encloses code that reads one kind of thing. Calls that write go through
-`genesis.files.filesystem`, which has its own. What passes all of them ends in the frame of the command line.
+`boundary` wraps code that reads one kind of file. Code that writes goes through `genesis.files.filesystem`, which has
+its own boundary. Errors that pass both are caught by the command line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError, escape
 
 _ADVICE = {
-    errno.EACCES: "check its permissions and those of the folders above it",
-    errno.EPERM: "check its permissions and those of the folders above it",
+    errno.EACCES: "check its permissions and the permissions of its folders",
+    errno.EPERM: "check its permissions and the permissions of its folders",
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "close programs: this machine has no file handles left",
     errno.ENAMETOOLONG: "shorten the name",
@@ -26,15 +26,15 @@ _ADVICE = {
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the file system again",
 }
-# Of our own errors those that speak of tensors, not of what the user gave.
+# Our own errors that are about tensors, and not about what the user provided.
 _OF_TENSORS = (ShapeError, DTypeError, IndexRangeError)
 
 
 def system_error(
     error: OSError, kind: type[GenesisError], doing: str, path: str | os.PathLike[str] | None = None
 ) -> GenesisError:
-    """The error of class `kind` for a system call that failed while Genesis was `doing` ("reading the data").
-    Args: path: what was worked on, where the error itself does not name it.
+    """The error of class `kind` for a system call that failed while Genesis was `doing` something ("reading the data").
+    `path` is the file or folder, for an error that does not name it itself.
     """
     named = error.filename if isinstance(error.filename, str | bytes) else path
     where = "" if named is None else escape(os.fsdecode(named))
@@ -47,10 +47,10 @@ def system_error(
 
 @contextmanager
 def boundary(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """A block, or as a decorator a function, whose failing system calls become errors of class `kind`.
+    """Turn failing system calls in a block, or in a decorated function, into errors of class `kind`.
 
-    Errors about shapes, dtypes and indices, and recursion without end, become such errors as well: inside the block
-    they come from what is read. A broken pipe passes: it belongs to an output.
+    Errors about shapes, dtypes and indices, and infinite recursion, are converted too: inside the block they come from
+    what is read. A broken pipe is not converted, because it belongs to an output.
     """
     try:
         with fitting(kind, doing, path):
@@ -61,14 +61,14 @@ def boundary(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] 
         raise system_error(error, kind, doing, path) from error
     except RecursionError as error:
         where = "" if path is None else escape(os.fspath(path))
-        raise kind(f"{doing} failed: it is nested too deep", where=where, next="make it flatter") from error
+        raise kind(f"{doing} failed: it is nested too deep", where=where, next="reduce the nesting") from error
 
 
 @contextmanager
 def fitting(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """A block in which tensors that do not fit each other (shapes, dtypes, indices) are an error of class `kind`.
+    """Turn errors about the shapes, dtypes and indices of tensors inside the block into errors of class `kind`.
 
-    Around work whose tensors come from files, such as the run of a model whose tokenizer is another one's.
+    Use it for work on tensors that come from files, such as running a model with the tokenizer of another one.
     """
     try:
         yield
@@ -78,14 +78,14 @@ def fitting(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] |
 
 
 def close_read(descriptor: int) -> None:
-    """Close a descriptor of which no written byte depends; an error that comes with closing changes nothing."""
+    """Close a descriptor that was not written to; an error while closing does not matter."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
 @contextmanager
 def closed_after(descriptor: int) -> Iterator[int]:
-    """A block that reads from a descriptor, which is closed at its end as `close_read` does."""
+    """Yield a descriptor to read from, and close it after the block."""
     try:
         yield descriptor
     finally:
@@ -94,7 +94,7 @@ def closed_after(descriptor: int) -> Iterator[int]:
 
 @contextmanager
 def closed_on_error(descriptor: int) -> Iterator[int]:
-    """A block that hands a descriptor on, which is closed where the block fails."""
+    """Yield a descriptor that the block passes on, and close it if the block fails."""
     try:
         yield descriptor
     except BaseException:

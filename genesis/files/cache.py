@@ -1,4 +1,4 @@
-"""The cache itself: entries found, put and made in a folder that the rule of `trust` allows, else in a private one."""
+"""The disk cache: entries are found, stored and built in a folder that is safe by `trust`, or else in a private one."""
 
 from __future__ import annotations
 
@@ -31,28 +31,27 @@ from genesis.files.trust import Refused, check_file, open_file, open_folder, pri
 State = Literal["found", "made", "rebuilt"]
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"
-_MOST = 2400  # pauses of a lock: 2 minutes
-_NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # say nothing of the file that could not be opened
+_MOST = 2400  # polls of a lock: 2 minutes
+_NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # a lack of resources, which says nothing about the file
 
 
 def user_folder(name: str) -> Path:
-    """Where the user's own caches are: XDG_CACHE_HOME/genesis/`name`, by default below ~/.cache."""
+    """The user's own cache folder: XDG_CACHE_HOME/genesis/`name`, by default below ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # as the XDG specification has it
+    if not os.path.isabs(base):  # required by the XDG specification
         base = os.path.expanduser("~/.cache")
     return Path(base) / "genesis" / name
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A checked entry, and whether it was found, made, or rebuilt because it was damaged."""
+    """A checked entry, and whether it was found, built, or rebuilt after damage."""
 
     entry: Entry
     state: State
 
 
 def _warn(text: str) -> None:
-    """One line on stderr, if there is one."""
     with suppress(OSError, ValueError, AttributeError):
         print(escape(text), file=sys.stderr, flush=True)
 
@@ -61,15 +60,15 @@ _warned: set[tuple[str, str]] = set()
 
 
 class Cache:
-    """The entries in `folder`, which is made when it is first needed. Threads may share it.
+    """The entries in `folder`, which is created when it is first needed. Threads may share a cache.
 
     Args:
-        folder: where they are kept; not used when somebody else could write there.
-        own: how many of the path's last folders are ours (see `trust.open_folder`).
-        optional: a folder that cannot be made or opened is passed over like one that is not safe, and entries that
-            cannot be written are not kept.
-        setting: what names another folder, for messages.
-        tell: takes warnings and what is waited for, a line each.
+        folder: the folder of the entries; it is not used if somebody else could write there.
+        own: how many of the path's last folders must be ours (see `trust.open_folder`).
+        optional: treat a folder that cannot be created or opened like one that is not safe, and skip entries that
+            cannot be written.
+        setting: the setting that chooses another folder, for messages.
+        tell: called with each line of warnings and waits.
     """
 
     def __init__(
@@ -88,19 +87,19 @@ class Cache:
 
     @classmethod
     def of_user(cls, folder: str | os.PathLike[str]) -> Cache:
-        """The cache in a `user_folder`; what cannot be kept there is not kept."""
+        """The cache in a `user_folder`, which skips entries that cannot be stored."""
         return cls(folder, own=2, optional=True, setting="XDG_CACHE_HOME")
 
     def find(self, name: str, *, limit: int | None = None) -> Entry | None:
-        """The entry `name` of at most `limit` bytes, every byte of it checked; None where there is no good one."""
+        """The entry `name` of at most `limit` bytes, fully checked; None if it is missing, unsafe or damaged."""
         try:
             return self._read(name, limit)
         except (OSError, Refused, Damaged):
             return None
 
     def put(self, name: str, parts: Mapping[str, Buffer]) -> None:
-        """Keep an entry of these parts, instead of an older one; several processes may, and the last one stays.
-        Raises: DiskError: it cannot be written, and the cache is not optional.
+        """Store an entry with these parts, replacing an older one. If several processes store it, the last one wins.
+        Raises DiskError if the entry cannot be written, unless the cache is optional.
         """
 
         def make(writer: EntryWriter) -> None:
@@ -110,7 +109,8 @@ class Cache:
         try:
             with self._fs.errors("write", self.folder):
                 folder = self._open()
-                if not self._swept:  # of what writers that died have left; a living one holds a lock on its file
+                # Once per process, remove files of writers that died. A living writer holds a lock on its file.
+                if not self._swept:
                     self._swept = True
                     for other in os.listdir(folder):
                         if other.startswith(_TEMPORARY) and not _is_claimed(folder, other):
@@ -123,8 +123,9 @@ class Cache:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Inside the block no other process or thread makes the entry `name`, as far as that can be had: look for the
-        entry again. Where the folder cannot be locked, or who makes it takes two minutes, the block runs beside it.
+        """Build the entry `name` inside the block, without another process or thread doing so; first look for it again.
+
+        If the folder cannot be locked, or the holder takes longer than two minutes, the block runs without the lock.
         """
         lock = None
         with suppress(OSError):
@@ -137,29 +138,30 @@ class Cache:
                 lock.release()
 
     def get(self, kind: str, key: Mapping[str, Any], make: Callable[[EntryWriter], object]) -> Cached:
-        """The entry of `kind` for `key` (JSON values that name everything the content depends on).
+        """Return the entry of `kind` for `key`, building it if it is missing or damaged.
 
-        While one process makes an entry, others wait for it and say so.
+        While one process builds an entry, others wait for it and report that.
 
         Args:
-            make: writes the entry's parts where there is none yet.
+            key: JSON values that name everything the content depends on.
+            make: writes the parts of a missing entry.
 
         Raises:
-            DiskError: the entry cannot be written, or is not what was written when it is read back.
+            DiskError: the entry cannot be written, or its content differs when it is read back.
         """
         text = json.dumps(dict(key), sort_keys=True, separators=(",", ":"), allow_nan=False)
         name = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-        if (found := self._found(name)) is not None:
-            return Cached(found, "found")
+        if (entry := self._find(name)) is not None:
+            return Cached(entry, "found")
         folder, path = self._open(), self.folder / name
         with self._fs.errors("lock", path):
             lock = EntryLock(folder, name, f"{kind} in {self.folder}", self._tell)
             is_first = lock.acquire()
         try:
-            if (found := self._found(name)) is not None:
-                return Cached(found, "found")
+            if (entry := self._find(name)) is not None:
+                return Cached(entry, "found")
             with self._fs.errors("remove", path):
-                if is_first:  # a process that died while it made this entry may have left it
+                if is_first:  # left by a process that died while it built this entry
                     for other in os.listdir(folder):
                         if other.startswith(f"{_TEMPORARY}{name}-"):
                             _discard(folder, other)
@@ -171,13 +173,13 @@ class Cache:
         finally:
             lock.release()
         if entry is None:
-            what = "the cached data that were just written read back as other bytes"
+            what = "the cache entry that was just written differs when it is read back"
             next = f"check the disk, or choose another {self._setting}"
             raise DiskError(what, where=escape(path), next=next)
         return Cached(entry, state)
 
-    def _found(self, name: str) -> Entry | None:
-        """The entry `name`, or None; raises where nothing can be said about it."""
+    def _find(self, name: str) -> Entry | None:
+        """The entry `name`, or None if it is missing or bad. Raises DiskError if that cannot be determined."""
         try:
             return self._read(name, None)
         except (Refused, Damaged):
@@ -195,7 +197,7 @@ class Cache:
             return read_entry(descriptor, name, limit)
 
     def _write(self, folder: int, name: str, make: Callable[[EntryWriter], object], *, flush: bool) -> None:
-        """Write to a temporary file and rename, so that no process ever reads half an entry."""
+        """Write a temporary file and rename it, so that no process reads a partial entry."""
         assert _NAME.fullmatch(name), name
         path = self.folder / name
         staged = f"{_TEMPORARY}{name}-{secrets.token_hex(8)}"
@@ -204,7 +206,7 @@ class Cache:
             descriptor = os.open(staged, flags, 0o600, dir_fd=folder)
         with closed_on_error(descriptor):
             try:
-                with suppress(OSError):  # where the file system cannot lock, another's sweep may cost us this entry
+                with suppress(OSError):  # without a lock, another process may sweep this file
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 writer = EntryWriter(descriptor, name, path, self._fs)
                 make(writer)
@@ -212,24 +214,24 @@ class Cache:
                 with self._fs.calling("rename", path):
                     try:
                         os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
-                    except (IsADirectoryError, FileExistsError):  # no entry, as the folder of an older version
+                    except (IsADirectoryError, FileExistsError):  # a folder of an older version
                         _discard(folder, name)
                         os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(staged, dir_fd=folder)
                 raise
-        writer.close()  # only now: the open file holds the lock that keeps it from being swept
+        writer.close()  # only now, because the open file holds the lock that protects it from sweeping
 
     def _open(self) -> int:
-        """The folder's descriptor, checked once: nobody else can change what it leads to."""
+        """The descriptor of the folder, checked once: nobody else can change where it leads."""
         with self._lock:
             if self._descriptor < 0:
-                self._descriptor = self._opened()
+                self._descriptor = self._open_safe_folder()
                 weakref.finalize(self, close_read, self._descriptor)
             return self._descriptor
 
-    def _opened(self) -> int:
+    def _open_safe_folder(self) -> int:
         try:
             with self._fs.calling("open", self.folder):
                 return open_folder(self.folder, own=self._own)
@@ -242,7 +244,7 @@ class Cache:
         if (str(self.folder), reason) not in _warned:
             _warned.add((str(self.folder), reason))
             self._tell(
-                f"warning: the cache {self.folder} is not used: {reason}; this process keeps one of its own."
+                f"warning: the cache {self.folder} is not used: {reason}; this process uses a private one instead."
                 f" Let nobody else write there, or set {self._setting} to another folder"
             )
         try:
@@ -262,7 +264,7 @@ def _is_claimed(folder: int, name: str) -> bool:
         try:
             info = os.fstat(descriptor)
             check_file(info, name)
-            if not info.st_size:  # its writer may be between opening and locking
+            if not info.st_size:  # the writer may be about to lock it
                 return True
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
@@ -273,7 +275,7 @@ def _is_claimed(folder: int, name: str) -> bool:
 
 
 def _discard(folder: int, name: str) -> bool:
-    """Remove whatever has this name; whether there was something. Links are not followed."""
+    """Remove the file or folder with this name, without following links; return whether it existed."""
     try:
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -286,13 +288,13 @@ def _discard(folder: int, name: str) -> bool:
 
 
 # --- An entry ---------------------------------------------------------------------------------------------------------
-# Named parts in one file, every byte of which is checked before anything of it is used. The file is a mark, the parts,
-# each from a multiple of 64 bytes on, an index, and a tail:
+# An entry is one file with named parts, which is checked completely before any part is used. It consists of a mark, the
+# parts, each aligned to 64 bytes, an index, and a tail:
 #
 #     "genesis cache 1\n", zeros | part | zeros | part | zeros | index (JSON) | length of the index, u64 | sha256
 #
-# The sha256 covers all before it. The index holds the entry's own name and the name and size of each part; nothing else
-# is stored, so that nothing can contradict itself. What differs from the one file that these parts give is damaged.
+# The sha256 covers everything before it. The index contains the entry's name and the name and size of each part, and
+# nothing redundant that could contradict it. A file that differs from what these parts produce is damaged.
 
 
 MARK = b"genesis cache 1\n"
@@ -301,32 +303,32 @@ LENGTH = struct.Struct("<Q")
 TAIL = LENGTH.size + hashlib.sha256().digest_size
 MAX_INDEX = 1 << 16
 _CHUNK = 1 << 20
-_SMALL = 1 << 20  # bytes; a larger entry is mapped, not read
+_SMALL = 1 << 20  # bytes; a larger entry is memory-mapped
 
 
 class Damaged(Exception):
-    """A file that is not what was written."""
+    """A file that differs from what was written."""
 
 
 class Entry:
-    """The parts of a checked entry; they stay readable when its file is replaced or removed."""
+    """The parts of a checked entry. They remain readable after its file is replaced or removed."""
 
     def __init__(self, data: memoryview, parts: Mapping[str, tuple[int, int]]) -> None:
         self._data, self._parts = data, parts
 
     def part(self, name: str) -> memoryview:
-        """The bytes of a part, read-only; they begin at a multiple of 64 bytes where the entry is mapped."""
+        """The bytes of a part, read-only; aligned to 64 bytes if the entry is mapped."""
         begin, size = self._parts[name]
         return self._data[begin : begin + size]
 
     def names(self) -> list[str]:
-        """The names of the parts, in the order in which they were written."""
+        """The names of the parts, in the order they were written."""
         return list(self._parts)
 
 
 def read_entry(descriptor: int, name: str, limit: int | None = None) -> Entry:
-    """The entry `name` in an open file of at most `limit` bytes.
-    Raises: Damaged: it is not, byte for byte, what was written under this name. OSError: reading failed.
+    """Read and check the entry `name` from an open file of at most `limit` bytes.
+    Raises Damaged if the file differs from what was written under this name, and OSError if reading fails.
     """
     size = os.fstat(descriptor).st_size
     if not len(MARK) + TAIL <= size <= (size if limit is None else limit):
@@ -367,22 +369,22 @@ def _index(name: str, sizes: Mapping[str, int]) -> bytes:
 
 
 def _parts(index: bytes, name: str, end: int) -> dict[str, tuple[int, int]]:
-    """Where each part is, from the one index that such an entry can have."""
+    """The offset and size of each part, from an index that must match this entry exactly."""
     try:
         sizes = {str(part): int(size) for part, size in json.loads(index)["parts"]}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Damaged("its index") from None
     if _index(name, sizes) != index:
         raise Damaged("its index")
-    found, offset = {}, ALIGNMENT
+    places, offset = {}, ALIGNMENT
     for part, size in sizes.items():
         if not 0 <= size <= end - offset:
             raise Damaged("its index")
-        found[part] = offset, size
+        places[part] = offset, size
         offset = _aligned(offset + size)
     if offset != end:
         raise Damaged("its index")
-    return found
+    return places
 
 
 def _aligned(offset: int) -> int:
@@ -390,29 +392,29 @@ def _aligned(offset: int) -> int:
 
 
 class EntryWriter:
-    """Writes an entry's parts one after the other into an open file; `finish` makes it whole.
+    """Writes the parts of an entry into an open file, one after the other; `finish` completes it.
 
     Args:
-        descriptor: of a new file; this object closes it.
-        name: the entry's.
-        path: how errors name the file.
+        descriptor: a new file, which this object closes.
+        name: name of the entry.
+        path: path of the file for errors.
         fs: the file system to write through.
     """
 
     def __init__(self, descriptor: int, name: str, path: Path, fs: FileSystem) -> None:
         self._descriptor, self._name, self._path, self._fs = descriptor, name, path, fs
-        self._digest, self._place = hashlib.sha256(), 0
+        self._digest, self._offset = hashlib.sha256(), 0
         self._sizes: dict[str, int] = {}
         self._is_open = False
         self._append(MARK + bytes(_aligned(len(MARK)) - len(MARK)))
 
     @contextmanager
     def part(self, name: str) -> Iterator[Callable[[Buffer], None]]:
-        """A block that writes the part `name`, by the function that appends to it.
-        Raises: DiskError: the disk is full or fails. ValueError: the name is taken, or another part is open.
+        """Yield a function that appends to the part `name`, which ends with the block.
+        Raises DiskError if writing fails, and ValueError if the name is taken or another part is open.
         """
         if name in self._sizes or self._is_open:
-            raise ValueError(f"the part {name!r} cannot begin here")
+            raise ValueError(f"the part {name!r} is taken, or another part is open")
         self._sizes[name], self._is_open = 0, True
 
         def append(data: Buffer) -> None:
@@ -420,18 +422,18 @@ class EntryWriter:
             self._sizes[name] += memoryview(data).nbytes
 
         yield append
-        self._append(bytes(_aligned(self._place) - self._place))
+        self._append(bytes(_aligned(self._offset) - self._offset))
         self._is_open = False
 
     def write(self, name: str, data: Buffer) -> None:
-        """Write the whole part `name`; errors as in `part`."""
+        """Write the complete part `name`. Raises the errors of `part`."""
         with self.part(name) as append:
             append(data)
 
     def finish(self, *, flush: bool) -> None:
-        """Write what makes the entry whole; with `flush`, return once it is on the medium."""
+        """Write the index and the checksum; with `flush`, return once the entry is on the disk."""
         if self._is_open:
-            raise ValueError(f"a part of {self._name} was not finished")
+            raise ValueError(f"a part of {self._name} is not finished")
         index = _index(self._name, self._sizes)
         self._append(index + LENGTH.pack(len(index)))
         self._append(self._digest.digest())
@@ -439,11 +441,11 @@ class EntryWriter:
             self._fs.fsync(self._descriptor, self._path)
 
     def close(self) -> None:
-        """Close the file. Raises: DiskError: what was written may be lost."""
+        """Close the file. Raises DiskError if written data may be lost."""
         self._fs.close(self._descriptor, self._path)
 
     def _append(self, data: Buffer) -> None:
         view = as_bytes(data)
         self._digest.update(view)
-        self._place += len(view)
+        self._offset += len(view)
         self._fs.write(self._descriptor, self._path, view)

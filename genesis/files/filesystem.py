@@ -1,7 +1,7 @@
-"""The file-system calls that must survive a crash, each observable so that tests can record, fail or end it.
+"""File-system calls that must survive a crash. Tests can observe each call, make it fail, or end the process at it.
 
-All durable writing of the project goes through a `FileSystem`. It knows single calls only; `atomic` and `cache` build
-protocols of them.
+All durable writing of the project goes through a `FileSystem`, which offers single calls. `atomic` and `cache` build
+protocols from them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from genesis.errors import DiskError, escape
 
 Buffer = bytes | bytearray | memoryview
 
-# The kernel takes at most 2 GiB a call; smaller pieces let a signal be seen in time.
+# The kernel writes at most 2 GiB per call; smaller pieces allow signals to be handled in time.
 _CHUNK = 64 << 20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
@@ -27,13 +27,13 @@ _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One file-system call about to happen.
+    """A file-system call that is about to happen.
 
     Attributes:
         op: open, write, fsync, close, rename, unlink, mkdir, rmdir or fsync_dir.
-        path: what it acts on; for a rename the source.
+        path: the file or folder; for a rename the source.
         target: the destination of a rename.
-        size: the bytes that a write still has to take.
+        size: bytes that a write still has to write.
     """
 
     op: str
@@ -46,12 +46,12 @@ Observer = Callable[[Call], int | None]
 
 
 class FileSystem:
-    """Durable file-system calls that turn every `OSError` into a `DiskError`.
+    """Durable file-system calls that convert every `OSError` into a `DiskError`.
 
     Args:
-        observer: called before each call. It may record it, raise an `OSError` instead, or return a number to make
-            a write take at most that many bytes.
-        elsewhere: the other place that errors advise to choose.
+        observer: called before each call. It may record the call, raise an `OSError` instead, or return the most bytes
+            that a write may write.
+        elsewhere: the alternative place that errors suggest.
     """
 
     def __init__(self, observer: Observer | None = None, *, elsewhere: str = "another output folder") -> None:
@@ -59,7 +59,7 @@ class FileSystem:
         self._elsewhere = elsewhere
 
     def shown(self, observer: Callable[[Call], None]) -> FileSystem:
-        """The same calls, shown to another observer first, which may raise an `OSError` instead of one."""
+        """A file system that also shows each call to `observer`, first; it may raise an `OSError` instead."""
 
         def show_both(call: Call) -> int | None:
             observer(call)
@@ -68,43 +68,43 @@ class FileSystem:
         return FileSystem(show_both, elsewhere=self._elsewhere)
 
     def for_place(self, elsewhere: str) -> FileSystem:
-        """The same calls with the same observer; errors advise to choose `elsewhere`."""
+        """A file system with the same observer whose errors suggest `elsewhere`."""
         return FileSystem(self.show, elsewhere=elsewhere)
 
     def show(self, call: Call) -> int | None:
-        """Show the observer a call that is about to happen; returns how many bytes a write may take, None for all."""
+        """Show a call to the observer before it happens; return the most bytes to write, or None for all."""
         return None if self._observer is None else self._observer(call)
 
     def create(self, path: Path) -> Writer:
-        """A writer of the new file `path`, which must not exist."""
+        """Return a writer of the new file `path`, which must not exist."""
         return Writer(self, path, os.O_CREAT | os.O_EXCL)
 
     def append(self, path: Path) -> Writer:
-        """A writer at the end of `path`, which is created where it does not exist."""
+        """Return a writer that appends to `path`, creating it if missing."""
         return Writer(self, path, os.O_CREAT | os.O_APPEND)
 
     def write(self, descriptor: int, path: Path, data: Buffer) -> None:
-        """Write all of `data`, going on after short writes."""
+        """Write all of `data`, continuing after short writes."""
         view = as_bytes(data)
         while view:
             with self.calling("write", path, size=len(view)) as limit:
                 done = os.write(descriptor, view[: min(limit, _CHUNK)])
                 if done == 0:
-                    raise OSError(errno.EIO, "the file takes no more bytes")
+                    raise OSError(errno.EIO, "the file accepts no more bytes")
             view = view[done:]
 
     def fsync(self, descriptor: int, path: Path) -> None:
-        """Return once the file's bytes are on the medium."""
+        """Return once the file's bytes are on the disk."""
         with self.calling("fsync", path):
             _flush(descriptor)
 
     def close(self, descriptor: int, path: Path) -> None:
-        """Close the descriptor, also when closing reports an error."""
+        """Close the descriptor, even if closing reports an error."""
         try:
             with self.calling("close", path):
                 pass
         except BaseException:
-            # This error keeps its path and its bytes, whatever closing adds to it.
+            # Keep this error with its path and size, even if closing fails too.
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             raise
@@ -112,13 +112,13 @@ class FileSystem:
             os.close(descriptor)
 
     def fsync_dir(self, path: Path) -> None:
-        """Return once the folder's own entries (new names, renames, removals) are on the medium."""
+        """Return once the folder's entries (new names, renames, removals) are on the disk."""
         with self.calling("fsync_dir", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
             try:
                 _flush(descriptor)
             except OSError as error:
-                # Some network file systems cannot flush a folder: there a rename is durable once the server answered.
+                # Some network file systems cannot flush a folder. There a rename is durable once the server confirms.
                 if error.errno not in _NO_DIRECTORY_SYNC:
                     raise
             finally:
@@ -126,7 +126,7 @@ class FileSystem:
                     os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename atomically; an existing target file is replaced."""
+        """Rename atomically, replacing an existing target file."""
         with self.calling("rename", source, target=target):
             os.rename(source, target)
 
@@ -141,12 +141,12 @@ class FileSystem:
             os.rmdir(path)
 
     def mkdir(self, path: Path) -> None:
-        """Make one new folder."""
+        """Create one folder."""
         with self.calling("mkdir", path):
             os.mkdir(path)
 
     def makedirs(self, path: Path) -> None:
-        """Make the folder `path` and those above it that are missing, and flush each new name."""
+        """Create the folder `path` and missing parents, and flush each new name."""
         with self.errors("look at", path):
             if path.is_dir():
                 return
@@ -154,13 +154,13 @@ class FileSystem:
         try:
             self.mkdir(path)
         except DiskError:
-            # Another process may have made it in between.
+            # Another process may have created it meanwhile.
             if not os.path.isdir(path):
                 raise
         self.fsync_dir(path.parent)
 
     def rmtree(self, path: Path, *, last: tuple[str, ...] = ()) -> None:
-        """Remove a folder and all below it, never following links; the files named in `last` go last, in this order."""
+        """Remove a folder and its contents without following links; the files in `last` are removed last, in order."""
         with self.errors("list", path), os.scandir(path) as listing:
             folders = {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
         for name, is_folder in sorted(folders.items()):
@@ -175,14 +175,14 @@ class FileSystem:
 
     @contextmanager
     def calling(self, op: str, path: Path, *, target: Path | None = None, size: int = 0) -> Iterator[int]:
-        """A block that makes the call `op`, which the observer sees first; yields how many bytes a write may take."""
+        """Wrap the call `op`: show it to the observer first, and yield the most bytes that a write may write."""
         with self.errors(op, path, size=size):
             limit = self.show(Call(op, path, target, size))
             yield size if limit is None else min(size, limit)
 
     @contextmanager
     def errors(self, op: str, path: Path, *, size: int = 0) -> Iterator[None]:
-        """A block in which a failing system call becomes the `DiskError` of `op` on `path`."""
+        """Convert a failing system call inside the block into the `DiskError` of `op` on `path`."""
         try:
             yield
         except DiskError:
@@ -192,7 +192,7 @@ class FileSystem:
 
 
 class Writer:
-    """One file being written: `finish` flushes and closes it, `abandon` only closes; a `with` block does either."""
+    """A file being written: `finish` flushes and closes it, `abandon` only closes it; a `with` block does either."""
 
     def __init__(self, fs: FileSystem, path: Path, flags: int) -> None:
         self.path = path
@@ -212,11 +212,11 @@ class Writer:
         self.size += memoryview(data).nbytes
 
     def sync(self) -> None:
-        """Return once all that was written is on the medium."""
+        """Return once everything written is on the disk."""
         self._fs.fsync(self._open(), self.path)
 
     def finish(self) -> None:
-        """Flush to the medium and close."""
+        """Flush the file to the disk and close it."""
         try:
             self.sync()
         except BaseException:
@@ -226,7 +226,7 @@ class Writer:
         self._fs.close(descriptor, self.path)
 
     def abandon(self) -> None:
-        """Close without flushing; errors of closing do not matter any more."""
+        """Close without flushing, ignoring errors."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             with contextlib.suppress(OSError):
@@ -248,7 +248,7 @@ class Writer:
 
 
 def as_bytes(data: Buffer) -> memoryview:
-    """The bytes of a buffer of any shape as one row."""
+    """The bytes of a buffer of any shape, as one row."""
     # An empty view of several dimensions cannot be cast.
     return memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
 
@@ -256,30 +256,28 @@ def as_bytes(data: Buffer) -> memoryview:
 def disk_error(
     error: OSError, op: str, path: Path, *, needed: int = 0, elsewhere: str = "another output folder"
 ) -> DiskError:
-    """The `DiskError` for the call `op` on `path` that failed; on a full disk with needed and free bytes."""
+    """The `DiskError` for a failed call `op` on `path`; on a full disk it has the needed and free bytes."""
     what = f"{op} of {escape(path)} failed: {error.strerror or error}"
     if error.errno in _NO_ROOM:
         what += f" (needed {needed:,} bytes, free {_free_bytes(path):,} bytes)"
-        advice = f"free space or quota on this disk, or choose {elsewhere}; what was saved before is intact"
+        advice = f"free space or quota on this disk, or choose {elsewhere}; earlier saves are intact"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        advice = f"check who may write there, or choose {elsewhere}"
+        advice = f"check the permissions, or choose {elsewhere}"
     else:
-        advice = "check the disk and the path; what was saved before is intact"
+        advice = "check the disk and the path; earlier saves are intact"
     result = DiskError(what, where=escape(path), next=advice)
     result.errno = error.errno
     return result
 
 
 def check_room(path: str | os.PathLike[str], needed: int) -> None:
-    """Refuse to start writing `needed` bytes below `path` where the disk has less free; quotas are not seen.
-    Raises: DiskError: with the needed and the free bytes.
-    """
+    """Raise DiskError if the disk of `path` has less than `needed` bytes free. Quotas are not considered."""
     if _free_bytes(Path(path)) < needed:
         raise disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "save", Path(path), needed=needed)
 
 
 def _free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the disk that holds `path`, or its nearest existing parent."""
+    """Bytes that this user can still write on the disk of `path`, or of its nearest existing parent."""
     for folder in (path, *path.absolute().parents):
         try:
             info = os.statvfs(folder)
@@ -290,7 +288,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def _flush(descriptor: int) -> None:
-    """fsync, and on macOS the stronger call that also empties the drive's own cache."""
+    """Call fsync, or on macOS the stronger call that also flushes the drive's cache."""
     if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, full)

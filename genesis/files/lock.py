@@ -1,8 +1,8 @@
 """Locks between processes: `flock` on a file that names its holder. The kernel releases a lock when its process ends.
 
-`FolderLock` keeps a second run out of an output folder and never waits. `EntryLock` lets one process build a cache
-entry while others wait for it. What the file says serves messages alone; a file that a dead process left locks nobody
-out, and no clock decides anything.
+`FolderLock` refuses a second run in an output folder without waiting. With `EntryLock` one process builds a cache entry
+while others wait for it. The content of the file is only used in messages: the file of a dead process locks nobody out,
+and no clock is involved.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from genesis.files.trust import Refused, check_file
 
 LOCK_NAME = ".lock"
 POLL_S = 0.05
-PATIENCE = 40  # polls until an `EntryLock` says whom it waits for: 2 s
+PATIENCE = 40  # polls before an `EntryLock` reports whom it waits for: 2 s
 _MAX_BYTES = 4096
 _TRIES = 200
 _OPENING = '{"pid": '
 _PAUSE_S = 0.01
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES)  # from opening anything but a file of ours
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES)  # from opening something other than our own file
 _CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EACCES)
 
 _held: dict[int, object] = {}  # the lock that each descriptor holds
 
 
 class FolderLock:
-    """Holds the folder `path` (made if missing) against other runs, from `acquire` to `release` or in a `with` block.
+    """Locks the folder `path` against other runs, from `acquire` to `release` or in a `with` block.
 
-    The file `<folder>/.lock` stays after release, since removing it could let two runs in. Where the file system cannot
-    lock, `acquire` fails: a lock that nobody honours would be worse than none.
+    A missing folder is created. The file `<folder>/.lock` remains after the release, because removing it could admit
+    two runs at once. On a file system that cannot lock, `acquire` fails instead of continuing without a lock.
 
     Raises:
-        BusyError: another run holds it; names its process and host. DiskError: the folder cannot be used or locked.
+        BusyError: another run holds the lock; the message names its process and host.
+        DiskError: the folder cannot be used or locked.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,7 +58,7 @@ class FolderLock:
         self.path = self.folder / LOCK_NAME
         self._descriptor = -1
         self._made = False
-        self._before = b"", 0, 0  # content of a file that was there, and its times
+        self._before = b"", 0, 0  # content and times of an existing lock file
 
     @property
     def held(self) -> bool:
@@ -65,9 +66,9 @@ class FolderLock:
         return _held.get(self._descriptor) is self
 
     def acquire(self) -> None:
-        """Take the lock now or raise; never waits for the holder."""
+        """Take the lock without waiting, or raise."""
         if self.held:
-            raise ValueError(f"the lock on {self.folder} is held by this object already")
+            raise ValueError(f"the lock on {self.folder} is already held by this object")
         try:
             with DEFAULT.errors("lock", self.path, size=_MAX_BYTES):
                 DEFAULT.makedirs(self.folder)
@@ -82,11 +83,11 @@ class FolderLock:
             raise
 
     def release(self, *, undo: bool = False) -> None:
-        """Give the lock back; the file stays, empty. With `undo` it is left as it was before, or not at all."""
+        """Release the lock and empty its file. With `undo` the previous file is restored, or a new one removed."""
         if not self.held:
             return
-        # The lock goes with the descriptor. Who opened a file that we remove finds another or none under its name once
-        # it has the lock.
+        # Closing the descriptor releases the lock. A process that opened a file which we remove notices after locking
+        # that the name now refers to another file or to none.
         with contextlib.suppress(OSError):
             if undo and self._made:
                 os.unlink(self.path)
@@ -104,21 +105,21 @@ class FolderLock:
             try:
                 descriptor = self._open_file()
             except FileNotFoundError:
-                # A run that was refused has just removed the folder that it had made.
+                # Another run that was refused has just removed the folder that it had created.
                 DEFAULT.makedirs(self.folder)
                 continue
             with closed_on_error(descriptor):
                 info = os.fstat(descriptor)
                 if not stat.S_ISREG(info.st_mode):
-                    raise OSError(errno.EINVAL, "it is not a regular file")
-                if info.st_nlink > 1:  # what the lock says of its holder would be written into another file
-                    raise OSError(errno.EMLINK, "it is also another file's name")
+                    raise OSError(errno.EINVAL, "not a regular file")
+                if info.st_nlink > 1:  # writing the holder would change another file
+                    raise OSError(errno.EMLINK, "the file has another name as well")
                 self._flock(descriptor)
-                # Somebody may have removed or replaced the file between opening and locking.
+                # Another process may have removed or replaced the file between opening and locking.
                 if _is_at(descriptor, self.path):
                     return descriptor
             close_read(descriptor)
-        raise OSError(errno.EAGAIN, "others remove it again and again")
+        raise OSError(errno.EAGAIN, "other processes keep removing it")
 
     def _open_file(self) -> int:
         try:
@@ -140,7 +141,7 @@ class FolderLock:
             raise DiskError(what, where=escape(self.path), next=next) from error
 
     def _busy(self, descriptor: int) -> BusyError:
-        """The error that names the holder, who may be about to write its name: a short wait, counted in tries."""
+        """The error that names the holder. Waits briefly, in case the holder is about to write its name."""
         holder: dict[str, Any] = {}
         for _ in range(_TRIES):
             holder = _read_holder(descriptor)
@@ -163,7 +164,7 @@ class FolderLock:
 
 
 def is_lock_file(path: Path) -> bool:
-    """Whether `path` is a file that a lock may have left: empty, or with its holder's words."""
+    """Whether `path` is a file that a lock may have left: empty, or naming a holder."""
     try:
         content = read_limited(path, _MAX_BYTES)
         return not path.is_symlink() and _OPENING.encode().startswith(content[: len(_OPENING)])
@@ -173,19 +174,21 @@ def is_lock_file(path: Path) -> bool:
 
 # --- Entries of a cache -----------------------------------------------------------------------------------------------
 
-_threads: dict[tuple[int, int, str], int] = {}  # which thread of this process makes an entry
+_threads: dict[tuple[int, int, str], int] = {}  # the thread of this process that builds an entry
 _guard = threading.Lock()
 
 
 class EntryLock:
-    """The lock on `entry` in an open folder; the thread that holds it may take it again.
+    """The lock on `entry` in an open folder. The thread that holds it may take it again.
 
-    Where the file system cannot lock, nobody waits: entries appear by rename, so that at worst two processes make the
-    same one. The lock's file is removed on release; who opened it before sees that and starts again.
+    On a file system that cannot lock, nobody waits: entries appear by rename, so at worst two processes build the same
+    one. The lock file is removed on release; a process that opened it earlier notices that and retries.
 
     Args:
-        what: what is made, as a message names it.
-        tell: called once with a line that says whom this process waits for.
+        folder: descriptor of the folder.
+        entry: name of the entry.
+        what: description of the entry for messages.
+        tell: called once with a line that names the holder, if this process has to wait.
     """
 
     def __init__(self, folder: int, entry: str, what: str, tell: Callable[[str], None]) -> None:
@@ -195,28 +198,28 @@ class EntryLock:
         self._descriptor = -1
 
     def acquire(self, most: int | None = None) -> bool:
-        """Take the lock, waiting for its holder. Returns whether this thread did not hold it before.
+        """Take the lock, waiting for its holder. Returns whether this thread did not already hold it.
 
         Args:
-            most: polls after which it goes on without the lock.
+            most: polls after which to continue without the lock; None waits without a limit.
 
         Raises:
-            OSError: the lock's file cannot be made.
+            OSError: the lock file cannot be created.
         """
         if _threads.get(self._key) == threading.get_ident():
             return False
-        polls = 0  # counted, so that no clock is asked
+        polls = 0  # counted instead of timed
         while (holder := self._holder()) is not None:
             if polls == most:
                 break
             if polls == PATIENCE:
-                self._tell(f"waiting for {holder} that makes {self._what}")
+                self._tell(f"waiting for {holder}, which is building {self._what}")
             time.sleep(POLL_S)
             polls += 1
         return True
 
     def release(self) -> None:
-        """Give it back, where this object took it."""
+        """Release the lock if this object took it."""
         if _held.get(self._descriptor) is self:
             with contextlib.suppress(OSError):
                 if _is_at(self._descriptor, self._name, self._folder):
@@ -226,7 +229,7 @@ class EntryLock:
             _threads.pop(self._key, None)
 
     def _holder(self) -> str | None:
-        """Try to take it; who else has it, or None."""
+        """Try to take the lock; return the other holder, or None without one."""
         with _guard:
             if _threads.setdefault(self._key, threading.get_ident()) != threading.get_ident():
                 return "another thread of this process"
@@ -241,20 +244,20 @@ class EntryLock:
 
 
 def _try(folder: int, name: str) -> tuple[int, str | None]:
-    """A descriptor that holds the lock, or who else does; -1 and None where the file system cannot lock."""
+    """Return a descriptor that holds the lock, or who else holds it; -1 and None if the file system cannot lock."""
     while True:
         try:
             descriptor = os.open(name, _FLAGS | os.O_CREAT, 0o600, dir_fd=folder)
         except OSError as error:
             if error.errno not in _NOT_A_FILE:
                 raise
-            _give_way(folder, name, error)
+            _remove_foreign(folder, name, error)
             continue
         with closed_on_error(descriptor):
             is_ours = _is_ours(descriptor, name)
         if not is_ours:
             close_read(descriptor)
-            _give_way(folder, name, None)
+            _remove_foreign(folder, name, None)
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,15 +276,15 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
         close_read(descriptor)
 
 
-def _give_way(folder: int, name: str, why: OSError | None) -> None:
-    """Remove what is not a lock of ours: a link, a FIFO, another user's file, a folder. The folder it is in is ours."""
+def _remove_foreign(folder: int, name: str, why: OSError | None) -> None:
+    """Remove what is not our lock: a link, a FIFO, another user's file, a folder. The folder around it is ours."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             shutil.rmtree(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
-        if why is not None and why.errno == errno.EACCES:  # nothing is there: it is the folder that refuses
+        if why is not None and why.errno == errno.EACCES:  # nothing exists: the folder denies access
             raise why from None
 
 
@@ -289,16 +292,15 @@ def _is_ours(descriptor: int, name: str) -> bool:
     try:
         check_file(os.fstat(descriptor), name)
     except Refused:
-        # Removed between opening and looking: it is checked again when it is locked.
+        # The file was removed after it was opened; it is checked again once it is locked.
         return os.fstat(descriptor).st_nlink == 0 and stat.S_ISREG(os.fstat(descriptor).st_mode)
     return True
 
 
-# --- What both share --------------------------------------------------------------------------------------------------
+# --- Helpers of both locks --------------------------------------------------------------------------------------------
 
 
 def _is_at(descriptor: int, name: str | Path, folder: int | None = None) -> bool:
-    """Whether the open file is still the one of this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
@@ -313,7 +315,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
-    """What the lock's file says of its holder; empty where it names no process and host."""
+    """The holder in the lock file; empty if the file does not name a process and a host."""
     try:
         holder = parse_object(os.pread(descriptor, _MAX_BYTES, 0), where=LOCK_NAME)
     except (ModelError, OSError):
@@ -323,7 +325,7 @@ def _read_holder(descriptor: int) -> dict[str, Any]:
 
 
 def _is_credible(holder: dict[str, Any]) -> bool:
-    """Whether these can be the holder's words, not those of a dead one before it."""
+    """Whether this can be the present holder, rather than an earlier one that has died."""
     if not holder or not 0 < holder["pid"] < 1 << 31:
         return False
     if holder["host"] != socket.gethostname():
@@ -338,7 +340,7 @@ def _is_credible(holder: dict[str, Any]) -> bool:
 
 
 def _forget_in_child() -> None:
-    """Close a forked child's copies, so that a lock ends with the process that took it, not with its workers."""
+    """Close a forked child's copies, so that a lock ends with the process that took it and not with its children."""
     for descriptor in _held:
         close_read(descriptor)
     _held.clear()

@@ -1,6 +1,6 @@
 """Safe paths: the only code in which a name read from a file becomes a path on this machine.
 
-It decides from the name and from the files as they lie; it is no sandbox against a process that changes them meanwhile.
+It decides from the name and the files present. It does not protect against a process that changes them meanwhile.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _NEXT = "take the model folder again from a source you trust; Genesis opens only
 
 
 def quote(name: object, limit: int = 120) -> str:
-    """`name` escaped and cut to `limit` characters, in quotes, as error messages show it."""
+    """`name` escaped, cut to `limit` characters and quoted, for error messages."""
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     text = name if isinstance(name, str) else _as_json(name)
-    # Cut before escaping too, which takes several times the text's memory.
+    # Cut before escaping, which takes several times the memory of the text.
     shown = escape(text[: limit + 1])
     return f"'{shown}'" if len(text) <= limit and len(shown) <= limit else f"'{shown[:limit]}…'"
 
 
 def check_name(name: object, *, where: str = "") -> str:
-    """`name` itself if it can only mean a file below the folder it is joined to.
+    """Return `name` if it can only refer to a file below the folder that it is joined to.
 
-    Allowed are printable names in Unicode's NFKC form, parted by single slashes, at most `MAX_COMPONENTS` deep.
+    Allowed are printable names in Unicode's NFKC form, separated by single slashes, at most `MAX_COMPONENTS` deep.
 
     Raises:
-        ModelError: absolute, `..`, drive letters, backslashes, control characters, empty or over-long names.
+        ModelError: the name is absolute, empty or too long, or has `..`, a colon, a backslash or control characters.
     """
     problem = _name_problem(name)
     if problem:
@@ -55,13 +55,13 @@ def check_name(name: object, *, where: str = "") -> str:
 def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") -> Path:
     """The path of the existing regular file `name` below the folder `root`.
 
-    `root` is the user's own choice and may be a symbolic link; nothing below it may be one. The one exception is the
-    Hugging Face cache, whose snapshots are made of links: where `root` is `models--*/snapshots/<40 hex>`, or the same
-    of `datasets--*`, the last component may be a link to a regular file directly in the `blobs` folder next to
-    `snapshots`, named by 40 or 64 hex digits; the blob's path is returned.
+    `root` is the user's choice and may be a symbolic link, but nothing below it may be a link. The exception is the
+    Hugging Face cache, whose snapshots consist of links. If `root` is `models--*/snapshots/<40 hex>`, or the same of
+    `datasets--*`, the last component may be a link to a regular file in the `blobs` folder next to `snapshots`, named
+    by 40 or 64 hex digits. The path of the blob is returned.
 
     Raises:
-        ModelError: a name that `check_name` refuses, a missing file, a link, a folder, a FIFO, a socket or a device.
+        ModelError: `check_name` refuses the name, or the file is missing or is not a regular file.
     """
     checked = check_name(name, where=where)
     base = Path(os.path.realpath(root))
@@ -81,13 +81,13 @@ def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") ->
 
 
 def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelError) -> int:
-    """A read-only descriptor of the regular file at `path`; the caller closes it. Never blocks on a FIFO.
+    """Return a read-only descriptor of the regular file at `path`; the caller closes it. Does not block on a FIFO.
 
     Args:
-        kind: the class of the error: what the file is read as.
+        kind: class of the error, depending on what the file is read as.
 
     Raises:
-        GenesisError: of class `kind`: there is no such file, it may not be read, or it is not a regular file.
+        GenesisError: of class `kind`: the file does not exist, is not readable, or is not a regular file.
     """
     shown, where = quote(path, 400), escape(os.fspath(path))
     try:
@@ -108,20 +108,20 @@ def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelE
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether something is at `path`, a dangling link too.
-    Raises: OSError: it is not known. `os.path.lexists` would say no, and what is there be passed over.
+    """Whether something exists at `path`; a dangling link counts. Raises OSError if the answer is unknown, where
+    `os.path.lexists` would return False and an existing file would be ignored.
     """
     return _mode_or_none(os.lstat, path) is not None
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is at `path`, or a link leads to one; errors as in `exists`."""
+    """Whether a folder, or a link to a folder, exists at `path`. Raises OSError like `exists`."""
     mode = _mode_or_none(os.stat, path)
     return mode is not None and stat.S_ISDIR(mode)
 
 
 def list_folder(path: str | os.PathLike[str]) -> list[str]:
-    """The names in the folder `path`, sorted; none where it does not exist. Errors as in `exists`."""
+    """The names in the folder `path`, sorted; empty if it does not exist. Raises OSError like `exists`."""
     return sorted(os.listdir(path)) if is_folder(path) else []
 
 
@@ -142,11 +142,11 @@ def _name_problem(name: object) -> str:
     if not name:
         return "is empty"
     if not name.isprintable():
-        return "holds control or unprintable characters"
+        return "contains control or unprintable characters"
     if unicodedata.normalize("NFKC", name) != name:
-        return "is not in Unicode's NFKC form: it may read as another name elsewhere"
+        return "is not in Unicode's NFKC form, so other systems may read another name"
     if "\\" in name or ":" in name:
-        return "holds a backslash or a colon: a separator or a drive on other systems"
+        return "contains a backslash or a colon, which other systems treat specially"
     if name.startswith(("/", "~")):
         return "is absolute"
     parts = name.split("/")
@@ -169,12 +169,12 @@ def _mode(path: Path, name: str, where: str) -> int:
         ) from None
     except OSError as error:
         advice = system_error(error, ModelError, "").next
-        what = f"the file {quote(name)} cannot be looked at: {error.strerror}"
+        what = f"the file {quote(name)} cannot be inspected: {error.strerror}"
         raise ModelError(what, where=where, next=advice) from error
 
 
 def _hub_blob(base: Path, link: Path, name: str, where: str) -> Path:
-    """The blob that `link` of a Hugging Face cache snapshot points to; refuses every other link."""
+    """The blob that `link` in a Hugging Face cache snapshot points to. Refuses every other link."""
     repository = base.parent.parent
     is_snapshot = (
         base.parent.name == "snapshots"
@@ -186,7 +186,7 @@ def _hub_blob(base: Path, link: Path, name: str, where: str) -> Path:
         raise _refusal(name, "is a symbolic link", where)
     mode = _mode(target, name, where)
     if not stat.S_ISREG(mode):
-        raise _refusal(name, f"leads to {_kind(mode)}, not a regular file", where)
+        raise _refusal(name, f"links to {_kind(mode)}, not a regular file", where)
     return target
 
 
@@ -195,7 +195,7 @@ def _refusal(name: str, problem: str, where: str) -> ModelError:
 
 
 def _as_json(value: object) -> str:
-    """A value that is no text, in JSON's words; only what it is where it is long."""
+    """A value other than a string, as JSON; only a summary if it is long."""
     if value is None or isinstance(value, bool):
         return str({None: "null", True: "true", False: "false"}[value])
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""The safetensors format: a strict header parser of our own, positional reads without mmap, and a deterministic writer.
+"""The safetensors format: a strict header parser, positional reads without mmap, and a deterministic writer.
 
-A file is 8 bytes of little-endian header length, a JSON header, and the tensors' bytes without holes. Every claim of
-the header is checked against the file's size before memory is taken for a tensor. This is stricter than the format's
-library, which accepts duplicate names, unknown fields and `../` in names. Folders of several files are in `hf`.
+A file consists of the header length (8 bytes, little-endian), a JSON header, and the tensors' bytes without gaps. Every
+value in the header is checked against the file's size before memory is allocated for a tensor. This is stricter than
+the safetensors library, which accepts duplicate names, unknown fields and `../` in names. `hf` handles folders.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from genesis.files.filesystem import Writer
 from genesis.files.paths import open_regular, quote
 from genesis.files.strict_json import check_structure, is_unicode
 
-# The library reads headers up to 100 MB. The largest published checkpoints would need about 130 bytes for each of
-# 40,000 tensors if all stood in one file; three times that bounds what a hostile header costs to a few hundred MiB.
+# The library reads headers of up to 100 MB. The largest published checkpoints have 40,000 tensors at about 130 bytes
+# each, which is 5 MB in a single file. Three times that limits a hostile header to a few hundred MiB of memory.
 HEADER_SIZE_CAP = 16 << 20
 MAX_TENSORS = 1 << 16
 MAX_DIMS = 32
-# Three levels are right; a few more are parsed, so that the tensor with too many can be named.
+# Three levels are correct. A few more are parsed, so that an error can name the tensor.
 MAX_DEPTH = 8
 MAX_NAME_CHARS = 1024
 
-# In the order in which the library sorts dtypes: the last is written first, so that wide types are aligned.
+# In the library's sort order of dtypes. The last is written first, so that wide types are aligned.
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
         "BOOL": np.dtype(np.bool_),
@@ -68,7 +68,7 @@ DEFAULT_METADATA: Mapping[str, str] = MappingProxyType({"format": "pt"})
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header says of one tensor; `start` and `stop` are the byte range of its elements in the file."""
+    """A tensor in the header; `start` and `stop` are the byte range of its elements in the file."""
 
     name: str
     dtype: np.dtype[Any]
@@ -84,7 +84,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor that is read when it is written: what a header says of it, and where its values come from."""
+    """A tensor that is read when it is written: its dtype and shape, and a function that reads the values."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -97,14 +97,14 @@ class TensorSource:
 
 
 class SafeTensors:
-    """An open safetensors file: `names`, `entries` and `metadata` from its checked header, tensors read one at a time.
+    """An open safetensors file, with `names`, `entries` and `metadata` from its checked header.
 
     Args:
-        path: a regular file, or a link to one; its name is the caller's own (names from files go through `safe_join`).
+        path: a trusted path of a regular file or a link to one; names from files go through `safe_join`.
         header_size_cap: the largest header accepted, in bytes.
 
     Raises:
-        ModelError: naming the file and, where it is one tensor's fault, the tensor; or reading failed.
+        ModelError: the file is not valid or cannot be read; the message names the file and, if possible, the tensor.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, header_size_cap: int = HEADER_SIZE_CAP) -> None:
@@ -121,13 +121,12 @@ class SafeTensors:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensors' names in the header's order."""
+        """The names of the tensors, in the header's order."""
         return tuple(self.entries)
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """The tensor `name` in fresh memory.
-        Raises: ModelError: no such tensor, the file ends early, BOOL bytes other than 0 and 1, reading failed.
-        OutOfMemoryError.
+        """Read the tensor `name` into new memory.
+        Raises OutOfMemoryError, or ModelError if the tensor is missing, damaged or cannot be read.
         """
         entry = self._entry(name)
         array = self._allocated(entry, entry.shape)
@@ -135,47 +134,45 @@ class SafeTensors:
         return array
 
     def read_elements(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """The elements [start, stop) of `name`, in row-major order, in fresh memory; errors as in `read_part`."""
+        """Read the elements [start, stop) of `name`, in row-major order, into new memory. Errors as in `read_part`."""
         array = self._allocated(self._entry(name), (stop - start,))
         self.read_part(name, start, array)
         return array
 
     def read_into(self, name: str, buffer: npt.NDArray[Any]) -> None:
-        """Read the tensor `name` into `buffer`, a writable C-contiguous array of the tensor's shape and dtype.
-        Raises: ShapeError, DTypeError: another shape or layout, another dtype. ModelError: the file ends early.
+        """Read the tensor `name` into `buffer`, a writable C-contiguous array of the tensor's shape and dtype. Raises
+        ShapeError or DTypeError if the buffer does not fit, and ModelError if the file ends early.
         """
         entry = self._entry(name, buffer.dtype)
         if buffer.shape != entry.shape or not buffer.flags.c_contiguous or not buffer.flags.writeable:
-            what = f"{quote(name)} of shape {entry.shape} needs a writable contiguous buffer of it, got {buffer.shape}"
+            what = f"{quote(name)} of shape {entry.shape} needs a writable contiguous buffer, got {buffer.shape}"
             raise ShapeError(what, where=escape(self.path))
         self._fill(entry, buffer)
 
     def read_part(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
-        """Read the elements from number `start` on, in row-major order, into `buffer` `[n]`, contiguous.
-
-        Raises:
-            ShapeError, DTypeError: beyond the tensor's end or another layout, another dtype. ModelError: the file ends.
+        """Read elements from index `start` on, in row-major order, into the contiguous `buffer` `[n]`.
+        Raises ShapeError beyond the tensor's end, DTypeError for another dtype, ModelError if the file ends early.
         """
         entry = self._entry(name, buffer.dtype)
         size = entry.nbytes // entry.dtype.itemsize
         if buffer.ndim != 1 or not buffer.flags.c_contiguous or not 0 <= start <= start + buffer.size <= size:
-            what = f"{buffer.shape} elements from number {start} of {quote(name)}, which has {size}"
+            what = f"{buffer.shape} elements from index {start} exceed {quote(name)}, which has {size}"
             raise ShapeError(what, where=escape(self.path))
         self._fill(entry, buffer, start * entry.dtype.itemsize)
 
     def close(self) -> None:
-        """Close the file; reading is an error from here on."""
+        """Close the file. Reading from it afterwards raises ValueError."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             close_read(descriptor)
 
     def _entry(self, name: str, dtype: np.dtype[Any] | None = None) -> TensorEntry:
-        """The entry of a tensor, for a buffer of this dtype."""
+        """The entry of a tensor. Raises DTypeError if `dtype` is another one."""
         entry, where = self.entries.get(name), escape(self.path)
         if entry is None:
-            raise ModelError(f"no tensor {quote(name)} in the file", where=where, next="check the name")
+            raise ModelError(f"the file has no tensor {quote(name)}", where=where, next="check the name")
         if dtype not in (None, entry.dtype):
-            raise DTypeError(f"{quote(name)} has dtype {entry.dtype}, the buffer {dtype}", where=where)
+            raise DTypeError(f"{quote(name)} has dtype {entry.dtype}, the buffer has {dtype}", where=where)
         return entry
 
     def _allocated(self, entry: TensorEntry, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -183,20 +180,20 @@ class SafeTensors:
             return np.empty(shape, entry.dtype)
         except MemoryError as error:
             size = math.prod(shape) * entry.dtype.itemsize
-            what = f"no memory for {size:,} bytes of the tensor {quote(entry.name)}"
-            raise OutOfMemoryError(what, where=escape(self.path), next="free memory or take a smaller model") from error
+            what = f"the host has no room for {size:,} bytes of the tensor {quote(entry.name)}"
+            raise OutOfMemoryError(what, where=escape(self.path), next="free memory, or use a smaller model") from error
 
     def _fill(self, entry: TensorEntry, array: npt.NDArray[Any], skip: int = 0) -> None:
-        """Read into an array what begins `skip` bytes after the tensor's start."""
+        """Read an array from the bytes that start `skip` bytes into the tensor."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         if array.nbytes == 0:
             return
         raw = array.reshape(-1).view(np.uint8)
         _read_exactly(self._descriptor, raw.data, entry.start + skip, escape(self.path), quote(entry.name))
-        # numpy takes any non-zero byte for True in some places and compares it with 1 in others.
+        # numpy sometimes treats any non-zero byte as True, and sometimes compares it with 1.
         if entry.dtype == np.bool_ and raw.max() > 1:
-            raise _bad(entry.name, "holds bytes other than 0 and 1 as BOOL", escape(self.path))
+            raise _bad(entry.name, "is BOOL but has bytes other than 0 and 1", escape(self.path))
 
     def __enter__(self) -> SafeTensors:
         return self
@@ -206,7 +203,7 @@ class SafeTensors:
 
 
 def load_file(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
-    """All tensors of the file at once, by name; errors as in `SafeTensors`."""
+    """Read all tensors of a file, by name. Raises the errors of `SafeTensors`."""
     with SafeTensors(path) as file:
         return {name: file.read(name) for name in file.names}
 
@@ -216,12 +213,12 @@ def write_tensors(
     tensors: Mapping[str, npt.NDArray[Any] | TensorSource],
     metadata: Mapping[str, str] = DEFAULT_METADATA,
 ) -> None:
-    """Write `tensors` in the safetensors format to `sink`, one at a time: wide dtypes first, then by name.
+    """Write `tensors` to `sink` in the safetensors format, one at a time: wide dtypes first, then by name.
 
-    Values of a `TensorSource` are held only while they are written.
+    The values of a `TensorSource` are in memory only while they are written.
 
     Raises:
-        DTypeError: a dtype without a code in the format. ModelError: a name or metadata that reading would refuse.
+        DTypeError: the format has no code for a dtype. ModelError: reading would refuse a name or the metadata.
         DiskError: writing failed.
     """
     for name, tensor in tensors.items():
@@ -239,7 +236,7 @@ def write_tensors(
 def _header(
     order: list[str], tensors: Mapping[str, npt.NDArray[Any] | TensorSource], metadata: Mapping[str, str]
 ) -> bytes:
-    """The JSON header, padded with spaces so that the tensors' bytes start at a multiple of 8."""
+    """The JSON header, padded with spaces so that the tensors start at a multiple of 8 bytes."""
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     start = 0
     for name in order:
@@ -251,15 +248,15 @@ def _header(
     text = json_text.encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_SIZE_CAP:
-        what = f"the header would have {len(text):,} bytes, over {HEADER_SIZE_CAP:,}"
+        what = f"the header would have {len(text):,} bytes, more than {HEADER_SIZE_CAP:,}"
         raise ModelError(what, next="use several files")
-    # Nothing is written that this module would not read.
+    # The reader must accept whatever is written.
     _parse_header(text, start, "the tensors to save")
     return text
 
 
 def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """`array` in C-contiguous pieces along its first axis, so that a view with strides is never copied whole."""
+    """Yield `array` in C-contiguous pieces along its first axis, so that a strided view is not copied at once."""
     if array.flags.c_contiguous:
         yield array
         return
@@ -269,11 +266,11 @@ def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as it is written, so that duplicate keys are still there to be named."""
+    """A JSON object as a list of pairs, which keeps duplicate keys for the error message."""
 
 
 class _Odd:
-    """A JSON number that is not a plain integer: a fraction, a negative, NaN, or beyond 19 digits."""
+    """A JSON number that is not a plain integer: a fraction, a negative number, NaN, or more than 19 digits."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -296,7 +293,7 @@ def _read_header(descriptor: int, size: int, cap: int, where: str) -> bytes:
     _read_exactly(descriptor, memoryview(prefix), 0, where, "the header's length")
     length = int.from_bytes(prefix, "little")
     if length > min(cap, size - _PREFIX) or length < 2:
-        what = f"the header's length is {length:,} bytes; between 2 and {min(cap, size - _PREFIX):,} are possible here"
+        what = f"the header's length is {length:,} bytes; it must be between 2 and {min(cap, size - _PREFIX):,}"
         raise ModelError(what, where=where, next=_NEXT)
     header = bytearray(length)
     _read_exactly(descriptor, memoryview(header), _PREFIX, where, "the header")
@@ -304,10 +301,10 @@ def _read_header(descriptor: int, size: int, cap: int, where: str) -> bytes:
 
 
 def _parse_header(header: bytes, data_bytes: int, where: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:
-    """Metadata and tensors of a header over `data_bytes` bytes of elements, every claim checked."""
+    """Check a header for `data_bytes` bytes of elements, and return its metadata and tensors."""
     pairs = _decode(header, where)
     if len(pairs) > MAX_TENSORS + 1:
-        what = f"the header has {len(pairs):,} entries, over {MAX_TENSORS:,} tensors"
+        what = f"the header has {len(pairs):,} entries, more than {MAX_TENSORS:,} tensors"
         raise ModelError(what, where=where, next=_NEXT)
     metadata: dict[str, str] | None = None
     entries: dict[str, TensorEntry] = {}
@@ -319,20 +316,20 @@ def _parse_header(header: bytes, data_bytes: int, where: str) -> tuple[dict[str,
             continue
         if name in entries:
             raise _bad(name, "appears twice in the header", where)
-        # Some names could drive a terminal, or be taken for a path elsewhere.
+        # Some names could control a terminal, or be used as a path elsewhere.
         if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
             raise _bad(name, f"has a name that is empty, over {MAX_NAME_CHARS} characters or not printable", where)
         if "\\" in name or name.startswith("/") or ".." in name.split("/"):
-            raise _bad(name, "has a name that reads as a path out of a folder", where)
+            raise _bad(name, "has a name that is a path outside its folder", where)
         entries[name] = _check_entry(name, value, data_bytes, _PREFIX + len(header), where)
     _check_cover(entries, _PREFIX + len(header), _PREFIX + len(header) + data_bytes, where)
     return metadata or {}, entries
 
 
 def _decode(header: bytes, where: str) -> _Pairs:
-    """The header's JSON with objects as pairs; only spaces may follow it."""
+    """Parse the header's JSON, with objects as pairs. Only spaces may follow it."""
     if header[:1] != b"{":
-        raise ModelError("the header does not start with '{': this is no safetensors file", where=where, next=_NEXT)
+        raise ModelError("this is not a safetensors file: the header does not start with '{'", where=where, next=_NEXT)
     check_structure(header, where=where, max_depth=MAX_DEPTH, max_containers=4 * MAX_TENSORS)
     try:
         text = header.decode("utf-8")
@@ -341,7 +338,7 @@ def _decode(header: bytes, where: str) -> _Pairs:
         reason = escape(error)[:200]
         raise ModelError(f"the header is not JSON in UTF-8: {reason}", where=where, next=_NEXT) from error
     if text[end:].strip(" "):
-        raise ModelError(f"the header goes on after its JSON ends at byte {end:,}", where=where, next=_NEXT)
+        raise ModelError(f"the header has text after its JSON, which ends at byte {end:,}", where=where, next=_NEXT)
     assert isinstance(pairs, _Pairs)
     return pairs
 
@@ -364,11 +361,11 @@ def _check_entry(name: str, value: object, data_bytes: int, base: int, where: st
         raise _bad(name, "is not described by a JSON object", where)
     fields = dict(value)
     if len(fields) != len(value) or fields.keys() != _FIELDS:
-        found = ", ".join(quote(key, 40) for key, _ in value[:8])
-        raise _bad(name, f"has the fields {found or 'none'} instead of dtype, shape and data_offsets", where)
+        names = ", ".join(quote(key, 40) for key, _ in value[:8])
+        raise _bad(name, f"has the fields {names or 'none'} instead of dtype, shape and data_offsets", where)
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
-        raise _bad(name, f"has the unknown dtype {quote(code, 40)}; known are {', '.join(DTYPES)}", where)
+        raise _bad(name, f"has the unknown dtype {quote(code, 40)}, which is not one of {', '.join(DTYPES)}", where)
     if type(shape) is not list or len(shape) > MAX_DIMS or not all(_is_count(size) for size in shape):
         listed = f"a list of at most {MAX_DIMS} whole numbers"
         raise _bad(name, f"has a shape that is not {listed}: {quote(shape, 60)}", where)
@@ -376,23 +373,23 @@ def _check_entry(name: str, value: object, data_bytes: int, base: int, where: st
         raise _bad(name, f"has data_offsets that are not two whole numbers: {quote(offsets, 60)}", where)
     start, stop = offsets
     if not start <= stop <= data_bytes:
-        raise _bad(name, f"claims the bytes {start:,} to {stop:,} of {data_bytes:,}", where)
+        raise _bad(name, f"claims bytes {start:,} to {stop:,} of {data_bytes:,}", where)
     dtype = DTYPES[code]
-    # Sizes next to a zero count too: numpy refuses an empty array whose other sizes overflow.
+    # Sizes next to a 0 count too: numpy refuses an empty array whose other sizes overflow.
     if math.prod(size for size in shape if size) * dtype.itemsize > _LARGEST:
         raise _bad(name, f"has a shape too large for any memory: {quote(shape, 60)}", where)
     needed = math.prod(shape) * dtype.itemsize
     if needed != stop - start:
-        raise _bad(name, f"has {stop - start:,} bytes where {code} {quote(shape, 60)} needs {needed:,}", where)
+        raise _bad(name, f"has {stop - start:,} bytes, but {code} {quote(shape, 60)} needs {needed:,}", where)
     return TensorEntry(name, dtype, tuple(shape), base + start, base + stop)
 
 
 def _check_cover(entries: dict[str, TensorEntry], start: int, stop: int, where: str) -> None:
-    """Refuse overlaps, holes and trailing bytes: in order of offset the tensors cover `start` to `stop` exactly."""
+    """Refuse overlaps, gaps and trailing bytes: sorted by offset, the tensors must cover `start` to `stop` exactly."""
     reached = start
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start != reached:
-            kind = "overlaps the tensor before it" if entry.start < reached else "leaves a hole before it"
+            kind = "overlaps the tensor before it" if entry.start < reached else "leaves a gap before it"
             raise _bad(entry.name, f"{kind}: it starts at byte {entry.start:,} of the file, not {reached:,}", where)
         reached = entry.stop
     if reached != stop:
@@ -400,12 +397,12 @@ def _check_cover(entries: dict[str, TensorEntry], start: int, stop: int, where: 
 
 
 def _is_count(value: object) -> bool:
-    """Whether `value` is a whole number from 0 to 2^63 - 1; a JSON true is none."""
+    """Whether `value` is an integer from 0 to 2^63 - 1; true and false are not."""
     return type(value) is int and value <= _LARGEST
 
 
 def _read_exactly(descriptor: int, view: memoryview, offset: int, where: str, what: str) -> None:
-    """Fill `view` from the file's bytes at `offset`, going on after short reads."""
+    """Fill `view` with the file's bytes from `offset` on, continuing after short reads."""
     done = 0
     while done < len(view):
         try:
@@ -413,7 +410,7 @@ def _read_exactly(descriptor: int, view: memoryview, offset: int, where: str, wh
         except OSError as error:
             raise ModelError(f"cannot read {what}: {error.strerror}", where=where, next="check the disk") from error
         if count == 0:
-            raise ModelError(f"the file ended while {what} was read", where=where, next=_NEXT)
+            raise ModelError(f"the file ended while reading {what}", where=where, next=_NEXT)
         done += count
 
 

@@ -1,6 +1,6 @@
-"""Strict JSON: parsing that refuses what JSON leaves open, with limits that are checked before memory is taken.
+"""Strict JSON: parsing that refuses ambiguous input, with limits that are checked before memory is allocated.
 
-Refused are duplicate keys, NaN and infinities, deep nesting, too many containers and invalid UTF-8. It knows no schema.
+Duplicate keys, NaN, infinities, deep nesting, too many containers and invalid UTF-8 are refused. No schema is checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def is_unicode(text: str) -> bool:
-    """Whether `text` has no half surrogate pairs, which no encoding can write."""
+    """Whether `text` has no unpaired surrogates, which cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -38,13 +38,13 @@ def check_structure(
 ) -> None:
     """Refuse JSON text nested deeper than `max_depth` or with more than `max_containers` lists and objects.
 
-    Runs over the bytes in linear time and takes at most as much memory again, so that it can run before the parser.
+    It takes linear time and at most as much memory as `data`, so it can run before the parser.
     """
-    # Without escaped characters a quote always opens or closes a string, and brackets inside strings can be dropped.
+    # Without escaped characters every quote opens or closes a string, and brackets inside strings can be dropped.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
     brackets = _STRING.sub(b"", plain).translate(None, _NOT_BRACKETS)
     if brackets.count(b"[") + brackets.count(b"{") > max_containers:
-        raise ModelError(f"the JSON holds more than {max_containers:,} lists and objects", where=where, next=_NEXT)
+        raise ModelError(f"the JSON contains more than {max_containers:,} lists and objects", where=where, next=_NEXT)
     depth = 0
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
@@ -53,9 +53,9 @@ def check_structure(
 
 
 def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """The JSON object in `data`, for which errors say `where`.
-    Raises: ModelError: not UTF-8, not JSON, not an object, duplicate keys, NaN or infinite numbers, half surrogate
-    pairs, too deep, too many parts.
+    """Parse the JSON object in `data`; `where` is the place for errors. Raises ModelError if `data` is not UTF-8, not
+    JSON or not an object, has duplicate keys, numbers that are not finite or unpaired surrogates, or is nested too
+    deep or too large.
     """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,21 +86,21 @@ def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict
         if isinstance(error, ModelError):
             raise
         raise ModelError(
-            "the JSON holds a number, a text or a nesting beyond every use", where=where, next=_NEXT
+            "the JSON contains a number, a text or a nesting that is too large", where=where, next=_NEXT
         ) from error
     if not isinstance(result, dict):
-        raise ModelError("the file holds no JSON object at its top", where=where, next=_NEXT)
+        raise ModelError("the top level of the file is not a JSON object", where=where, next=_NEXT)
     return result
 
 
 def read_limited(path: str | os.PathLike[str], limit: int, kind: type[GenesisError] = ModelError) -> bytes:
-    """All bytes of the regular file `path`, of which there may be at most `limit`; the size is checked before reading.
+    """Read the regular file `path`, which may have at most `limit` bytes; the size is checked before reading.
 
     Args:
-        kind: the class of the error: what the file is read as.
+        kind: class of the error, depending on what the file is read as.
 
     Raises:
-        GenesisError: of class `kind`: no regular file, or a larger one, or reading failed.
+        GenesisError: of class `kind`: the file is not regular, too large, or cannot be read.
     """
     data, left = bytearray(), limit + 1
     with boundary(kind, "reading", path), closed_after(open_regular(path, kind)) as descriptor:
@@ -114,22 +114,20 @@ def read_limited(path: str | os.PathLike[str], limit: int, kind: type[GenesisErr
 
 
 def indented_bytes(value: object) -> bytes:
-    """JSON in lines, keys sorted: for files that people read, too."""
+    """JSON with one entry per line and sorted keys, for files that people also read."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def canonical_bytes(value: object) -> bytes:
-    """`value` as the one compact JSON text that equal values share: sorted keys, no spaces, ASCII, finite numbers.
-
-    Raises:
-        TypeError: a key that is no string, or a type that JSON does not have. ValueError: a number that is not finite.
+    """The canonical JSON text of `value`: sorted keys, no spaces, ASCII, finite numbers. Equal values have equal texts.
+    Raises TypeError for keys that are not strings and for other types, and ValueError for numbers that are not finite.
     """
     _check_plain(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def _check_plain(value: object) -> None:
-    """Refuse what `json.dumps` would turn into something else, such as integer keys."""
+    """Refuse values that `json.dumps` would silently convert, such as integer keys."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

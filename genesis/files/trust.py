@@ -1,12 +1,12 @@
-"""Whom a file may belong to: folders and files that nobody but this user can have written.
+"""File ownership: folders and files that only this user, and no other, can have written.
 
-`open_folder` and `open_file` open what is ours alone, such as a cache. A path is walked from the root with one
-descriptor a folder. What is checked is what the descriptor holds, and the next name is looked up in it, so a folder
-that is renamed or replaced during the walk changes nothing.
+`open_folder` and `open_file` open what must belong to this user alone, such as a cache. They walk a path from the root
+with one descriptor per folder. Checks apply to the open descriptor, and the next name is looked up in it, so renaming
+or replacing a folder during the walk has no effect.
 
-`check_owner` is for what a command finds by itself (the newest checkpoint, the record of a run, a configuration in the
-current folder that has a recipe's name): what another user put there is refused. A file that the user names is the
-user's choice.
+`check_owner` is for files that a command discovers implicitly: the newest checkpoint, the record of a run, or a
+configuration in the current folder with the name of a recipe. It refuses files that another user put there. A file that
+the user names explicitly is the user's choice.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from genesis.files.paths import exists, safe_join
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
-# A parent may be closed to reading; where the system has no descriptor for passing through, it must be readable.
+# A parent may deny reading. On systems without a descriptor for traversal only (O_PATH) it must be readable.
 _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Refused(Exception):
-    """A folder or file that somebody else could have written; says which and why."""
+    """A folder or file that somebody else could have written; the message has its path and the reason."""
 
 
 def open_folder(path: str | os.PathLike[str], *, own: int = 1) -> int:
-    """A descriptor of the folder `path`, which is made where it is missing; the caller closes it.
+    """Return a descriptor of the folder `path`, creating it if missing; the caller closes it.
 
-    The last `own` folders of the path are ours: made with mode 0700, no links, owned by this user, writable by nobody
-    else. Those above belong to this user or to root, and others write them only where the sticky bit keeps each from
-    renaming what is another's. Links among them count as folders do.
+    The last `own` folders of the path must be ours: created with mode 0700, not links, owned by this user and writable
+    by nobody else. The folders above must belong to this user or to root. Others may write to those only if the sticky
+    bit protects entries of other users. Links among them are treated like folders.
 
     Raises:
-        Refused: the path is not so. OSError: it cannot be made or opened.
+        Refused: the path does not meet these conditions. OSError: it cannot be created or opened.
     """
     parts = list(Path(os.path.abspath(path)).parts[1:])
     own = min(own, len(parts))
@@ -63,8 +63,8 @@ def open_folder(path: str | os.PathLike[str], *, own: int = 1) -> int:
 
 
 def open_file(folder: int, name: str) -> int:
-    """A read-only descriptor of the file `name` in an open folder; never follows a link, never waits for a FIFO.
-    Raises: Refused: another user can have written it, or it is no regular file. OSError: it cannot be opened.
+    """Return a read-only descriptor of the file `name` in an open folder. Does not follow links or wait for a FIFO.
+    Raises Refused if it is not a regular file or another user can have written it, and OSError if opening fails.
     """
     with closed_on_error(os.open(name, _FILE, dir_fd=folder)) as descriptor:
         check_file(os.fstat(descriptor), name)
@@ -72,11 +72,11 @@ def open_file(folder: int, name: str) -> int:
 
 
 def check_file(info: os.stat_result, name: str) -> None:
-    """Refuse what is no regular file of this user's alone. Raises: Refused."""
+    """Raise Refused unless the file is a regular file that only this user can write."""
     if not stat.S_ISREG(info.st_mode):
-        raise Refused(f"{name} is no regular file")
+        raise Refused(f"{name} is not a regular file")
     _check_owned(info, name)
-    if info.st_nlink > 1:  # 0: replaced between opening and looking, and what is open is whole
+    if info.st_nlink > 1:  # 0: replaced after it was opened, and the open file is complete
         raise Refused(f"{name} has {info.st_nlink} links")
 
 
@@ -88,7 +88,7 @@ def _check_owned(info: os.stat_result, name: str) -> None:
 
 
 def _walk(names: list[str]) -> tuple[int, Path]:
-    """A descriptor of the folder that the absolute path of `names` leads to, links followed, and its path."""
+    """A descriptor of the folder at the absolute path of `names`, with links followed, and the path."""
     left, links, shown = names[::-1], 0, Path("/")
     here = os.open("/", _PASS)
     try:
@@ -126,7 +126,7 @@ def _replaced(old: int, new: int) -> int:
 
 
 def _make(folder: int, path: Path, mode: int) -> None:
-    """Make the folder `path`, whose parent is open, and flush its name."""
+    """Create the folder `path` in its open parent, and flush the new name."""
     with DEFAULT.errors("mkdir", path):
         DEFAULT.show(Call("mkdir", path))
     try:
@@ -135,13 +135,13 @@ def _make(folder: int, path: Path, mode: int) -> None:
         return
     with DEFAULT.errors("fsync_dir", path.parent):
         DEFAULT.show(Call("fsync_dir", path.parent))
-    # Not everybody may read it, nor every file system flush it; what is lost is rebuilt.
+    # The user may not be able to read the parent, nor the file system to flush it. A lost folder is created again.
     with suppress(OSError), closed_after(os.open(".", _FOLDER, dir_fd=folder)) as parent:
         os.fsync(parent)
 
 
 def _link(folder: int, name: str, shown: Path) -> str | None:
-    """Where the link `name` leads to; None where it is none that can be seen."""
+    """The target of the link `name`, or None if it is not a visible link."""
     info = _looked_at(folder, name)
     if info is None or not stat.S_ISLNK(info.st_mode):
         return None
@@ -151,7 +151,7 @@ def _link(folder: int, name: str, shown: Path) -> str | None:
 
 
 def _looked_at(folder: int, name: str) -> os.stat_result | None:
-    """What `name` is, links not followed; None where it is not known, and why it could not be opened says more."""
+    """The status of `name` without following links, or None if unknown; the error of opening says more."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -175,7 +175,7 @@ def _open_own(folder: int, name: str, shown: Path) -> int:
 
 
 def _check_parent(descriptor: int, shown: Path) -> None:
-    """Refuse a folder in which somebody else could exchange what is below it."""
+    """Raise Refused for a folder in which somebody else could replace its contents."""
     info = os.fstat(descriptor)
     if info.st_uid not in _trusted():
         raise Refused(f"{shown} belongs to user {info.st_uid}")
@@ -188,7 +188,7 @@ def _check_parent(descriptor: int, shown: Path) -> None:
 
 
 def _trusted() -> set[int]:
-    """Whose folders may be above ours: this user's and root's, also where a container shows root as nobody."""
+    """The users whose folders may be above ours: this user and root, also if a container shows root as nobody."""
     users = {os.geteuid(), 0}
     with suppress(OSError, ValueError):
         ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -198,20 +198,20 @@ def _trusted() -> set[int]:
 
 
 def _is_private_group(group: int) -> bool:
-    """Whether `group` is the one of this user alone that many systems make for every user."""
+    """Whether `group` is this user's private group, which many systems create for every user."""
     if os.geteuid() == 0:
         return False
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return user.pw_gid == group and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    return user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
 
 
 def stranger(path: str | os.PathLike[str]) -> int | None:
-    """The user, neither this one nor root, to whom `path` itself belongs; else None, also where nothing is.
+    """The owner of `path` if it is neither this user nor root, otherwise None, also if nothing exists there.
 
-    Root also works in folders of others: there the folder's owner is no stranger. Raises: DiskError.
+    For root, the owner of the folder around the path is accepted too. Raises DiskError.
     """
     with DEFAULT.errors("look at", Path(path)), suppress(FileNotFoundError):
         owner = os.lstat(path).st_uid
@@ -222,35 +222,36 @@ def stranger(path: str | os.PathLike[str]) -> int | None:
 
 
 def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
-    """Refuse a file, or a folder with the files in it, that another user has put there.
+    """Refuse a file, or a folder and the files in it, that another user has put there.
 
     Args:
-        trusted: a user whose files are taken too: whose folder it is that the user named.
+        next: the advice in the error.
+        trusted: a user whose files are accepted too: the owner of a folder that the user named.
 
     Raises:
-        ModelError: with the user. DiskError: the folder cannot be listed.
+        ModelError: another user owns one of them; the message has the user. DiskError: the folder cannot be listed.
     """
     with DEFAULT.errors("list", path):
         inside = [path / name for name in sorted(os.listdir(path))] if path.is_dir() else []
-    for one in (path, *inside):
-        if (user := stranger(one)) not in (None, trusted):
-            raise ModelError(f"{escape(one)} was put there by user {user}", where=escape(path), next=next)
+    for entry in (path, *inside):
+        if (user := stranger(entry)) not in (None, trusted):
+            raise ModelError(f"{escape(entry)} belongs to user {user}", where=escape(path), next=next)
 
 
 def run_file(folder: Path, name: str) -> Path | None:
-    """The path of the file `name` in the folder of a run; None where nothing has that name.
-    Raises: DataError: it is a link or no regular file, or of a user other than this one, root and the folder's.
-    DiskError: it cannot be looked at.
+    """The path of the file `name` in the folder of a run, or None if it does not exist.
+    Raises DataError for a link, for a file that is not regular, and for one that belongs neither to this user, nor to
+    root, nor to the folder's owner. Raises DiskError if it cannot be inspected.
     """
     path = folder / name
     with boundary(DiskError, "reading the run", path):
         if not exists(path):
             return None
-        of_folder = os.stat(folder).st_uid
+        folder_owner = os.stat(folder).st_uid
     next = "move the file away, or name the folder of another run"
     try:
         safe_join(folder, name)
-        check_owner(path, next=next, trusted=of_folder)
+        check_owner(path, next=next, trusted=folder_owner)
     except ModelError as error:
         raise DataError(error.what, where=escape(path), next=next) from None
     return path
@@ -261,8 +262,8 @@ _lock = threading.Lock()
 
 
 def private_folder() -> Path:
-    """A folder that this process alone uses, mode 0700, where nobody can exchange it; removed when the process ends.
-    Raises: DiskError: no folder for temporary files will do.
+    """A folder with mode 0700 that only this process uses and nobody else can replace; removed when the process ends.
+    Raises DiskError if no folder for temporary files is safe.
     """
     with _lock:
         process = os.getpid()
@@ -274,7 +275,7 @@ def private_folder() -> Path:
 
 def _new_private() -> Path:
     reason = ""
-    # Volumes of containers are often open to all without a sticky bit; memory and home come last.
+    # Volumes of containers are often writable by all without a sticky bit. Memory and home are the last resort.
     others = ("/tmp", "/var/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm", os.path.expanduser("~"))
     for base in dict.fromkeys(filter(os.path.isabs, (tempfile.gettempdir(), *others))):
         path = Path(os.path.realpath(base)) / f"genesis-{secrets.token_hex(8)}"
@@ -283,10 +284,10 @@ def _new_private() -> Path:
             return path
         except (OSError, Refused) as error:
             reason = reason or f"{base}: {(isinstance(error, OSError) and error.strerror) or error}"
-    what = f"there is no safe folder for temporary files: {escape(reason)}"
+    what = f"no folder for temporary files is safe: {escape(reason)}"
     raise DiskError(what, where="TMPDIR", next="set TMPDIR to a folder that only you can write")
 
 
 def _remove(process: int, folder: Path) -> None:
-    if os.getpid() == process:  # a forked child leaves its parent's folder alone
+    if os.getpid() == process:  # a forked child does not remove its parent's folder
         shutil.rmtree(folder, ignore_errors=True)

@@ -307,7 +307,7 @@ def test_a_record_of_too_many_parts_is_refused_before_it_is_parsed(
     )
     defects = Defects()
     assert [document.text for document in read(tmp_path / "a.jsonl", defects)] == ["[{" * 20]
-    assert defects.examples == {"bad JSON": f"{tmp_path}/a.jsonl:2: the JSON holds more than 10 lists and objects"}
+    assert defects.examples == {"bad JSON": f"{tmp_path}/a.jsonl:2: the JSON contains more than 10 lists and objects"}
 
 
 def random_record(random: np.random.Generator) -> dict[str, Any]:

@@ -161,4 +161,4 @@ def test_a_folder_that_cannot_be_used_is_passed_over(
     (tmp_path / "xdg").write_text("no folder")
     folder = write(tmp_path / "model", byte_level(tokenizer))
     assert facts(folder) == facts(folder) and checks
-    assert "this process keeps one of its own" in capsys.readouterr().err
+    assert "is not used: " in capsys.readouterr().err

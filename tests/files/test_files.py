@@ -184,11 +184,11 @@ def test_misuse_is_named_and_leaves_nothing(tmp_path: Path) -> None:
             folder.write(name, b"")
 
     for name in (MANIFEST, MARKER, "sub/sub/x", "a/x", "a"):
-        with pytest.raises(ValueError, match=r"taken|has folders"):
+        with pytest.raises(ValueError, match=r"taken|too many folders"):
             write_twice(name)
     with pytest.raises(ModelError, match="absolute"), AtomicFolder(tmp_path / "out") as folder:
         folder.write("/etc/x", b"")
-    with pytest.raises(ValueError, match="'a' was not finished"), AtomicFolder(tmp_path / "out") as folder:
+    with pytest.raises(ValueError, match="'a' is not finished"), AtomicFolder(tmp_path / "out") as folder:
         folder.create("a")
     with pytest.raises(ValueError, match="not in the new folder"), AtomicFolder(tmp_path / "out") as folder:
         folder.remove("a")
@@ -199,7 +199,7 @@ def test_misuse_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_existing_target_is_an_error_unless_replacing(tmp_path: Path) -> None:
     save(tmp_path / "out", 1)
-    with pytest.raises(DiskError, match="exists already"):
+    with pytest.raises(DiskError, match="already exists"):
         save(tmp_path / "out", 2)
     assert version_of(tmp_path / "out") == 1
     save(tmp_path / "out", 2, replace=True)
@@ -213,7 +213,7 @@ def test_a_target_that_appears_during_the_save_is_not_overwritten(tmp_path: Path
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "theirs").write_text("theirs")
 
-    with pytest.raises(DiskError, match="exists already"):
+    with pytest.raises(DiskError, match="already exists"):
         race()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
 
@@ -286,18 +286,18 @@ class TestWhatCannotBeRemoved:
             (out / name).mkdir()
         else:
             (out / name).write_text("mine")
-        self.refuse(out, f"it holds '{name}', which was not saved with it")
+        self.refuse(out, f"it contains '{name}', which was not saved with it")
 
     def test_a_link_in_place_of_a_file(self, out: Path) -> None:
         (out / "empty").unlink()
         (out / "empty").symlink_to("config.json")
-        self.refuse(out, "'empty' is no regular file")
+        self.refuse(out, "'empty' is not a regular file")
 
     def test_a_read_only_folder(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As `chmod -w` leaves it for all but root."""
         monkeypatch.setattr(committing.os, "access", lambda path, mode, **how: Path(path) != out)
         monkeypatch.setattr(committing.os, "supports_effective_ids", {committing.os.access})
-        self.refuse(out, "it may not be written to")
+        self.refuse(out, "it is not writable")
 
     def test_an_immutable_file(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As `chattr +i` or `chflags uchg` leave it."""
@@ -389,7 +389,7 @@ class TestSweep:
         shutil.copytree(tmp_path / "out", leftover)
         before, warned = sorted(tmp_path.rglob("*")), list[str]()
         assert sweep(tmp_path, fs=FileSystem(Stubborn()), warn=warned.append) == []
-        assert [f"{leftover}, which a dead run left, is not removed" in text for text in warned] == [True]
+        assert [f"{leftover} was left by a dead run and is not removed" in text for text in warned] == [True]
         assert sorted(tmp_path.rglob("*")) == before
         assert sweep(tmp_path) == [leftover.name]
 
@@ -438,7 +438,7 @@ class TestFolderUpdate:
     def test_unsafe_removals_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("kept")
         for name in ("../secret", "sub/x"):
-            with pytest.raises(ValueError, match=r"'\.\.'|has folders"), FolderUpdate(tmp_path / "out") as update:
+            with pytest.raises(ValueError, match=r"'\.\.'|contains a folder"), FolderUpdate(tmp_path / "out") as update:
                 update.remove(name)
         assert (tmp_path / "secret").read_text() == "kept"
 

@@ -37,7 +37,7 @@ def test_a_really_full_device() -> None:
     file.abandon()
 
 
-@pytest.mark.parametrize("code, advice", [(errno.EACCES, "who may write"), (errno.EIO, "check the disk")])
+@pytest.mark.parametrize("code, advice", [(errno.EACCES, "check the permissions"), (errno.EIO, "check the disk")])
 def test_other_errors_say_what_to_do(tmp_path: Path, code: int, advice: str) -> None:
     with pytest.raises(DiskError, match=advice) as caught:
         FileSystem(FailAt(1, code)).mkdir(tmp_path / "x")
@@ -76,7 +76,7 @@ def test_short_writes_are_completed(tmp_path: Path, limit: int) -> None:
 
 
 def test_a_write_that_places_nothing_is_an_error_not_a_loop(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="takes no more bytes"):
+    with pytest.raises(DiskError, match="accepts no more bytes"):
         FileSystem(ShortWrites(0)).create(tmp_path / "x").write(b"abc")
 
 

@@ -85,7 +85,7 @@ def test_a_second_holder_in_this_process_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BusyError, match=f"process {os.getpid()} on host") as caught:
             FolderLock(tmp_path).acquire()
         assert caught.value.next
-        with pytest.raises(ValueError, match="held by this object"):
+        with pytest.raises(ValueError, match="already held"):
             first.acquire()
     assert (inside, first.held) == (True, False)
     first.release()

@@ -58,7 +58,7 @@ def test_one_bit_flipped_at_1000_places(folder: Path) -> None:
     "change, message",
     [
         (lambda path: path.unlink(), "is missing"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "has 4,999 bytes where manifest.json says 5,000"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "has 4,999 bytes; manifest.json says 5,000"),
         (lambda path: path.write_bytes(path.read_bytes() + b"x"), "has 5,001 bytes"),
         (lambda path: path.write_bytes(bytes(5000)), "sha256"),
         (lambda path: (path.rename(path.parent.parent / "x"), path.symlink_to("../x")), "is a symbolic link"),

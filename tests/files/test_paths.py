@@ -209,7 +209,7 @@ class TestHubCache:
         (blobs / ("ef" * 20)).symlink_to("../secret")
         for name, digits, kind in (("fifo", "cd", "a FIFO"), ("link", "ef", "a symbolic link")):
             (snapshot / name).symlink_to(f"../../blobs/{digits * 20}")
-            with pytest.raises(ModelError, match=f"leads to {kind}"):
+            with pytest.raises(ModelError, match=f"links to {kind}"):
                 safe_join(snapshot, name)
 
     @pytest.mark.parametrize("change", ["revision", "snapshots", "models--"])

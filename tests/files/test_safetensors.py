@@ -161,7 +161,7 @@ class TestHostileHeaders:
         if DTYPES[dtype].itemsize == DTYPES[head[name]["dtype"]].itemsize:
             return
         head[name]["dtype"] = dtype
-        refused(write(tmp_path / "x", file_bytes(head)), f"'{name}'", "bytes where", dtype)
+        refused(write(tmp_path / "x", file_bytes(head)), f"'{name}'", "needs", dtype)
 
     @pytest.mark.parametrize("name, axis", [("a.weight", 0), ("a.weight", 1), ("b", 0), ("empty", 0), ("empty", 1)])
     @pytest.mark.parametrize("size", BAD_SIZES, ids=repr)
@@ -268,8 +268,8 @@ class TestHostileHeaders:
         "change, fragments",
         [
             (lambda head: head["b"].update(shape=[5], data_offsets=[22, 32]), ("'b'", "overlaps")),
-            (lambda head: head["b"].update(shape=[3], data_offsets=[26, 32]), ("'b'", "hole")),
-            (lambda head: head["a.weight"].update(shape=[5], data_offsets=[4, 24]), ("'a.weight'", "hole")),
+            (lambda head: head["b"].update(shape=[3], data_offsets=[26, 32]), ("'b'", "gap")),
+            (lambda head: head["a.weight"].update(shape=[5], data_offsets=[4, 24]), ("'a.weight'", "gap")),
             (lambda head: head["empty"].update(data_offsets=[30, 30]), ("'empty'", "overlaps")),
             (lambda head: head["scalar"].update(data_offsets=[0, 1]), ("'a.weight'", "overlaps")),
             (lambda head: head.pop("scalar"), ("1 bytes follow the last tensor",)),
@@ -285,7 +285,7 @@ class TestHostileHeaders:
 
     def test_trailing_and_missing_bytes(self, tmp_path: Path) -> None:
         refused(write(tmp_path / "x", file_bytes(header(), DATA + b"x")), "1 bytes follow")
-        refused(write(tmp_path / "x", file_bytes(header(), DATA[:-1])), "'scalar'", "claims the bytes 32 to 33 of 32")
+        refused(write(tmp_path / "x", file_bytes(header(), DATA[:-1])), "'scalar'", "claims bytes 32 to 33 of 32")
         refused(write(tmp_path / "x", file_bytes(header(), b"")), "'a.weight'", "claims")
 
     @pytest.mark.parametrize("size", range(8))
@@ -324,10 +324,10 @@ class TestHostileHeaders:
             (b"[]", "does not start with '{'"),
             (b' {"a": 1}', "does not start with '{'"),
             (b"\xef\xbb\xbf{}", "does not start with '{'"),
-            (b"{}\n", "goes on after its JSON"),
-            (b"{}\0\0", "goes on after its JSON"),
-            (b"{}  {}", "goes on after its JSON"),
-            (b"{} x ", "goes on after its JSON"),
+            (b"{}\n", "text after its JSON"),
+            (b"{}\0\0", "text after its JSON"),
+            (b"{}  {}", "text after its JSON"),
+            (b"{} x ", "text after its JSON"),
             (b"{      ", "not JSON"),
             (b'{"a"}', "not JSON"),
             (b'{"\xff": 1}', "not JSON in UTF-8"),
@@ -362,7 +362,7 @@ class TestHostileHeaders:
         head = {f"{i}": entry for i in range(1000 + more)} | {"__metadata__": {}}
         path = write(tmp_path / "x", file_bytes(head, b""))
         if more:
-            with pytest.raises(ModelError, match=f"{1001 + more:,} entries, over 1,000"):
+            with pytest.raises(ModelError, match=f"{1001 + more:,} entries, more than 1,000"):
                 SafeTensors(path)
         else:
             with SafeTensors(path) as file:
@@ -409,7 +409,7 @@ class TestReading:
             ):
                 with pytest.raises(ShapeError, match=r"'a\.weight', which has 6"):
                     file.read_part("a.weight", start, buffer)
-            with pytest.raises(DTypeError, match="dtype float32, the buffer int32"):
+            with pytest.raises(DTypeError, match="dtype float32, the buffer has int32"):
                 file.read_part("a.weight", 0, np.zeros(2, np.int32))
 
     def test_read_into_refuses_another_buffer(self, tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ class TestReading:
             ):
                 with pytest.raises(ShapeError, match=r"'a\.weight' of shape \(2, 3\)"):
                     file.read_into("a.weight", buffer)
-            with pytest.raises(DTypeError, match="dtype float32, the buffer int32"):
+            with pytest.raises(DTypeError, match="dtype float32, the buffer has int32"):
                 file.read_into("a.weight", np.zeros((2, 3), np.int32))
 
     @pytest.mark.parametrize("piece", [1, 3, 8])
@@ -446,7 +446,7 @@ class TestReading:
         path = write(tmp_path / "x", file_bytes(header()))
         with SafeTensors(path) as file:
             os.truncate(path, path.stat().st_size - 5)
-            with pytest.raises(ModelError, match="file ended while 'b' was read"):
+            with pytest.raises(ModelError, match="file ended while reading 'b'"):
                 file.read("b")
             assert file.read("a.weight").tobytes() == DATA[:24]
 
@@ -463,7 +463,7 @@ class TestReading:
     def test_bool_bytes_other_than_0_and_1_are_refused(self, tmp_path: Path) -> None:
         head = {"mask": {"dtype": "BOOL", "shape": [3], "data_offsets": [0, 3]}}
         with SafeTensors(write(tmp_path / "x", file_bytes(head, b"\0\1\2"))) as file:
-            with pytest.raises(ModelError, match="'mask' holds bytes other than 0 and 1"):
+            with pytest.raises(ModelError, match="'mask' is BOOL but has bytes other than 0 and 1"):
                 file.read("mask")
             with pytest.raises(ModelError, match="'mask'"):
                 file.read_into("mask", np.zeros(3, np.bool_))

@@ -103,16 +103,16 @@ MADE = compile.Binary(b"\x7fELF" + bytes(60), "kernel", 1024, 4, 9, (Facts(3, 7,
 def test_no_flipped_bit_of_a_kernels_entry_changes_a_launch(tmp_path: Path) -> None:
     """The header was outside of the checksum: 74 of 1,296 flipped bits loaded with other facts."""
     cache = Cache(tmp_path)
-    compilations._keep(cache, "k", MADE)
-    assert compilations._found(cache, "k") == MADE
+    compilations._store(cache, "k", MADE)
+    assert compilations._cached_binary(cache, "k") == MADE
     with open(tmp_path / "k", "r+b", buffering=0) as file:
         data = file.read()
         for bit in range(8 * len(data)):
             at, right = bit // 8, data[bit // 8]
             os.pwrite(file.fileno(), bytes([right ^ 1 << bit % 8]), at)
-            assert compilations._found(cache, "k") is None, bit
+            assert compilations._cached_binary(cache, "k") is None, bit
             os.pwrite(file.fileno(), bytes([right]), at)
-    assert compilations._found(cache, "k") == MADE
+    assert compilations._cached_binary(cache, "k") == MADE
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_facts_that_no_kernel_has_are_not_loaded(tmp_path: Path, wrong: dict[str
     cache, facts = Cache(tmp_path), {**MADE._asdict(), **wrong}
     del facts["image"]
     cache.put("k", {"facts": json.dumps(facts).encode(), "image": MADE.image})
-    assert compilations._found(cache, "k") is None
+    assert compilations._cached_binary(cache, "k") is None
 
 
 def test_a_file_of_an_older_version_is_replaced(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     facts = {"sha256": hashlib.sha256(b"code").hexdigest(), "name": "kernel", "shared": 0, "warps": 4, "parameters": 3}
     (tmp_path / "k").write_bytes(json.dumps({**facts, "descriptors": []}).encode() + b"\ncode")
-    assert compilations._found(cache, "k") is None
-    compilations._keep(cache, "k", MADE)
-    assert compilations._found(cache, "k") == MADE
+    assert compilations._cached_binary(cache, "k") is None
+    compilations._store(cache, "k", MADE)
+    assert compilations._cached_binary(cache, "k") == MADE
 
 
 def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:

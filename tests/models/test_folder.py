@@ -140,7 +140,7 @@ def test_weights_of_another_float_type_are_cast(folder: Path, stored: str) -> No
 def test_no_folder_no_config_no_weights(folder: Path, tmp_path: Path) -> None:
     refused(tmp_path / "nowhere", "config.json|nowhere")
     (folder / "model.safetensors").unlink()
-    refused(folder, "holds neither")
+    refused(folder, "contains neither")
 
 
 def test_saving_keeps_the_source_files_and_writes_both_rope_forms(folder: Path, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_files_go_into_no_linked_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match="is no plain folder"):
+    with pytest.raises(ModelError, match="is not a plain folder"):
         genesis_models.save(genesis_models.load(folder), tmp_path / "out", source=folder)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

@@ -100,7 +100,7 @@ def test_a_hub_id_says_how_to_get_the_model(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     error = refused("Qwen/Qwen2.5-0.5B")
     assert "it looks like a model of the Hugging Face hub" in error.what
-    assert error.next == "get it: genesis pull Qwen/Qwen2.5-0.5B"
+    assert error.next == "run genesis pull Qwen/Qwen2.5-0.5B"
     snapshot = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / ("a" * 40)
     shutil.copytree(SOURCE, snapshot)
     assert refused("Qwen/Qwen2.5-0.5B").next.endswith(f"; the cache has Qwen/Qwen2.5-0.5B@{'a' * 40}")

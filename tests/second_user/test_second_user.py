@@ -48,7 +48,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.chmod(0o1777)
     # What the attacker plants is right in every byte: made by the code itself, for other content.
     theirs = folder / "theirs"
-    compilations._keep(Cache(theirs, own=1), "k.kernel", KERNEL._replace(image=THEIRS))
+    compilations._store(Cache(theirs, own=1), "k.kernel", KERNEL._replace(image=THEIRS))
     Cache(theirs).get("tokens", KEY, lambda writer: writer.write("ids", THEIRS))
     (folder / "precious").write_text("kept")
     subprocess.run(["chown", "-R", str(ATTACKER), str(theirs)], check=True)
@@ -75,7 +75,7 @@ def attack(place: Path, script: str) -> None:
 def entries(place: Path, folder: str, mode: int) -> Path:
     """A cache of ours with a kernel and tokens, whose folder has this mode."""
     cache = Cache(place / folder)
-    compilations._keep(cache, "k.kernel", KERNEL)
+    compilations._store(cache, "k.kernel", KERNEL)
     cache.get("tokens", KEY, lambda writer: writer.write("ids", OURS))
     cache.folder.chmod(mode)
     return cache.folder
@@ -84,10 +84,10 @@ def entries(place: Path, folder: str, mode: int) -> Path:
 def check_kernel(place: Path, folder: str = "genesis/kernels") -> None:
     """No kernel but ours comes out, at the first start and at the next one in this process."""
     cache = Cache(place / folder, own=2, optional=True, setting="XDG_CACHE_HOME", tell=lambda line: None)
-    assert compilations._found(cache, "k.kernel") in (None, KERNEL)
-    compilations._keep(cache, "k.kernel", KERNEL)
+    assert compilations._cached_binary(cache, "k.kernel") in (None, KERNEL)
+    compilations._store(cache, "k.kernel", KERNEL)
     assert (
-        compilations._found(
+        compilations._cached_binary(
             Cache(place / folder, own=2, optional=True, setting="XDG_CACHE_HOME", tell=lambda line: None), "k.kernel"
         )
         == KERNEL
@@ -310,7 +310,7 @@ def test_29_the_lock_of_a_run_is_another_files_name(run: Path) -> None:
     """Made by us in their place: where hard links to others' files are forbidden, they cannot."""
     (run / ".lock").unlink(missing_ok=True)
     os.link(run.parents[1] / "precious", run / ".lock")
-    with pytest.raises(DiskError, match="another file's name"):
+    with pytest.raises(DiskError, match="another name as well"):
         resumed(run)
 
 
@@ -331,6 +331,6 @@ def test_the_attacks_are_real(place: Path) -> None:
     cache.chmod(0o700)
     for path in cache.iterdir():
         path.chmod(0o600)
-    found = compilations._found(Cache(cache), "k.kernel")
+    found = compilations._cached_binary(Cache(cache), "k.kernel")
     assert found is not None and found.image == THEIRS
     assert json.dumps(KEY) and Cache(cache).get("tokens", KEY, lambda w: w.write("ids", OURS)).state == "found"

@@ -252,7 +252,6 @@ class CudaBackend(Backend):
             cuda_impl_named("copy", "elementwise")(array, target)
 
     def _like(self, array: Any) -> Any:
-        """Allocate contiguous memory with the shape and dtype of an array."""
         storage = self.allocate(array.nbytes)
         return type(array)(storage, array.shape, contiguous_strides(array.shape), array.dtype, array.device)
 

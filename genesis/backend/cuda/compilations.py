@@ -318,7 +318,6 @@ def _write(stream: IO[bytes], part: bytes) -> None:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """The next part, or None at the end of the stream."""
     size = stream.read(8)
     part = stream.read(int.from_bytes(size, "little"))
     return None if len(size) < 8 or len(part) < int.from_bytes(size, "little") else part

@@ -216,7 +216,6 @@ class Driver:
         )
 
     def _attribute(self, name: str) -> int:
-        """The value of a device attribute."""
         which = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self._call(self._cuda.cuDeviceGetAttribute, which, self._device))
 

@@ -68,11 +68,8 @@ _words: dict[Device, ctypes.c_int64] = {}
 
 
 def check(device: Device) -> None:
-    """Raise the error that kernels have recorded since the last call. The stream must be synchronized.
-
-    Raises:
-        IndexRangeError: an index is out of range.
-        ShapeError: a result has another size than the caller specified.
+    """Raise the error that kernels have recorded since the last call: IndexRangeError, or ShapeError if a result has
+    another size than the caller specified. The stream must be synchronized.
     """
     word = _words.get(device)
     if word is None or word.value == 0:

@@ -130,8 +130,8 @@ def plain_launch(
 ) -> KernelLaunch:
     """A launch without machine code: `run(stream)` reads addresses from the first `count` of `words`."""
 
-    def prepare(kernel_launch: KernelLaunch) -> None:
-        kernel_launch.words, kernel_launch.slots, kernel_launch.run = words, tuple(range(count)), run
+    def prepare(launch: KernelLaunch) -> None:
+        launch.words, launch.slots, launch.run = words, tuple(range(count)), run
 
     return KernelLaunch(prepare, lambda: True, name, grid)
 
@@ -223,7 +223,7 @@ def forget_plan() -> None:
         _current.recorder.cacheable = False
 
 
-def submit(kernel_launch: KernelLaunch, arrays: Sequence[ArrayLike], driver: Driver, stream: int) -> None:
+def submit(launch: KernelLaunch, arrays: Sequence[ArrayLike], driver: Driver, stream: int) -> None:
     """Launch on these arrays, and record the launch if an op is being recorded.
 
     While a kernel compiles, its launch and all later ones wait in the driver's queue. So a program requests all its
@@ -231,13 +231,13 @@ def submit(kernel_launch: KernelLaunch, arrays: Sequence[ArrayLike], driver: Dri
     """
     recorder = recording()
     if recorder is not None:
-        kernel_launch.sources = [recorder.source(array) for array in arrays]
-        recorder.launches.append(kernel_launch)
+        launch.sources = [recorder.source(array) for array in arrays]
+        recorder.launches.append(launch)
     pointers = [array.data_ptr() for array in arrays]
-    if (driver.pending or not kernel_launch.is_compiled()) and not driver.capturing:
-        driver.pending.append(lambda: kernel_launch.launch(pointers, stream))
+    if (driver.pending or not launch.is_compiled()) and not driver.capturing:
+        driver.pending.append(lambda: launch.launch(pointers, stream))
     else:
-        kernel_launch.launch(pointers, stream)
+        launch.launch(pointers, stream)
 
 
 # --- Machine code -----------------------------------------------------------------------------------------------------
@@ -296,12 +296,12 @@ def native_launch(
         return loaded_launch(driver, kernel.__name__, _loaded[key], grid, values, cluster)
     future = compile_ahead(driver, kernel, signature)
 
-    def prepare(kernel_launch: KernelLaunch) -> None:
+    def prepare(launch: KernelLaunch) -> None:
         if key not in _loaded:
             code = future.result()
             function = load(backend, code.image, code.name, code.shared, code.parameters)
             _loaded[key] = Loaded(function, (32 * code.warps, 1, 1), code.shared, code.descriptors)
-        _pack(kernel_launch, driver, _loaded[key], grid, values, cluster)
+        _pack(launch, driver, _loaded[key], grid, values, cluster)
 
     return KernelLaunch(prepare, future.done, kernel.__name__, grid)
 
@@ -333,14 +333,10 @@ def loaded_launch(
     Args:
         values: numbers, `ADDRESS` for arrays, and regions for descriptors, in the kernel's order.
     """
-    return KernelLaunch(
-        lambda kernel_launch: _pack(kernel_launch, driver, kernel, grid, values, cluster), lambda: True, name, grid
-    )
+    return KernelLaunch(lambda launch: _pack(launch, driver, kernel, grid, values, cluster), lambda: True, name, grid)
 
 
-def _pack(
-    kernel_launch: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any], cluster: int
-) -> None:
+def _pack(launch: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any], cluster: int) -> None:
     """Pack the parameters of a launch into its own buffer; the addresses are set later."""
     function, facts = kernel.function, kernel.descriptors
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
@@ -375,8 +371,8 @@ def _pack(
             driver.serialize_next_launch()
         run(stream)
 
-    kernel_launch.words, kernel_launch.slots, kernel_launch.loaded = words, tuple(slots), kernel
-    kernel_launch.run = run_with_maps if maps else run if kernel.waits else run_in_order
+    launch.words, launch.slots, launch.loaded = words, tuple(slots), kernel
+    launch.run = run_with_maps if maps else run if kernel.waits else run_in_order
 
 
 _INTEGERS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}

@@ -114,7 +114,6 @@ def _host_launch(
 
 
 def _view_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A numpy view of memory that the caller keeps alive."""
     if 0 in shape:
         return np.empty(shape, dtype)
     extent = dtype.itemsize + sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True))

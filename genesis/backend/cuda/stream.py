@@ -190,10 +190,7 @@ class PinnedPool:
 
     def take(self, nbytes: int) -> PinnedBlock:
         """Return pinned memory of at least `nbytes`, contents undefined.
-
-        Raises:
-            OutOfMemoryError: the host has not enough memory.
-            DeviceError: a new block is needed during a capture.
+        Raises OutOfMemoryError, or DeviceError if a new block is needed during a capture.
         """
         size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
         driver, capturing = self.backend.driver, self.backend.pool.capturing
