@@ -66,8 +66,8 @@ def profile_run(
     Raises:
         GenesisError: of the class that says what is wrong, as `genesis train` does.
     """
-    from genesis.measure.nvtx import Nvtx
     from genesis.measure.record import to_text
+    from genesis.measure.recorder import Nvtx
     from genesis.train.output import Output
     from genesis_cli import recipes
 
@@ -113,7 +113,7 @@ def _report(command: str, config: Config, found: Profile) -> Report:
     from genesis.backend import CPU
     from genesis.measure.collectives import collective_table
     from genesis.measure.record import Report
-    from genesis.measure.run_tables import memory_tables, step_tables
+    from genesis.measure.run import memory_tables, step_tables
     from genesis_cli.environment import facts
     from genesis_cli.session.bench.steps import generation_table
 
@@ -143,9 +143,8 @@ def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
     """Write all files; a line for each."""
     from genesis.backend import CPU
     from genesis.files.atomic import write_file
-    from genesis.measure.averages import stacks
     from genesis.measure.svg import flame_graph
-    from genesis.measure.trace import chrome_trace, collapsed
+    from genesis.measure.trace import chrome_trace, collapsed, stacks
 
     main = found.recorded[0]
     parts = stacks(main.steps, found.device != CPU)

@@ -1,7 +1,7 @@
-"""Times and profiles of your own functions, in the names of `torch.profiler`.
+"""Times and profiles of your own functions, under the names of `torch.profiler`.
 
-`benchmark` times a function, `profile` says what its time is spent on: as a function, or as a block whose steps a
-`schedule` chooses. Perfetto draws the trace; flamegraph.pl and speedscope draw the stacks.
+`benchmark` times a function. `profile` shows where the time of a function, or of a block, goes; a `schedule` chooses
+steps of the block. Perfetto draws the trace; flamegraph.pl and speedscope draw the stacks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from statistics import fmean
 from types import FrameType
 from typing import Any
 
@@ -25,12 +24,12 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.errors import UsageError
 from genesis.files.atomic import write_file
 from genesis.keywords import check_calls
-from genesis.measure.averages import EventList, averages, metric_of, stacks
+from genesis.measure.averages import EventList, averages, metric_of
 from genesis.measure.limits import wait_for
 from genesis.measure.recorder import Recorder, recorders
 from genesis.measure.session import Recording, Session
 from genesis.measure.svg import flame_graph
-from genesis.measure.trace import chrome_trace, collapsed
+from genesis.measure.trace import chrome_trace, collapsed, stacks
 
 __all__ = [
     "ProfilerAction",
@@ -42,19 +41,18 @@ __all__ = [
     "tensorboard_trace_handler",
 ]
 
-STACK_METRICS = ("self_cpu_time_total", "self_device_time_total")
 _running: list[Profiler] = []  # at most one
 
 
 class ProfilerActivity(Enum):
-    """What a profile looks at: the host, and the kernels of the current GPU."""
+    """The parts of a profile: the host, and the kernels of the current GPU."""
 
     CPU = "CPU"
     CUDA = "CUDA"
 
 
 class ProfilerAction(Enum):
-    """What happens in a step: nothing, watching without keeping, recording, or recording the last step of a cycle."""
+    """The action in a step: nothing, watching without keeping, recording, recording the last step of a cycle."""
 
     NONE = 0
     WARMUP = 1
@@ -69,26 +67,24 @@ Schedule = Callable[[int], ProfilerAction]
 def schedule(
     *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Schedule:
-    """What a profile does in each step: after `skip_first` steps cycles of steps that wait, warm up and are recorded.
+    """Chooses the steps to record: after `skip_first` steps, cycles of steps that wait, warm up and are recorded.
 
     Args:
-        repeat: cycles; 0 goes on to the end.
-        skip_first_wait: other than 0 leaves out the wait of the first cycle.
+        repeat: number of cycles; 0 for no end.
+        skip_first_wait: any value but 0 leaves out the wait of the first cycle.
 
     Raises:
-        UsageError: a count is below 0, or no step is active.
+        UsageError: a count is negative, or no step is active.
     """
     if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
         given = f"wait={wait}, warmup={warmup}, active={active}, repeat={repeat}, skip_first={skip_first}"
-        raise UsageError(f"schedule({given}) is no schedule", next="counts are 0 or more, and active at least 1")
-    length = wait + warmup + active
+        raise UsageError(f"schedule({given}) is invalid", next="counts are 0 or more, and active at least 1")
+    length, offset = wait + warmup + active, wait if skip_first_wait else 0
 
     def action(step: int) -> ProfilerAction:
-        step += (wait if skip_first_wait else 0) - skip_first
-        if step < (wait if skip_first_wait else 0) or (repeat and step >= repeat * length):
-            return ProfilerAction.NONE
+        step += offset - skip_first
         at = step % length
-        if at < wait:
+        if step < offset or at < wait or (repeat and step >= repeat * length):
             return ProfilerAction.NONE
         if at < wait + warmup:
             return ProfilerAction.WARMUP
@@ -98,24 +94,20 @@ def schedule(
 
 
 class record_function(ContextDecorator):  # noqa: N801  torch's name
-    """Names a block, or each call of a function, for the profile that runs.
-
-    Args:
-        args: shown after the name.
-    """
+    """Names a block, or each call of a function, in the running profile; `args` are appended to the name."""
 
     def __init__(self, name: str, args: str | None = None) -> None:
         self.name, self.args = name, args
         self._entered: list[AbstractContextManager[None]] = []
 
     def _recreate_cm(self) -> record_function:
-        return record_function(self.name, self.args)  # calls may be inside of each other
+        return record_function(self.name, self.args)  # calls may nest
 
     def __enter__(self) -> record_function:
         if recorders:
-            range_ = recorders[-1].range(self.name if self.args is None else f"{self.name} {self.args}")
-            range_.__enter__()
-            self._entered.append(range_)
+            frame = recorders[-1].frame("range", self.name if self.args is None else f"{self.name} {self.args}")
+            frame.__enter__()
+            self._entered.append(frame)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -128,7 +120,7 @@ def _cuda_in_use() -> bool:
     loaded = sys.modules.get("genesis.backend.cuda")
     if loaded is None or not loaded.backend_of.cache_info().currsize:
         return False
-    # Simulated devices have backends as well: without a driver that started there is no GPU to wait for.
+    # A simulated device has a backend too, but it starts no driver.
     driver = sys.modules["genesis.backend.cuda.driver"]
     return bool(driver.is_interpreted() or driver.start.cache_info().currsize)
 
@@ -141,10 +133,10 @@ def _refuse_in_capture(what: str) -> None:
 
 @dataclass(eq=False)
 class Profiler:
-    """A profile of the block that it is entered for; `profile` says what its settings mean.
+    """A profile of the block that enters it; `profile` explains its settings.
 
     Attributes:
-        step_num: the step that runs, from 0.
+        step_num: the current step, from 0.
     """
 
     activities: Iterable[ProfilerActivity] | None
@@ -158,10 +150,9 @@ class Profiler:
     step_num: int = field(default=0, init=False)
     _action: ProfilerAction = field(default=ProfilerAction.NONE, init=False)
     _watch: ExitStack = field(default_factory=ExitStack, init=False)
-    _session: Session | None = field(default=None, init=False)
+    _session: Session | None = field(default=None, init=False)  # None in steps that wait
+    _step_began: float | None = field(default=None, init=False)  # None in steps that are not recorded
     _outermost: FrameType | None = field(default=None, init=False)
-    _is_recording: bool = field(default=False, init=False)
-    _step_began: float = field(default=0.0, init=False)
     _recordings: list[Recording] = field(default_factory=list, init=False)
     _steps: list[tuple[str, float, float]] = field(default_factory=list, init=False)
 
@@ -169,7 +160,7 @@ class Profiler:
         self.activities = None if self.activities is None else list(self.activities)
         for each in self.activities or ():
             if not isinstance(each, ProfilerActivity):
-                raise UsageError(f"{each!r} is no activity", next="use ProfilerActivity.CPU or .CUDA")
+                raise UsageError(f"{each!r} is not an activity", next="use ProfilerActivity.CPU or .CUDA")
 
     # --- Steps --------------------------------------------------------------------------------------------------------
 
@@ -181,11 +172,11 @@ class Profiler:
         self.stop()
 
     def start(self) -> None:
-        """Begin with step 0, as entering the block does.
+        """Begin step 0, as entering the block does.
 
         Raises:
-            UsageError: a profile runs already.
-            DeviceError: a CUDA graph is being captured; so does `step`.
+            UsageError: another profile is running.
+            DeviceError: a CUDA graph is being captured; `step` raises it too.
         """
         if _running or recorders:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
@@ -195,50 +186,41 @@ class Profiler:
         self._outermost = caller.f_back if caller.f_code is Profiler.__enter__.__code__ else caller
         _running.append(self)
         try:
-            self._enter(self._action_of(0))
+            self._begin_step(self._action_of(0))
         except BaseException:
             self._end()
             raise
 
     def step(self) -> None:
-        """The next step begins. Raises: UsageError: the profile does not run."""
+        """Begin the next step. Raises: UsageError: the profile is not running."""
         if self not in _running:
-            raise UsageError("step() of a profile that does not run", next="call it inside the block")
+            raise UsageError("step() of a profile that is not running", next="call it inside the block")
         _refuse_in_capture("a profile went to its next step")
-        action, before = self._action_of(self.step_num + 1), self._action
-        self._end_step()
+        number, action = self.step_num, self._action_of(self.step_num + 1)
         self.step_num += 1
-        if before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDS:
-            self._save()
-        self._enter(action)
+        self._end_step(number, saves=self._action is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDS)
+        self._begin_step(action)
 
     def stop(self) -> None:
-        """End, as leaving the block does; what was recorded stays."""
-        if self not in _running:
-            return
-        try:
-            self._end_step()
-            self._save()
-        finally:
-            self._end()
-
-    def _end_step(self) -> None:
-        if self._is_recording:
-            began, self._step_began = self._step_began, time.perf_counter()
-            self._steps.append((f"ProfilerStep#{self.step_num}", began, self._step_began))
+        """End, as leaving the block does, and keep the recordings."""
+        if self in _running:
+            try:
+                self._end_step(self.step_num, saves=True)
+            finally:
+                self._end()
 
     def _end(self) -> None:
         _running.remove(self)
-        self._action, self._is_recording, self._session, self._outermost = ProfilerAction.NONE, False, None, None
-        self._watch.close()
+        self._outermost = self._step_began = None
+        self._begin_step(ProfilerAction.NONE)
 
     def _action_of(self, step: int) -> ProfilerAction:
         action = ProfilerAction.RECORD if self.schedule is None else self.schedule(step)
         if not isinstance(action, ProfilerAction):
-            raise UsageError(f"the schedule gives {action!r} for step {step}", next="return a ProfilerAction")
+            raise UsageError(f"the schedule returned {action!r} for step {step}", next="return a ProfilerAction")
         return action
 
-    def _enter(self, action: ProfilerAction) -> None:
+    def _begin_step(self, action: ProfilerAction) -> None:
         self._action = action
         if action is ProfilerAction.NONE:
             self._session = None
@@ -247,46 +229,50 @@ class Profiler:
         if self._session is None:
             self._session = self._new_session()
             self._watch.enter_context(self._session.watching(keeps_graphs=True))
-        if action in _RECORDS and not self._is_recording:
+        if action in _RECORDS and self._step_began is None:
             self._session.begin()
-            self._is_recording, self._step_began = True, self._session.started
+            self._step_began = self._session.started
 
     def _new_session(self) -> Session:
         from genesis import cuda
 
         on_gpu = _cuda_in_use() if self.activities is None else ProfilerActivity.CUDA in self.activities
         device = Device("cuda") if on_gpu and cuda.is_available() else CPU
-        recorder = Recorder(ambient="", has_lines=self.with_stack, has_flops=self.with_flops)
-        recorder.outermost = self._outermost
+        lines, flops = self.with_stack, self.with_flops
+        recorder = Recorder(ambient="", has_lines=lines, has_flops=flops, outermost=self._outermost)
         return Session(recorder, device, list(dict.fromkeys([CPU, device])) if self.profile_memory else [])
 
-    def _save(self) -> None:
-        if not self._is_recording or self._session is None:
+    def _end_step(self, number: int, saves: bool) -> None:
+        """End a step, and the recording with it if `saves`."""
+        if self._session is None or self._step_began is None:
             return
-        self._is_recording, recording = False, self._session.end()
-        if not self.acc_events:
-            self._recordings, self._steps = [], [step for step in self._steps if step[1] >= recording.start]
-        self._recordings.append(recording)
-        if self.on_trace_ready is not None:
-            self.on_trace_ready(self)
+        began, self._step_began = self._step_began, time.perf_counter()
+        self._steps.append((f"ProfilerStep#{number}", began, self._step_began))
+        if saves:
+            self._step_began, recording = None, self._session.end()
+            if not self.acc_events:
+                self._recordings, self._steps = [], [step for step in self._steps if step[1] >= recording.start]
+            self._recordings.append(recording)
+            if self.on_trace_ready is not None:
+                self.on_trace_ready(self)
 
     # --- Results ------------------------------------------------------------------------------------------------------
 
     def _recorded(self) -> list[Recording]:
         if not self._recordings:
             what = "the profile has recorded nothing so far"
-            raise UsageError(what, next="read results behind the block, or in on_trace_ready; the schedule may be long")
+            raise UsageError(what, next="read results after the block, or in on_trace_ready; the schedule may be long")
         return self._recordings
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
-        """Ops, ranges and the rest of the time by name, which add up to the whole.
+        """Ops, ranges and the rest of the time by name. Their own times add up to the whole.
 
         Args:
             group_by_input_shape: different shapes are different rows.
-            group_by_stack_n: so are different innermost calls, as many as this, if the profile has stacks.
+            group_by_stack_n: so are different calls, this many of the innermost, if the profile has stacks.
 
         Raises:
-            UsageError: nothing was recorded; the exports as well.
+            UsageError: nothing was recorded; the exports raise it too.
         """
         return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
@@ -294,7 +280,7 @@ class Profiler:
         """Write stacks, outermost first, with microseconds: the format of flamegraph.pl.
 
         Args:
-            metric: "self_cpu_time_total", or "self_cuda_time_total" for kernels; another is a UsageError.
+            metric: "self_cpu_time_total", or "self_cuda_time_total" for kernels; others are a UsageError.
         """
         write_file(Path(path), collapsed(self._stacks(metric)))
 
@@ -303,8 +289,8 @@ class Profiler:
         write_file(Path(path), flame_graph(self._stacks(metric), f"Flame graph of {metric}"))
 
     def _stacks(self, metric: str) -> dict[tuple[str, ...], float]:
-        on_gpu = metric_of(metric, STACK_METRICS) == STACK_METRICS[1]
-        return stacks(self._recorded(), on_gpu)
+        found = metric_of(metric, ("self_cpu_time_total", "self_device_time_total"))
+        return stacks(self._recorded(), on_gpu="device" in found)
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for ui.perfetto.dev, compressed if the name ends with ".gz"."""
@@ -327,27 +313,27 @@ def profile(
     with_modules: bool = False,
     acc_events: bool = False,
 ) -> Any:
-    """The profile of a function as a table, or a profile of the block that it is entered for.
+    """The profile of a function as a table, or a `Profiler` for a block: `with profile() as p: …`.
 
-    `profile("gelu", run)` returns the ten rows with the longest time, as text; with stacks it writes
-    `var/stacks_gelu.txt` and `var/stacks_gelu.svg`. `with profile() as p: …` gives a `Profiler`.
+    `profile("gelu", run)` returns the ten longest rows as text; with stacks it also writes `var/stacks_gelu.txt` and
+    `var/stacks_gelu.svg`.
 
     Args:
-        description: what the function is called.
+        description: the function's name.
         run: the function.
-        num_warmups: calls before the one that is profiled.
-        with_stack: ops know the Python calls that led to them.
-        activities: None is the host, and the GPU if the program has used one.
-        schedule: which steps are recorded; None is all, as one.
+        num_warmups: calls before the profiled one.
+        with_stack: record the Python calls that led to each op.
+        activities: by default the host, and the GPU if the program has used one.
+        schedule: chooses the steps to record; by default all of them, as one.
         on_trace_ready: called with the profile at the end of each cycle.
-        record_shapes: for torch's programs; the shapes of inputs are always recorded.
-        profile_memory: the memory that ops take is recorded, and a trace has it as counters.
-        with_flops: ops know their FLOPs.
-        with_modules: modules have rows as well.
-        acc_events: results are those of all cycles, not of the last.
+        record_shapes: ignored, because the shapes of inputs are always recorded.
+        profile_memory: record the memory that ops allocate; a trace shows it as counters.
+        with_flops: count the FLOPs of each op.
+        with_modules: show modules as rows.
+        acc_events: results cover all cycles instead of the last one.
 
     Raises:
-        UsageError: of a function's profile: a profile runs already; a description without a function.
+        UsageError: a description without a function; or, from a function's profile, another profile is running.
     """
     made = Profiler(
         activities, schedule, on_trace_ready, profile_memory, with_stack, with_flops, with_modules, acc_events
@@ -370,39 +356,39 @@ def profile(
 
 
 def benchmark(description: str, run: Callable[[], object], num_warmups: int = 1, num_trials: int = 3) -> float:
-    """Mean milliseconds of a call of `run`, with the work that it leaves to the GPU.
+    """Mean milliseconds of a call of `run`, including the work it leaves to the GPU.
 
     Args:
-        description: what the function is called, for errors.
-        num_warmups: calls before those that are timed, which compile kernels.
-        num_trials: calls that are timed.
+        description: the function's name, for errors.
+        num_warmups: calls before the timed ones, which compile kernels.
+        num_trials: timed calls.
 
     Raises:
         UsageError: no call is timed.
     """
     if num_trials < 1:
         raise UsageError(f"{description}: num_trials={num_trials} times no call", next="use 1 or more")
+
+    def wait() -> None:
+        if _cuda_in_use():
+            wait_for(Device("cuda"))()
+
     for _ in range(num_warmups):
         run()
-    milliseconds = []
+    seconds = 0.0
     for _ in range(num_trials):
-        _wait()
+        wait()
         started = time.perf_counter()
         run()
-        _wait()
-        milliseconds.append((time.perf_counter() - started) * 1e3)
-    return fmean(milliseconds)
-
-
-def _wait() -> None:
-    if _cuda_in_use():
-        wait_for(Device("cuda"))()
+        wait()
+        seconds += time.perf_counter() - started
+    return seconds / num_trials * 1e3
 
 
 def tensorboard_trace_handler(
     dir_name: str | os.PathLike[str], worker_name: str | None = None, use_gzip: bool = False
 ) -> Callable[[Profiler], None]:
-    """For `on_trace_ready`: writes each cycle's trace into a folder, under a name that TensorBoard's plugin knows."""
+    """For `on_trace_ready`: writes each cycle's trace into a folder, under a name that TensorBoard's plugin reads."""
 
     def handler(profiler: Profiler) -> None:
         folder, worker = Path(dir_name), worker_name or f"{socket.gethostname()}_{os.getpid()}"

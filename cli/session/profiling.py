@@ -20,7 +20,7 @@ from genesis.files.atomic import temporary_folder
 from genesis.measure.collectives import StepTimes
 from genesis.measure.limits import limits_of
 from genesis.measure.memory import Timeline
-from genesis.measure.recorder import Ranges
+from genesis.measure.recorder import Nvtx
 from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.measure.session import Recording
 from genesis.train.config import Config
@@ -72,7 +72,7 @@ class Profile:
 
 
 def profile(
-    config: Config, *, steps: int, console: Output, ranges: Ranges | None = None, generates: bool = False
+    config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None, generates: bool = False
 ) -> Profile | None:
     """Profile `steps` steps of the run that `config` describes, and take as many without profiling.
 
@@ -141,7 +141,7 @@ def _cache(config: Config, stack: ExitStack) -> str:
     return str(known) if known.is_dir() else stack.enter_context(temporary_folder())
 
 
-def profiled(training: Training, steps: int, ranges: Ranges | None = None) -> Profile:
+def profiled(training: Training, steps: int, ranges: Nvtx | None = None) -> Profile:
     """The profile of an assembled run's next steps: a call of all ranks."""
     model: Any = training.state.model
     is_on_cpu, ranks = training.device == CPU, training.state.ranks.size
@@ -150,13 +150,13 @@ def profiled(training: Training, steps: int, ranges: Ranges | None = None) -> Pr
     return Profile(training.device, model, recorded, *memory, ranks, threads() if is_on_cpu else None, collectives)
 
 
-def _recorded_on_cpu(training: Training, steps: int, ranges: Ranges | None) -> Steps:
+def _recorded_on_cpu(training: Training, steps: int, ranges: Nvtx | None) -> Steps:
     subject = _subject(training, None)
     found = Recorded("eager", plain_steps(subject, steps, WARM_UP), recorded_steps(subject, steps, 1, ranges))
     return [found], memory_of(subject)
 
 
-def _recorded_on_device(training: Training, steps: int, ranges: Ranges | None) -> Steps:
+def _recorded_on_device(training: Training, steps: int, ranges: Nvtx | None) -> Steps:
     """Captured steps, unless they cannot be, and eager ones."""
     notes: list[str] = []
     warm_up = UNTIL_CAPTURED + (training.state.ranks.size > 1)  # ranks exchange after the first step's backward

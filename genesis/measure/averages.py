@@ -1,42 +1,42 @@
-"""Recordings of a user's code by name: the table that `torch.profiler` calls key averages; and stacks of recordings.
+"""Recordings of a user's code by name: the rows and the table that `torch.profiler` calls key averages.
 
-A row's own times and those of all other rows add up to the whole: what no op or range explains is a row of its own.
+The rows' own times add up to the whole: time in no op or range has a row too.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from genesis.errors import UsageError, nearest
 from genesis.measure.record import Column, Unit, aligned, format_seconds, table
-from genesis.measure.recorder import OUTSIDE, Frame, aggregated, divided
+from genesis.measure.recorder import OUTSIDE, Frame, divided
 from genesis.measure.session import Recording
 from genesis.shapes import Shape
 
-Stack = tuple[str, ...]
-
 
 class RowKey(NamedTuple):
-    """What rows are told apart by."""
+    """The attributes that distinguish rows."""
 
     name: str
     shapes: tuple[Shape, ...] = ()
-    stack: Stack = ()
+    stack: tuple[str, ...] = ()
 
 
 @dataclass
 class Average:
-    """All events of one name; times are microseconds. Each attribute of a device has a second name, with cuda.
+    """The events of one row; times are microseconds.
+
+    Every attribute with "device" in its name can also be read with "cuda", and `cpu_time` and `device_time` are the
+    means of one event.
 
     Attributes:
-        key: name of the op, or of the range; what is in brackets is neither.
-        cpu_time_total, device_time_total: with what is inside of the events; self_… without it.
-        cpu_memory_usage, device_memory_usage: bytes taken less bytes given back; self_… without what is inside.
-        input_shapes, stack: where rows are grouped by them; calls of Python, innermost first.
-        flops: of all events, where they were counted.
+        key: name of the op or range; brackets hold what is neither.
+        cpu_time_total, device_time_total: include inner events; self_… exclude them.
+        cpu_memory_usage, device_memory_usage: bytes allocated less bytes freed; self_… exclude inner events.
+        input_shapes, stack: if rows are grouped by them; Python calls, the innermost first.
+        flops: of all events, if they were counted.
     """
 
     key: str
@@ -56,15 +56,9 @@ class Average:
     def __getattr__(self, name: str) -> float:
         if "cuda" in name:
             return getattr(self, name.replace("cuda", "device"))  # type: ignore[no-any-return]
-        if name in ("cpu_time", "device_time"):  # of one event
+        if name in ("cpu_time", "device_time"):
             return getattr(self, f"{name}_total") / max(self.count, 1)  # type: ignore[no-any-return]
         raise AttributeError(name)
-
-    def add(self, what: str, amount: float, is_own: bool) -> None:
-        """Add to the total of events, and to what is theirs alone."""
-        setattr(self, what, getattr(self, what) + amount)
-        if is_own:
-            setattr(self, f"self_{what}", getattr(self, f"self_{what}") + amount)
 
 
 METRICS = (
@@ -75,12 +69,12 @@ METRICS = (
 
 
 def metric_of(name: str, known: Sequence[str] = METRICS) -> str:
-    """An attribute of `Average` by its name in torch. Raises: UsageError."""
+    """The attribute of `Average` that torch calls `name`. Raises: UsageError."""
     found = str(name).replace("cuda", "device")
     if found not in known:
         near = nearest(found, known)
         hint = f"did you mean {near}?" if near else f"use one of {', '.join(known)}"
-        raise UsageError(f"{name!r} is no metric of a profile", next=hint)
+        raise UsageError(f"a profile has no metric {name!r}", next=hint)
     return found
 
 
@@ -106,12 +100,12 @@ class EventList(list[Average]):
         Args:
             sort_by: the metric whose largest values come first, such as "self_cpu_time_total" or "cuda_time_total";
                 rows with equal values are sorted by their time on the host.
-            row_limit: rows at most; -1 for all.
+            row_limit: the most rows; -1 for all.
             max_src_column_width, max_name_column_width, max_shapes_column_width: characters; None for no limit.
             header: a line above the table.
 
         Raises:
-            UsageError: there is no such metric.
+            UsageError: the metric does not exist.
         """
         rows = list(self)
         if sort_by is not None:
@@ -133,13 +127,14 @@ class EventList(list[Average]):
 
 
 def _columns(host: float, device: float) -> list[Column]:
-    """The table's columns; what no row has is left out. `host` and `device` are the sums of all rows."""
+    """The table's columns; `host` and `device` are the sums of all rows in microseconds."""
 
     def column(title: str, metric: str, unit: Unit, scale: float = 1.0) -> Column:
+        # Zeros are left out, and so are columns without values.
         return Column(title, title, unit, metric, lambda row: getattr(row, metric) * scale or None)
 
     return [
-        Column("key", "Name", "text", "Op or range.", lambda row: row.key),
+        Column("key", "Name", "text", "Op or range."),
         column("Self CPU %", "self_cpu_time_total", "share", 1 / (host or 1)),
         column("Self CPU", "self_cpu_time_total", "s", 1e-6),
         column("CPU total %", "cpu_time_total", "share", 1 / (host or 1)),
@@ -160,91 +155,59 @@ def _columns(host: float, device: float) -> list[Column]:
     ]
 
 
-class _Rows(dict[RowKey, Average]):
-    def __missing__(self, key: RowKey) -> Average:
-        row = Average(key.name, input_shapes=[list(shape) for shape in key.shapes], stack=list(key.stack))
-        self[key] = row
-        return row
-
-    def add(self, keys: Sequence[RowKey], what: str, amount: float) -> None:
-        """Add to the innermost event of these, and to the totals of those around it."""
-        for key in dict.fromkeys(keys):
-            self[key].add(what, amount, key == keys[0])
-
-
 def averages(
     recordings: Sequence[Recording], has_modules: bool = False, by_shapes: bool = False, by_stack: int = 0
 ) -> EventList:
     """The events of recordings by name.
 
     Args:
-        has_modules: whether modules are events.
-        by_shapes: whether the shapes of inputs tell rows apart.
-        by_stack: so many of the innermost Python calls tell rows apart.
+        has_modules: modules are events.
+        by_shapes: different shapes of inputs are different rows.
+        by_stack: so are this many different innermost Python calls.
     """
-    rows = _Rows()
+    rows: dict[RowKey, Average] = {}
+
+    def row_of(key: RowKey) -> Average:
+        if key not in rows:
+            rows[key] = Average(key.name, input_shapes=[list(shape) for shape in key.shapes], stack=list(key.stack))
+        return rows[key]
 
     def keys(frame: Frame | None) -> Iterator[RowKey]:
-        """The rows of a frame and those around it, innermost first; an op that raised is no event."""
+        """The rows of a frame and of those around it, innermost first; an op that raised has none."""
         while frame is not None:
             if frame.end > 0 and (frame.level != "module" or has_modules):
                 yield RowKey(frame.name, frame.shapes[0] if by_shapes else (), frame.lines[:by_stack])
             frame = frame.parent
 
+    def add(around: Sequence[RowKey], metric: str, amount: float) -> None:
+        """Add to the innermost row, and to the totals of the rows around it."""
+        for key in dict.fromkeys(around):
+            row = row_of(key)
+            for name in (metric, f"self_{metric}")[: 1 + (key == around[0])]:
+                setattr(row, name, getattr(row, name) + amount)
+
     for recording in recordings:
         for frame in sorted(recording.frames, key=lambda frame: frame.start):
-            key, *around = keys(frame) if frame.level != "module" or has_modules else [None]
-            if key is not None:
-                rows[key].count += 1
-                rows[key].flops += frame.flops
-                if key not in around:
-                    rows[key].cpu_time_total += (frame.end - frame.start) * 1e6
-        rows[RowKey(OUTSIDE)].count += 1
+            if frame.level != "module" or has_modules:
+                key, *around = keys(frame)
+                row = row_of(key)
+                row.count += 1
+                row.flops += frame.flops
+                row.cpu_time_total += 0 if key in around else (frame.end - frame.start) * 1e6
+        outside = row_of(RowKey(OUTSIDE))
+        outside.count += 1
         for innermost, seconds in divided(recording.frames, recording.start, recording.end).items():
-            key = next(keys(innermost), RowKey(OUTSIDE))
-            rows[key].self_cpu_time_total += seconds * 1e6
-            rows[key].cpu_time_total += seconds * 1e6 * (key.name == OUTSIDE)
+            row = row_of(next(keys(innermost), RowKey(OUTSIDE)))
+            row.self_cpu_time_total += seconds * 1e6
+            row.cpu_time_total += seconds * 1e6 if row is outside else 0
         for kernel in recording.kernels:
-            events = list(keys(kernel.frame))
-            if kernel.frame is None or kernel.frame.level != "op":  # a copy or a graph of no op
-                events.insert(0, RowKey(kernel.op))
-                rows[events[0]].count += kernel.op != OUTSIDE
-            rows.add(events, "device_time_total", (kernel.end - kernel.start) * 1e6)
+            around = list(keys(kernel.frame))
+            if kernel.frame.level != "op":  # a copy or a graph
+                around.insert(0, RowKey(kernel.op))
+                row_of(around[0]).count += kernel.op != OUTSIDE
+            add(around, "device_time_total", kernel.seconds * 1e6)
         for track in recording.tracks:
-            what = "cpu_memory_usage" if track.device == "cpu" else "device_memory_usage"
+            metric = "cpu_memory_usage" if track.device == "cpu" else "device_memory_usage"
             for change in track.changes:
-                rows.add(list(keys(change.frame)) or [RowKey(OUTSIDE)], what, change.nbytes)
+                add(list(keys(change.frame)) or [RowKey(OUTSIDE)], metric, change.nbytes)
     return EventList(rows.values())
-
-
-def stacks(recordings: Sequence[Recording], on_gpu: bool) -> dict[Stack, float]:
-    """Seconds of a mean recording by stack, outermost first, of the host or of kernels, which the op ends.
-
-    Before it stand the Python calls that led to it, where they were noted, else phases, ranges and modules, of which
-    layers count together.
-    """
-    found: dict[Stack, float] = defaultdict(float)
-    for recording in recordings:
-        if on_gpu:
-            for kernel in (kernel for kernel in recording.kernels if not kernel.is_concurrent):
-                found[(*_stack(kernel.frame, kernel.op), kernel.name)] += kernel.end - kernel.start
-        else:
-            for frame, seconds in divided(recording.frames, recording.start, recording.end).items():
-                found[_stack(frame, OUTSIDE)] += seconds
-    return {stack: seconds / len(recordings) for stack, seconds in found.items()}
-
-
-def _stack(frame: Frame | None, op: str) -> Stack:
-    if frame is not None and frame.level == "op":
-        op = frame.name
-        if frame.lines:
-            return (*reversed(frame.lines), op)
-        frame = frame.parent
-    names: list[str] = []
-    while frame is not None:
-        around = frame.parent
-        is_inner = frame.level == "module" and around is not None and around.level == "module"
-        name = frame.name.removeprefix(f"{around.name}.") if is_inner and around is not None else frame.name
-        names += [aggregated(name)] if name else []
-        frame = around
-    return (*reversed(names), op)

@@ -1,21 +1,18 @@
-"""The collectives of a training step in ranks: their bytes, their bandwidth, and how long a step stands still for them.
+"""Times the collectives of training steps in ranks, and the parts of them for which a step waits.
 
-A step's own stream waits at few places for what ranks send each other. What of a collective falls into such a wait is
-exposed, the rest is hidden behind the step's work. On a GPU whose group is in stream order both are read from events on
-the comm stream and around each join, which a graph that is captured meanwhile records at each replay; a graph that is
-captured before or after has none. Elsewhere the host's clock is read, and every call is a wait.
+The part of a collective during which the step's stream waits is exposed; the rest is hidden behind the step's work. On
+a GPU whose group is in stream order, events on the comm stream and around each join time both. A graph captured while
+they are watched records them at each replay. Elsewhere the host's clock times them, and every call is a wait.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
@@ -25,19 +22,14 @@ from genesis.measure.record import Column, Table, format_seconds, format_share, 
 from genesis.measure.recorder import shadowed
 from genesis.optim.optimizer import Optimizer
 
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
-
-REDUCE_SCATTER, ALL_GATHER, ALL_REDUCE = "reduce-scatter", "all-gather", "all-reduce"
-
 
 class Collective(NamedTuple):
     """The calls of one kind in a step, added up.
 
     Attributes:
-        name: what is called, and for what.
-        nbytes: of the whole buffers: what a reduce-scatter reads, an all-gather writes, an all-reduce reads.
-        seconds: from when this rank could begin until it was done; the wait for a rank that comes later is part of it.
+        name: the call, and its purpose.
+        nbytes: of the whole buffers: read by a reduce-scatter or an all-reduce, written by an all-gather.
+        seconds: from when this rank could begin until it was done, including the wait for later ranks.
         exposed: seconds of them in which the step waited.
     """
 
@@ -57,7 +49,7 @@ class StepTimes(NamedTuple):
     """A step of this rank.
 
     Attributes:
-        computing: seconds until it first waited for what ranks send each other: forward and backward.
+        computing: seconds until the step first waited for a collective: forward and backward.
         collectives: by name.
     """
 
@@ -65,214 +57,165 @@ class StepTimes(NamedTuple):
     collectives: list[Collective]
 
 
-class Call(NamedTuple):
-    """One call; times are seconds since the step began."""
-
-    name: str
-    nbytes: int
-    start: float
-    end: float
-
-
 def bus_factor(name: str, ranks: int) -> float:
-    """By what bytes over seconds are multiplied for the bandwidth that links need: 2·(W - 1)/W for an all-reduce, else
+    """The factor from bytes over seconds to the bandwidth that links need: 2·(W - 1)/W for an all-reduce, else
     (W - 1)/W, as NVIDIA's nccl-tests define it (doc/PERFORMANCE.md).
     """
-    return (ranks - 1) / ranks * (2 if name.startswith(ALL_REDUCE) else 1)
+    return (ranks - 1) / ranks * (2 if name.startswith("all-reduce") else 1)
 
 
-# Of a collective of a step, and the number of ranks.
 COLUMNS = (
-    Column("name", "collective", "text", "What is called, and for what.", lambda row: row[0].name),
-    Column("calls", "calls", "count", "In a step.", lambda row: row[0].calls),
-    Column("nbytes", "bytes", "bytes", "Of the whole buffers.", lambda row: row[0].nbytes),
-    Column("seconds", "time", "s", "From when a rank could begin, with the wait for others.",
-           lambda row: row[0].seconds),
-    Column("bus_rate", "bus", "byte/s", "As nccl-tests define it.",
-           lambda row: row[0].nbytes * bus_factor(row[0].name, row[1]) / row[0].seconds),
-    Column("hidden", "hidden", "s", "The part of the time behind the step's own work.", lambda row: row[0].hidden),
-    Column("exposed", "exposed", "s", "The part of the time in which the step waited.", lambda row: row[0].exposed),
-)  # fmt: skip
+    Column("name", "collective", "text", "The call, and its purpose."),
+    Column("calls", "calls", "count", "Calls in a step."),
+    Column("nbytes", "bytes", "bytes", "Bytes of the whole buffers."),
+    Column("seconds", "time", "s", "From when a rank could begin, including the wait for others."),
+    Column("bus_rate", "bus", "byte/s", "Bus bandwidth as nccl-tests define it."),
+    Column("hidden", "hidden", "s", "The part of the time behind the step's own work."),
+    Column("exposed", "exposed", "s", "The part of the time in which the step waited."),
+)
 
 
 def collective_table(times: StepTimes, ranks: int, plain: float) -> Table:
-    """The collectives of a step of so many ranks, which takes `plain` seconds unwatched."""
-    title = "collectives of a step: the median of steps, the mean of ranks"
-    found = table("collectives", title, COLUMNS, [(each, ranks) for each in times.collectives])
+    """The collectives of a step of `ranks` ranks, which takes `plain` seconds unwatched."""
+    rows = [
+        {**c._asdict(), "hidden": c.hidden, "bus_rate": c.nbytes * bus_factor(c.name, ranks) / c.seconds}
+        for c in times.collectives
+    ]
     exposed = sum(each.exposed for each in times.collectives)
-    share = format_share(exposed / plain)
-    found.notes = [f"A step waits {format_seconds(exposed)} for them, {share} of an unwatched one."]
-    return found
+    note = f"A step waits {format_seconds(exposed)} for them, {format_share(exposed / plain)} of an unwatched one."
+    title = "collectives of a step: the median of steps, the mean of ranks"
+    return table("collectives", title, COLUMNS, rows, notes=[note])
+
+
+Call = tuple[str, int, float, float]  # name, bytes, and start and end in seconds since the step began
 
 
 def collectives_of(calls: Iterable[Call], waits: Sequence[tuple[float, float]]) -> list[Collective]:
-    """Calls by name, in the order of their first.
-
-    Args:
-        waits: (start, end) of the step's waits, of which none overlap.
-    """
+    """Calls by name, in the order of their first; `waits` are (start, end) of the step's disjoint waits."""
     found = dict[str, Collective]()
     for name, nbytes, start, end in calls:
         exposed = sum(max(0.0, min(end, last) - max(start, first)) for first, last in waits)
         one = found.get(name, Collective(name, 0, 0, 0.0, 0.0))
-        found[name] = Collective(
-            name, one.calls + 1, one.nbytes + nbytes, one.seconds + end - start, one.exposed + exposed
-        )
+        total = one.seconds + end - start, one.exposed + exposed
+        found[name] = Collective(name, one.calls + 1, one.nbytes + nbytes, *total)
     return list(found.values())
 
 
 def medians(steps: Sequence[StepTimes]) -> StepTimes:
     """The median of each time over steps, which make the same calls."""
-    by_name = defaultdict[str, list[Collective]](list)
-    for step in steps:
-        for each in step.collectives:
-            by_name[each.name].append(each)
-    assert all(len({(c.calls, c.nbytes) for c in same}) == 1 for same in by_name.values()), "steps make the same calls"
-    rows = [
-        same[0]._replace(seconds=median(c.seconds for c in same), exposed=median(c.exposed for c in same))
-        for same in by_name.values()
-    ]
+    rows = []
+    for same in zip(*(step.collectives for step in steps), strict=True):
+        assert len({each[:3] for each in same}) == 1, "steps make the same calls"
+        seconds, exposed = (median(times) for times in zip(*(each[3:] for each in same), strict=True))
+        rows.append(same[0]._replace(seconds=seconds, exposed=exposed))
     return StepTimes(median(step.computing for step in steps), rows)
 
 
+class _Moments(NamedTuple):
+    """Calls (name, bytes, start, end) and waits (start, end), at moments of the clock."""
+
+    calls: list[tuple[str, int, Any, Any]]
+    waits: list[tuple[Any, Any]]
+
+
 class CollectiveWatch:
-    """Times the collectives of steps that are made, or captured, while `watching` is entered.
+    """Times the collectives of steps that run, or are captured, while `watching` is entered.
 
-    A graph's times are those of its last replay in a step.
-
-    Args:
-        optimizer: which makes the collectives.
-        group: through which.
+    A moment is an event on a GPU in stream order, otherwise a time of the host. A graph's moments are those of its last
+    replay in a step.
     """
 
     def __init__(self, optimizer: Optimizer, group: Group, device: Device) -> None:
-        self._group, self._device = group, device
-        self._comm_stream = None if device == CPU or not group.is_in_stream_order else _backend(device).comm_stream
-        self._clock: _HostClock | _DeviceClock = (
-            _HostClock(device) if self._comm_stream is None else _DeviceClock(_backend(device))
-        )
+        self._group, self._wait = group, wait_for(device)
+        self._backend: Any = None if device == CPU else backend_for(device)
+        self._in_order = device != CPU and group.is_in_stream_order
+        self._events: list[int] = []
         parameters = [p for each in optimizer.param_groups for p in each["params"]]
         self._weights = [p.array.storage for p in parameters]
         self._gradients = [each.storage for each in optimizer.shared_memory()["gradients"]]
-        self._captured, self._made = _Moments(), _Moments()
-        self._unjoined = False
+        self._captured, self._launched = _Moments([], []), _Moments([], [])
+        self._began: Any = self._now()
+        self._is_joined = True
+
+    def _now(self) -> Any:
+        """The current moment."""
+        if not self._in_order:
+            self._wait()
+            return time.perf_counter()
+        self._events.append(self._backend.driver.create_event(True))
+        self._backend.driver.record_time(self._events[-1], self._backend.stream)
+        return self._events[-1]
+
+    def _seconds(self, moment: Any) -> float:
+        """Seconds from the step's beginning to a moment."""
+        return float(self._backend.driver.elapsed(self._began, moment) if self._in_order else moment - self._began)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time what is launched or captured inside the block; leave it when the graphs are closed."""
+        """Time what runs or is captured inside the block; leave it after closing the graphs."""
+        group = self._group
         with ExitStack() as stack:
-            stack.callback(self._clock.close)
+            stack.callback(self._close)
             timed = {
-                "reduce_scatter": self._timed(REDUCE_SCATTER, self._group.reduce_scatter, 0),
-                "all_gather": self._timed(ALL_GATHER, self._group.all_gather, 1),
-                "all_reduce": self._timed(ALL_REDUCE, self._group.all_reduce, 0),
+                "reduce_scatter": self._timed("reduce-scatter", group.reduce_scatter, 0),
+                "all_gather": self._timed("all-gather", group.all_gather, 1),
+                "all_reduce": self._timed("all-reduce", group.all_reduce, 0),
             }
-            stack.enter_context(shadowed(self._group, **timed))
-            if self._comm_stream is not None:
-                stack.enter_context(
-                    shadowed(self._comm_stream, join=functools.partial(self._join, self._comm_stream.join))
-                )
+            stack.enter_context(shadowed(group, **timed))
+            if self._in_order:
+                stream = self._backend.comm_stream
+                stack.enter_context(shadowed(stream, join=functools.partial(self._join, stream.join)))
             yield
 
+    def _close(self) -> None:
+        self._wait()
+        for event in self._events:
+            self._backend.driver.destroy_event(event)
+
     def begin(self) -> None:
-        """A step begins."""
-        self._made = _Moments()
-        self._clock.begin()
+        """Begin a step."""
+        self._launched = _Moments([], [])
+        if self._in_order:
+            self._backend.driver.record_event(self._began, self._backend.stream)
+        else:
+            self._began = self._now()
 
     def times(self) -> StepTimes:
-        """Those of the step since `begin`. The device is idle."""
-        moments = self._made if self._made.calls else self._captured
-        seconds = self._clock.seconds
+        """The times of the step since `begin`. The device must be idle."""
+        moments, seconds = self._launched if self._launched.calls else self._captured, self._seconds
         waits = [(seconds(start), seconds(end)) for start, end in moments.waits]
-        calls = (Call(name, nbytes, seconds(start), seconds(end)) for name, nbytes, start, end in moments.calls)
+        calls = [(name, nbytes, seconds(start), seconds(end)) for name, nbytes, start, end in moments.calls]
         return StepTimes(min((start for start, _ in waits), default=0.0), collectives_of(calls, waits))
 
+    def _moments(self) -> _Moments:
+        return self._captured if self._backend is not None and self._backend.pool.capturing else self._launched
+
     def _timed(self, kind: str, method: Callable[..., None], whole: int) -> Callable[..., None]:
-        """`method`, timed; argument number `whole` has the bytes that count."""
+        """`method`, whose calls are timed; argument number `whole` is the whole buffer."""
 
         @functools.wraps(method)
         def call(*args: Any, **settings: Any) -> None:
-            start = self._clock.now()
+            start = self._now()
             method(*args, **settings)
-            end, into = self._clock.now(), self._into()
-            into.calls.append((f"{kind}, {self._purpose(kind, args[whole])}", args[whole].nbytes, start, end))
-            if self._comm_stream is None:
-                into.waits.append((start, end))
-            self._unjoined = True
+            end, moments = self._now(), self._moments()
+            moments.calls.append((f"{kind}, {self._purpose(kind, args[whole])}", args[whole].nbytes, start, end))
+            if not self._in_order:
+                moments.waits.append((start, end))
+            self._is_joined = False
 
         return call
 
     def _join(self, join: Callable[[], None]) -> None:
-        if not self._unjoined:
+        if self._is_joined:
             join()
-            return
-        self._unjoined, start = False, self._clock.now()
-        join()
-        self._into().waits.append((start, self._clock.now()))
-
-    def _into(self) -> _Moments:
-        is_captured = self._device != CPU and _backend(self._device).pool.capturing
-        return self._captured if is_captured else self._made
+        else:
+            self._is_joined, start = True, self._now()
+            join()
+            self._moments().waits.append((start, self._now()))
 
     def _purpose(self, kind: str, whole: Array) -> str:
-        """What it is that ranks send each other: gradients, weights, or the losses and squares that are few numbers."""
+        """Weights, gradients, or the few numbers of the gradient norm: losses and sums of squares."""
         if any(whole.storage is each for each in self._weights):
             return "weights"
         is_sum = any(whole.storage is each for each in self._gradients)
-        return "gradients" if is_sum or kind == REDUCE_SCATTER else "norm"
-
-
-@dataclass
-class _Moments:
-    """Calls and waits by the clock's moments."""
-
-    calls: list[tuple[str, int, Any, Any]] = field(default_factory=list)
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
-
-
-class _HostClock:
-    """By the host, where calls wait for the device: once it is done with what comes before."""
-
-    def __init__(self, device: Device) -> None:
-        self._wait, self._begun = wait_for(device), 0.0
-
-    def begin(self) -> None:
-        self._begun = self.now()
-
-    def now(self) -> float:
-        self._wait()
-        return time.perf_counter()
-
-    def seconds(self, moment: float) -> float:
-        return moment - self._begun
-
-    def close(self) -> None: ...
-
-
-class _DeviceClock:
-    """By events, in graphs as well."""
-
-    def __init__(self, backend: CudaBackend) -> None:
-        self._backend, self._driver = backend, backend.driver
-        self._events = [self._driver.create_event(True)]
-
-    def begin(self) -> None:
-        self._driver.record_event(self._events[0], self._backend.stream)
-
-    def now(self) -> int:
-        self._events.append(self._driver.create_event(True))
-        self._driver.record_time(self._events[-1], self._backend.stream)
-        return self._events[-1]
-
-    def seconds(self, moment: int) -> float:
-        return self._driver.elapsed(self._events[0], moment)
-
-    def close(self) -> None:
-        wait_for(self._backend.device)()
-        for event in self._events:
-            self._driver.destroy_event(event)
-        self._events = []
-
-
-def _backend(device: Device) -> CudaBackend:
-    return cast("CudaBackend", backend_for(device))
+        return "gradients" if is_sum or kind == "reduce-scatter" else "norm"

@@ -1,12 +1,13 @@
-"""What happens on the host, as frames that nest: phases, modules, ranges and ops, those of backward too.
+"""Records the host's work as nested frames: phases, modules, ranges and ops, backward included.
 
-Time is divided among frames so that shares add up to the whole: at a moment in which several threads work, each of them
-has an equal part, and ops go before the Python around them.
+`divided` splits a stretch of time among frames so that the parts add up to the whole: threads that work at the same
+moment get equal parts, and an op takes precedence over the Python code around it.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import ctypes
 import sys
 import threading
 import time
@@ -16,23 +17,22 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from genesis.array import Array
 from genesis.autograd.graph import BaseNode, watching_tape
+from genesis.errors import DeviceError
 from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
 from genesis.shapes import Shape
 
-OUTSIDE = "(outside ops)"
-IDLE = "(idle)"
-COLLECTIVE = "(collective)"  # the op of what ranks send each other
+OUTSIDE, IDLE, COLLECTIVE = "(outside ops)", "(idle)", "(collective)"
 Level = Literal["phase", "module", "range", "op"]
 
 _PACKAGE = Path(__file__).parents[1]
-# What the lines of a model and of the training loop call.
-PLUMBING = tuple(str(path) for path in _PACKAGE.iterdir() if path.name not in ("train", "__pycache__"))
+# Source lines are attributed to callers elsewhere: to a model, the training loop or the user's program.
+_PLUMBING = (contextlib.__file__, *(str(path) for path in _PACKAGE.iterdir() if path.name != "train"))
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +40,12 @@ class Frame:
     """A stretch of one thread's time.
 
     Attributes:
-        phase, module: that contain it, or that it is.
-        start, end: seconds of `time.perf_counter`.
-        parent: the frame around it.
-        shapes: of an op's inputs and outputs.
-        lines: of an op, the Python calls that led to it, innermost first; empty unless they were asked for.
-        flops: of an op, as its cost says.
+        phase, module: around the frame, or the frame itself.
+        start, end: seconds of `time.perf_counter`; `end` stays 0 for an op that raises.
+        parent: the enclosing frame.
+        shapes: an op's inputs and outputs.
+        lines: the Python calls that led to an op, innermost first, if they were requested.
+        flops: an op's FLOPs by its cost, if they were requested.
     """
 
     level: Level
@@ -61,100 +61,92 @@ class Frame:
     flops: float = 0.0
 
 
-class Ranges(Protocol):
-    """Where frames are shown to another profiler: ranges of a thread that nest."""
+class Nvtx:
+    """Ranges for Nsight Systems and Nsight Compute, through NVIDIA's NVTX library.
+
+    Raises:
+        DeviceError: the library was not found.
+    """
+
+    def __init__(self) -> None:
+        packages = [Path(folder, "nvidia", "nvtx", "lib") for folder in sys.path]
+        names = ("libnvToolsExt.so.1", "libnvToolsExt.so", "libnvtx3interop.so.1", "libnvtx3interop.so")
+        for path in (*names, *(folder / name for folder in packages for name in names)):
+            try:
+                self._library = ctypes.CDLL(str(path))
+                self._library.nvtxRangePushA.argtypes = [ctypes.c_char_p]
+                return
+            except (OSError, AttributeError):  # the file or its function is missing
+                continue
+        raise DeviceError(
+            "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found",
+            where="--nvtx",
+            next="pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH",
+        )
 
     def push(self, name: str) -> None:
-        """A range begins."""
+        """Begin a range."""
+        self._library.nvtxRangePushA(name.encode())
 
     def pop(self) -> None:
-        """The innermost range ends."""
+        """End this thread's innermost range."""
+        self._library.nvtxRangePop()
 
 
-recorders: list[Recorder] = []  # that watch now
+recorders: list[Recorder] = []  # active ones, the latest last
 
 
 class Recorder:
-    """Notes frames while `watching` is entered.
+    """Records frames while `watching` is entered.
 
     Args:
-        model: whose modules are told apart by their dotted names; others go by the class of the outermost one.
-        ranges: where the frames are shown to another profiler, too.
-        ambient: the phase of what happens outside of all marked ones, at the beginning.
-        has_lines: whether ops note the Python calls that led to them.
-        has_flops: whether ops note their FLOPs.
+        model: its modules are named by their path; modules of other models are prefixed by the model's class.
+        ranges: another profiler that shows the frames.
+        ambient: the phase of work before the first marked one.
+        has_lines: records the Python calls that led to each op.
+        has_flops: records each op's FLOPs.
+        outermost: the Python frame at which those calls end.
 
     Attributes:
-        frames: that have ended, since `begin`.
+        frames: that have ended since `begin`.
+        ambient: the phase of work outside of marked ones.
     """
 
     def __init__(
         self,
         model: Module | None = None,
-        ranges: Ranges | None = None,
+        ranges: Nvtx | None = None,
         *,
         ambient: str = "data",
         has_lines: bool = False,
         has_flops: bool = False,
+        outermost: FrameType | None = None,
     ) -> None:
         self.root = "" if model is None else type(model).__name__
         self.frames: list[Frame] = []
         self.ambient = self._first = ambient
-        self._ranges, self._has_lines, self._has_flops = ranges, has_lines, has_flops
+        self._ranges, self._has_lines, self._has_flops, self._outermost = ranges, has_lines, has_flops, outermost
         self._open: dict[int, list[Frame]] = defaultdict(list)  # by thread, the innermost last
-        self._paths: dict[int, str] = {}
-        self._known: list[Module] = []  # or others would get their ids
-        self._of_node: dict[int, str] = {}  # modules of nodes, by their position in the order of recording
-        self._of_leaf: dict[int, str] = {}
-        self._called: set[str] = set()  # modules; parameters of others are used by one around them
-        self.outermost: FrameType | None = None  # Python's frame at which lines end
+        self._paths: dict[int, str] = {}  # of modules, by id
+        self._known: list[Module] = []  # keeps those ids from being reused
+        self._of_node: dict[int, str] = {}  # modules by the sequence number of the nodes they recorded
+        self._of_leaf: dict[int, str] = {}  # modules by the sequence number of their parameters' nodes
         if model is not None:
             self._learn(model, "")
 
     def _learn(self, model: Module, name: str) -> None:
-        """Know the modules and parameters of `model`, whose own name is `name`."""
+        """Name the modules and parameters of a model."""
         self._known.append(model)
         prefix = f"{name}." if name else ""
         for path, module in model.named_modules():
             self._paths.setdefault(id(module), f"{prefix}{path}" if path else name)
         for path, parameter in model.named_parameters():
             if (edge := parameter.edge()) is not None:
-                self._of_leaf.setdefault(edge.node.sequence, prefix + path)
-
-    def begin(self) -> None:
-        """Forget what was noted; what is open begins here."""
-        self.frames, self.ambient = [], self._first
-        self._of_node.clear()
-        now = time.perf_counter()
-        for frame in (frame for open_ in list(self._open.values()) for frame in open_):
-            frame.start = now
-
-    def end(self) -> list[Frame]:
-        """The frames since `begin`; those that are open end here, and begin anew."""
-        now, frames = time.perf_counter(), self.frames
-        for thread, open_ in list(self._open.items()):
-            frames += [frame for frame in open_ if frame.level != "op"]  # an open op has raised
-            again: list[Frame] = []
-            for frame in list(open_):
-                frame.end = 0.0 if frame.level == "op" else now
-                again.append(replace(frame, start=now, parent=again[-1] if again else None))
-            self._open[thread] = again
-        return frames
-
-    def current(self) -> Frame:
-        """The innermost open frame of this thread; outside of all one without a parent that stands for the phase."""
-        thread = threading.get_ident()
-        if open_ := self._open[thread]:
-            return open_[-1]
-        return Frame("phase", "", self.ambient, self._home(self.ambient), 0.0, 0.0, thread)
-
-    def _home(self, phase: str) -> str:
-        """The module of what a phase does outside of modules."""
-        return self.root if not phase or phase in ("forward", "backward") else f"({phase})"
+                self._of_leaf.setdefault(edge.node.sequence, (prefix + path).rpartition(".")[0])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what happens inside the block."""
+        """Record what happens inside the block."""
         with ExitStack() as stack:
             recorders.append(self)
             stack.callback(recorders.remove, self)
@@ -163,74 +155,89 @@ class Recorder:
             stack.enter_context(watching_calls(self._calls))
             yield
 
+    def begin(self) -> None:
+        """Forget recorded frames; open ones start now."""
+        self.frames, self.ambient = [], self._first
+        self._of_node.clear()
+        now = time.perf_counter()
+        for open_ in list(self._open.values()):
+            for frame in open_:
+                frame.start = now
+
+    def end(self) -> list[Frame]:
+        """The frames since `begin`. Open ones end here, and continue as new ones."""
+        now = time.perf_counter()
+        for thread, open_ in list(self._open.items()):
+            following: list[Frame] = []
+            for frame in open_:
+                if frame.level != "op":  # an op that is still open has raised
+                    following.append(replace(frame, start=now, parent=following[-1] if following else None))
+                    frame.end = now
+                    self.frames.append(frame)
+            self._open[thread] = following
+        return self.frames
+
+    def current(self) -> Frame:
+        """This thread's innermost open frame, or a placeholder for the phase outside of all frames."""
+        thread = threading.get_ident()
+        if open_ := self._open[thread]:
+            return open_[-1]
+        return Frame("phase", "", self.ambient, self._module_of(self.ambient), 0.0, 0.0, thread)
+
+    def _module_of(self, phase: str) -> str:
+        """The module of a phase's work outside of modules."""
+        return self.root if phase in ("", "forward", "backward") else f"({phase})"
+
     def _push(
         self, level: Level, name: str, phase: str | None = None, module: str | None = None, label: str = ""
     ) -> int:
-        """Open a frame, inside the phase and the module of the one around it unless it has others; its depth."""
-        thread = threading.get_ident()
-        open_ = self._open[thread]
-        around = open_[-1] if open_ else self.current()
+        """Open a frame, by default in the phase and module of the enclosing one, and return its depth."""
+        around = self.current()
+        open_ = self._open[around.thread]
         phase, module = around.phase if phase is None else phase, around.module if module is None else module
-        frame = Frame(level, name, phase, module, time.perf_counter(), 0.0, thread, around if open_ else None)
-        open_.append(frame)
+        parent = around if open_ else None
+        open_.append(Frame(level, name, phase, module, time.perf_counter(), 0.0, around.thread, parent))
         if self._ranges is not None:
             self._ranges.push(label or name)
         return len(open_) - 1
 
     def _pop(self, depth: int) -> None:
-        """Close the frame at a depth, and forget those in it, which have raised."""
+        """Close the frame at a depth, and drop the frames inside it, which have raised."""
         open_ = self._open[threading.get_ident()]
-        for frame in reversed(open_[depth:]):
-            open_.pop()
+        while len(open_) > depth:
+            frame = open_.pop()
             if self._ranges is not None:
                 self._ranges.pop()
             if len(open_) == depth:
                 frame.end = time.perf_counter()
                 self.frames.append(frame)
 
+    # The context managers below also decorate functions: each call is then a frame.
+
     @contextmanager
-    def _inside(self, *what: Any, **more: Any) -> Iterator[None]:
-        depth = self._push(*what, **more)
+    def frame(self, level: Level, name: str, *around: Any, **more: Any) -> Iterator[None]:
+        """A frame for the block; the other arguments are those of `_push`."""
+        depth = self._push(level, name, *around, **more)
         try:
             yield
         finally:
             self._pop(depth)
 
-    # --- Phases and ranges --------------------------------------------------------------------------------------------
-
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The block is a part of a phase."""
-        with self._inside("phase", name, name, self._home(name)):
+        """A phase for the block. Later work outside of phases belongs to it, or to backward after forward."""
+        with self.frame("phase", name, name, self._module_of(name)):
             yield
         if self._first:
             self.ambient = "backward" if name == "forward" else name
 
-    def range(self, name: str) -> AbstractContextManager[None]:
-        """The block has a name of the user's."""
-        return self._inside("range", name)
-
-    def marked(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        """`method`, each call of it a part of a phase."""
-
-        @functools.wraps(method)
-        def call(*args: Any, **settings: Any) -> Any:
-            with self.phase(phase):
-                return method(*args, **settings)
-
-        return call
-
-    def collective(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """`method`, each call of it a phase and an op of its own; what comes behind belongs to the phase before."""
-
-        @functools.wraps(method)
-        def call(*args: Any, **settings: Any) -> None:
-            ambient = self.ambient
-            with self.phase("collectives"), self._inside("op", COLLECTIVE):
-                method(*args, **settings)
-            self.ambient = ambient
-
-        return call
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """A phase and an op for a call in which ranks communicate; later work belongs to the phase before it."""
+        ambient = self.ambient
+        with self.phase("collectives"), self.frame("op", COLLECTIVE):
+            yield
+        self.ambient = ambient
 
     # --- Modules and the tape -----------------------------------------------------------------------------------------
 
@@ -242,30 +249,21 @@ class Recorder:
         if not path:  # the model itself
             yield
             return
-        self._called.add(path)
-        with self._inside("module", path, None, path):
+        with self.frame("module", path, None, path):
             yield
 
     def recorded(self, node: BaseNode) -> None:
-        """A node belongs to the module that made it."""
+        """Note the module that recorded a node."""
         self._of_node[node.sequence] = self.current().module
 
     def runs_backward(self) -> Any:
-        """A backward pass."""
+        """The phase of a backward pass."""
         return self.phase("backward")
 
     def runs(self, node: BaseNode) -> Any:
-        """What a vjp does belongs to the node's module."""
-        name = self._of_leaf.get(node.sequence)
-        if name is None:
-            module = self._of_node.get(node.sequence, self.root)
-        else:
-            while name and name not in self._called:
-                name = name.rpartition(".")[0]
-            module = name or self.root
-        return self._inside("module", module or node.name, None, module, label=f"{module} {node.name}")
-
-    # --- Ops ----------------------------------------------------------------------------------------------------------
+        """A frame for a vjp, in the module that recorded its node or owns its parameter."""
+        module = self._of_leaf.get(node.sequence) or self._of_node.get(node.sequence) or self.root
+        return self.frame("module", module or node.name, None, module, label=f"{module} {node.name}")
 
     def _op_begins(self, op: Op) -> None:
         self._push("op", op.name)
@@ -274,16 +272,14 @@ class Recorder:
         self, op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], seconds: float
     ) -> None:
         open_ = self._open[threading.get_ident()]
-        depth = len(open_) - 1
-        while depth >= 0 and (open_[depth].name != op.name or open_[depth].level != "op"):
-            depth -= 1
-        if depth < 0:
-            return  # it began before anybody watched
-        frame = open_[depth]
-        self._pop(depth)
+        depths = [depth for depth, frame in enumerate(open_) if (frame.level, frame.name) == ("op", op.name)]
+        if not depths:
+            return  # it began before the recorder watched
+        frame = open_[depths[-1]]
+        self._pop(depths[-1])
         frame.shapes = _shapes(inputs), _shapes(outputs)
         if self._has_lines:
-            frame.lines = tuple([f"{file}({line}): {name}" for file, line, name in callers(self.outermost)])
+            frame.lines = tuple([f"{file}({line}): {name}" for file, line, name in callers(self._outermost)])
         if self._has_flops:
             frame.flops = float(op.cost(inputs, outputs, attrs).flops)
 
@@ -293,42 +289,44 @@ def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
 
 
 def callers(outermost: FrameType | None = None) -> Iterator[tuple[str, int, str]]:
-    """File, line and function of the callers outside the framework's inner parts, innermost first, to `outermost`."""
+    """File, line and function of the callers outside the framework, from the innermost to `outermost`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(PLUMBING):
+        if not frame.f_code.co_filename.startswith(_PLUMBING):
             yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = None if frame is outermost else frame.f_back
 
 
 def aggregated(module: str) -> str:
-    """A module's name with a star for the numbers of layers."""
+    """A module's path with a star in place of each layer number."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 @contextmanager
-def shadowed(of: object, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Other methods for one object inside the block."""
+def shadowed(owner: object, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replace methods of one object inside the block."""
     for name, method in methods.items():
-        assert callable(getattr(of, name, None)), f"{type(of).__name__} has no method {name}"
-        object.__setattr__(of, name, method)
+        assert callable(getattr(owner, name, None)), f"{type(owner).__name__} has no method {name}"
+        object.__setattr__(owner, name, method)
     try:
         yield
     finally:
         for name in methods:
-            object.__delattr__(of, name)
+            object.__delattr__(owner, name)
+
+
+def decorated(owner: object, **contexts: Any) -> AbstractContextManager[None]:
+    """Enter a context manager, which must be a decorator, in each call of a method inside the block."""
+    return shadowed(owner, **{name: context(getattr(owner, name)) for name, context in contexts.items()})
 
 
 # --- Time divided among frames ----------------------------------------------------------------------------------------
 
 
 def divided(frames: Iterable[Frame], start: float, end: float) -> dict[Frame | None, float]:
-    """Seconds between `start` and `end` by the innermost frame, None where there is none; they add up to all.
-
-    Of threads that work at the same time each has an equal part; ops go before what is no op.
-    """
+    """Seconds from `start` to `end` by the innermost frame; None stands for time in no frame."""
     frames = [frame for frame in frames if frame.end > frame.start]
-    begins = [(frame.start, 1, -frame.end, frame) for frame in frames]  # of two that begin together the outer one first
+    begins = [(frame.start, 1, -frame.end, frame) for frame in frames]  # outer frames before inner ones
     ends = [(frame.end, 0, 0.0, frame) for frame in frames]
     shares: dict[Frame | None, float] = defaultdict(float)
     threads: dict[int, list[Frame]] = defaultdict(list)  # open frames, the innermost last
@@ -346,7 +344,7 @@ def divided(frames: Iterable[Frame], start: float, end: float) -> dict[Frame | N
 
 
 class Key(NamedTuple):
-    """What tables divide time by."""
+    """The categories by which tables divide time."""
 
     phase: str
     module: str
@@ -360,8 +358,6 @@ def by_key(frames: Sequence[Frame], start: float, end: float) -> dict[Key, float
     """`divided` by phase, module and op."""
     found: dict[Key, float] = defaultdict(float)
     for frame, seconds in divided(frames, start, end).items():
-        if frame is None:
-            found[NOTHING] += seconds
-        else:
-            found[Key(frame.phase, frame.module, frame.name if frame.level == "op" else OUTSIDE)] += seconds
+        op = frame.name if frame is not None and frame.level == "op" else OUTSIDE
+        found[NOTHING if frame is None else Key(frame.phase, frame.module, op)] += seconds
     return dict(found)

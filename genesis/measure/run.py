@@ -1,40 +1,48 @@
-"""Steps taken and recorded: some as they are, then as many under watch, so that what watching costs is known."""
+"""Measures the steps of a run, unwatched and recorded, and divides a step by phase, module, op and kernel.
+
+The rows of each of those tables add up to the step. Unwatched steps show what watching costs.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from genesis.array import Array
 from genesis.backend import CPU, Device
 from genesis.distributed.group import Alone, Group
 from genesis.measure.limits import wait_for
-from genesis.measure.memory import Category, MemoryWatch, Timeline, Track, timeline
-from genesis.measure.recorder import Ranges, Recorder, shadowed
-from genesis.measure.session import Recording, Session, marked
+from genesis.measure.memory import Category, Timeline, Track, timeline
+from genesis.measure.record import Column, Table, format_seconds, format_share, table
+from genesis.measure.recorder import NOTHING, Key, Nvtx, Recorder, aggregated, by_key, decorated
+from genesis.measure.session import Recording, Session
 from genesis.nn import Module
 
-Mode = Literal["eager", "captured"]
-COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # of a step, by the methods of a group
+COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # methods of a group that a step calls
+PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")
+MOST = 12  # rows of a table that people are shown
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A training run as it is measured.
+    """A training run to measure.
 
     Attributes:
-        batches: the next step's batches.
+        batches: returns the next step's batches.
         take: launches a step on them.
-        begin: waits until all ranks begin a step.
-        launched: called when a step is launched, before a wait for it, which has no end where another rank is gone.
         settle: reads the figures of the steps so far, outside of what is measured.
-        regions: (object, method, phase): what belongs to which phase, apart from backward.
-        persistent: the arrays that stay from step to step, by what they are for.
-        group: whose collectives are a part of a step.
+        regions: (object, method, phase): the methods that make up each phase, except backward.
+        persistent: returns the arrays that outlive a step.
+        group: the group of the step's collectives.
+        begin: waits until all ranks begin a step.
+        launched: called after a step is launched, before a wait for it.
     """
 
     model: Module
@@ -51,44 +59,57 @@ class Subject:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Steps of one kind.
+    """Steps of one kind; `plain` are the seconds of unwatched ones."""
 
-    Attributes:
-        plain: seconds of steps that nobody watched.
-    """
-
-    mode: Mode
+    mode: Literal["eager", "captured"]
     plain: list[float]
     steps: list[Recording]
     notes: list[str] = field(default_factory=list)
 
 
 def plain_steps(subject: Subject, count: int, warm_up: int) -> list[float]:
-    """Seconds of each of `count` steps after `warm_up` others, each waited for."""
+    """Seconds of each of `count` steps after `warm_up` others."""
     wait, seconds = wait_for(subject.device), []
-    for number in range(warm_up + count):
+    for _ in range(warm_up + count):
         wait()
         subject.begin()
         started = time.perf_counter()
         subject.take(subject.batches())
         subject.launched()
         wait()
-        if number >= warm_up:
-            seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - started)
         subject.settle()
-    return seconds
+    return seconds[warm_up:]
 
 
-def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | None = None) -> list[Recording]:
-    """`count` steps under watch, after `warm_up` others under watch."""
+def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Nvtx | None = None) -> list[Recording]:
+    """Recordings of `count` steps after `warm_up` others."""
     session = Session(Recorder(subject.model, ranges), subject.device, launched=subject.launched)
+    return _recorded(subject, session, count, warm_up)
+
+
+def memory_of(subject: Subject) -> tuple[Timeline, Recording]:
+    """One more eager step's memory by category, and its recording, without kernels."""
+
+    def launched() -> None:
+        subject.launched()
+        wait_for(subject.device)()
+
+    session = Session(Recorder(subject.model), CPU, [subject.device], launched)  # on a GPU, marks would take memory
+    (step,) = _recorded(subject, session, 1, 0)
+    found = timeline(step.tracks[0], step.frames, subject.persistent())
+    return found, replace(step, tracks=[Track("memory by category", found.samples)])
+
+
+def _recorded(subject: Subject, session: Session, count: int, warm_up: int) -> list[Recording]:
+    batches = session.recorder.phase("data")(subject.batches)
     found = []
     with session.watching(), _regions(subject, session), _frozen():
         for number in range(warm_up + count):
             wait_for(subject.device)()
             subject.begin()
             session.begin()
-            _take(subject, session.recorder)
+            subject.take(batches())
             recording = session.end()
             if number >= warm_up:
                 found.append(recording)
@@ -96,28 +117,19 @@ def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | 
     return found
 
 
-def _take(subject: Subject, recorder: Recorder) -> None:
-    with recorder.phase("data"):
-        batches = subject.batches()
-    subject.take(batches)
-
-
 @contextmanager
 def _regions(subject: Subject, session: Session) -> Iterator[None]:
-    """Inside the block phases and collectives are marked."""
+    """Record phases and collectives inside the block."""
     with ExitStack() as stack:
-        for of, method, phase in subject.regions:
-            stack.enter_context(shadowed(of, **{method: session.recorder.marked(getattr(of, method), phase)}))
-        for name in COLLECTIVES:
-            stack.enter_context(shadowed(subject.group, **{name: marked(session, getattr(subject.group, name))}))
+        for owner, method, phase in subject.regions:
+            stack.enter_context(decorated(owner, **{method: session.recorder.phase(phase)}))
+        stack.enter_context(decorated(subject.group, **{name: session.collective(name) for name in COLLECTIVES}))
         yield
 
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """Inside the block the collector does not go through what was there before: what is recorded would call it more
-    often than a step does.
-    """
+    """Hide existing objects from the garbage collector, which recorded objects would trigger more often."""
     gc.collect()
     gc.freeze()
     try:
@@ -126,25 +138,175 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def memory_of(subject: Subject) -> tuple[Timeline, Recording]:
-    """One more eager step, whose memory is followed by category."""
-    recorder, wait = Recorder(subject.model), wait_for(subject.device)
-    watch = MemoryWatch(subject.device, recorder.current, resets_peak=True)
-    session = Session(recorder, CPU)  # without marks, which take memory
-    with recorder.watching(), _regions(subject, session):
-        gc.collect()
-        wait()
-        recorder.begin()
-        with watch.watching():
-            started = time.perf_counter()
-            _take(subject, recorder)
-            launched = time.perf_counter()
-            subject.launched()
-            wait()
-            end = time.perf_counter()
-    frames = recorder.end()
-    found = timeline(watch, subject.persistent(), frames)
-    subject.settle()
-    samples = [(found.began + at, {str(key): size for key, size in totals.items()}) for at, totals in found.samples]
-    track = Track("memory by category", samples)
-    return found, Recording(started, launched, end, frames, [], [], started, [track])
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+Entry = tuple[tuple[str, ...], float, float]  # names of a row, seconds that add up to the step, seconds on the host
+
+
+class Sums:
+    """A mean recorded step. Its time is that of the host, or on a GPU from the first kernel's start to the last end."""
+
+    def __init__(self, recorded: Recorded, on_gpu: bool) -> None:
+        self.mode, self.steps, self.on_gpu = recorded.mode, recorded.steps, on_gpu
+        self.measure, self.count = "gpu" if on_gpu else "wall", len(recorded.steps)
+        host = [item for step in self.steps for item in by_key(step.frames, step.start, step.end).items()]
+        self.entries: list[tuple[Key, float, float]] = [
+            (key, 0.0 if on_gpu else seconds, seconds) for key, seconds in host
+        ]
+        if on_gpu:
+            self.entries += [(*item, 0.0) for step in self.steps for item in kernel_seconds(step).items()]
+        self.whole = sum(seconds for _, seconds, _ in self.entries) / self.count
+        self.idle = sum(seconds for key, seconds, _ in self.entries if key == NOTHING) / self.count
+        self.attributed = self.whole - self.idle
+        self.plain = statistics.median(recorded.plain)
+        self.watched = statistics.median(step.seconds for step in self.steps)
+        self.overhead = self.watched / self.plain - 1
+        self.launches = statistics.fmean(len(step.kernels) for step in self.steps) if on_gpu else None
+        self.launched = statistics.fmean(step.launched - step.start for step in self.steps) if on_gpu else None
+
+    def rows(self, entries: Iterable[Entry], *titles: str) -> list[dict[str, Any]]:
+        """Rows by name, the longest first."""
+        sums = defaultdict[tuple[str, ...], list[float]](lambda: [0.0, 0.0, 0.0])
+        for names, *amounts in entries:
+            sums[names] = [a + b / self.count for a, b in zip(sums[names], (*amounts, 1), strict=True)]
+        return [
+            {
+                **dict(zip(titles, names, strict=True)),
+                "seconds": seconds,
+                "share": seconds / self.whole if self.whole else 0.0,
+                "cpu_seconds": host or None,
+                "calls": calls,
+            }
+            for names, (seconds, host, calls) in sorted(sums.items(), key=lambda item: [-x for x in item[1]])
+        ]
+
+    def parts(self, name: Callable[[Key], str], calls: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
+        """Rows by a name of each key, with the given calls."""
+        rows = self.rows([((name(key),), seconds, host) for key, seconds, host in self.entries], "name")
+        return [{**row, "calls": (calls or {}).get(row["name"])} for row in rows]
+
+    def calls(self) -> dict[str, float]:
+        """Calls of each op; in a captured step, its launches."""
+        if self.on_gpu and self.mode == "captured":
+            counts = Counter(kernel.op for step in self.steps for kernel in step.kernels)
+        else:
+            counts = Counter(frame.name for step in self.steps for frame in step.frames if frame.level == "op")
+        return {name: count / self.count for name, count in counts.items()}
+
+
+def kernel_seconds(step: Recording) -> dict[Key, float]:
+    """Seconds of the main stream's kernels by key, and of the GPU's idle time between them."""
+    found = defaultdict[Key, float](float)
+    if kernels := step.own_kernels:
+        for kernel in kernels:
+            found[Key(kernel.frame.phase, kernel.frame.module, kernel.op)] += kernel.seconds
+        whole = max(kernel.end for kernel in kernels) - min(kernel.start for kernel in kernels)
+        found[NOTHING] += whole - sum(found.values())
+    return found
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+STEP = (
+    Column("mode", "step", "text", "Captured: as a CUDA graph; eager: op by op."),
+    Column("measure", "measured", "text", "gpu: from the first kernel's start to the last one's end; wall: clock."),
+    Column("seconds", "time", "s", "What the rows of the other tables add up to; a mean.", "whole"),
+    Column("steps", "recorded", "count", "Recorded steps; as many were unwatched.", "count"),
+    Column("plain_seconds", "unwatched", "s", "Median wall time of an unwatched step.", "plain"),
+    Column("profiled_seconds", "watched", "s", "Median wall time of a recorded step.", "watched"),
+    Column("overhead", "overhead", "share", "Watched over unwatched, less 1."),
+    Column("attributed", "attributed", "s", "Time that belongs to a phase."),
+    Column("idle", "idle", "s", "The rest."),
+    Column("launches", "launches", "count", "Kernels, copies and fills of a step."),
+    Column("launched", "host done", "s", "When the host had launched everything."),
+)
+SECONDS = Column("seconds", "GPU", "s", "Time on the GPU in a step.")
+SHARE = Column("share", "share", "share", "Share of the step.")
+CALLS = Column("calls", "calls", "count", "Calls in a step.")
+COLUMNS = {
+    "kernels": (
+        Column("op", "op", "text", "The op that launches the kernel."),
+        Column("kernel", "kernel", "text", "Its name in Triton or CUDA C++."),
+        *(CALLS, SECONDS, SHARE),
+    ),
+    "waits": (
+        Column("count", "times", "count", "Waits in a step.", "calls"),
+        Column("seconds", "host", "s", "Time in a step."),
+        Column("what", "what", "text", "What the host waits for, or reads."),
+        Column("line", "line", "text", "Innermost caller outside the framework."),
+    ),
+}
+MEMORY = (
+    Column("category", "memory", "text", "Activations live when forward ends; workspace comes and goes."),
+    Column("peak", "at the peak", "bytes", "Bytes when the sum is highest."),
+    Column("before", "before the step", "bytes", "Bytes that exist before the step."),
+)
+HELD = (
+    Column("bytes", "held", "bytes", "Bytes at the peak."),
+    Column("category", "category", "text", "As in the table of memory."),
+    Column("module", "module", "text", "The module that allocated it; empty if it existed before."),
+    Column("op", "op", "text", "The op that allocated it."),
+    Column("blocks", "blocks", "count", "Blocks of the pool."),
+)
+
+
+def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
+    """The tables of the steps of each kind: times, phases, modules, ops, kernels, waits."""
+    sums = [Sums(each, on_gpu) for each in recorded]
+    yield table("steps", "", STEP, sums, listed=True)
+    for each, source in zip(sums, recorded, strict=True):
+        rows = _rows_of(each)
+        notes = [] if rows["waits"] else ["The host waits for nothing, and reads no values."]
+        notes += [*_notes(each, sums[0], rows["ops"]), *source.notes]
+        for name, found in rows.items():
+            columns, title = COLUMNS.get(name) or _columns(name[:-1], on_gpu), f"{name} of the {each.mode} step"
+            last = notes if name == "waits" else []
+            yield table(f"{each.mode}-{name}", title, columns, found, most=MOST, notes=last)
+
+
+def _rows_of(sums: Sums) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each table of a step."""
+    phases = sums.parts(lambda key: key.phase)
+    phases.sort(key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
+    here = os.getcwd() + os.sep
+    kernels = [((k.op, k.name), k.seconds, 0.0) for step in sums.steps for k in step.own_kernels]
+    waits = [((w.what, w.line.removeprefix(here)), w.seconds, 0.0) for step in sums.steps for w in step.waits]
+    return {
+        "phases": phases,
+        "modules": sums.parts(lambda key: aggregated(key.module)),
+        "ops": sums.parts(lambda key: key.op, sums.calls()),
+        **({"kernels": sums.rows(kernels, "op", "kernel")} if sums.on_gpu else {}),
+        "waits": sums.rows(waits, "what", "line"),
+    }
+
+
+def _columns(name: str, on_gpu: bool) -> Sequence[Column]:
+    wall = Column("seconds", "wall", "s", "Wall time in a step.")
+    return (
+        Column("name", name, "text", "A star is a layer number; brackets: not an op or a module."),
+        *(CALLS, SECONDS if on_gpu else wall, SHARE),
+        Column("cpu_seconds", "host", "s", "Time on the host.", hidden=not on_gpu),
+    )
+
+
+def _notes(sums: Sums, first: Sums, ops: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How kernels are timed, what capturing the step changed, and the op to look at next."""
+    if sums.on_gpu and sums.mode == "captured":
+        yield "An event follows every kernel of the graph, so that kernels run one after the other."
+    elif sums.on_gpu:
+        yield "Where the GPU waits for the host, a short kernel's time includes part of that wait."
+        if first.mode == "captured":
+            times = f"{format_seconds(first.plain)} ({format_seconds(sums.plain)} eager)"
+            yield f"Captured as a CUDA graph, an unwatched step takes {times}."
+    for op in [row for row in ops if not row["name"].startswith("(")][:1]:
+        yield f"The longest op is {op['name']}, {format_share(op['share'])}: see genesis profile --op {op['name']}."
+
+
+def memory_tables(timeline: Timeline) -> Iterator[Table]:
+    """The peak of a step's memory by category, and by owner."""
+    (began, before), (moment, peak) = timeline.samples[0], timeline.samples[timeline.peak]
+    rows: list[dict[str, Any]] = [{"category": name, "peak": peak[name], "before": before[name]} for name in peak]
+    rows.append({"category": "sum", "peak": sum(peak.values()), "before": sum(before.values())})
+    note = f"The peak is in {timeline.peak_phase}, {format_seconds(moment - began)} into a step."
+    yield table("memory", "memory", MEMORY, rows, notes=[note])
+    yield table("held", "memory held at the peak", HELD, timeline.held, most=MOST)

@@ -1,29 +1,46 @@
-"""All watches together: what a stretch of a program did on the host, on the GPU and in memory."""
+"""Records a stretch of a program: frames on the host, kernels on the GPU, waits of the host, and memory."""
 
 from __future__ import annotations
 
-import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from genesis.backend import CPU, Device, backend_for
 from genesis.measure.limits import wait_for
 from genesis.measure.marks import Kernel, Marks
 from genesis.measure.memory import MemoryWatch, Track
-from genesis.measure.recorder import Frame, Recorder
-from genesis.measure.waits import Wait, Waits
+from genesis.measure.recorder import Frame, Recorder, callers, decorated, shadowed
+
+
+class Wait(NamedTuple):
+    """A call in which the host waited for the GPU or read values.
+
+    Attributes:
+        what: the call, for people.
+        line: file:line that caused it.
+        start: seconds of `time.perf_counter`.
+        seconds: how long the call took.
+        thread: the thread that waited.
+    """
+
+    what: str
+    line: str
+    start: float
+    seconds: float
+    thread: int
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A stretch of time: its beginning and end by `time.perf_counter`, and what happened in it.
+    """A stretch of time; moments are seconds of `time.perf_counter`.
 
     Attributes:
         launched: when the host had launched everything.
-        marked: from when the kernels' times are counted.
+        marked: the zero of the kernels' times.
         tracks: memory over time.
     """
 
@@ -38,21 +55,35 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """From the beginning to the end."""
+        """From start to end."""
         return self.end - self.start
+
+    @property
+    def own_kernels(self) -> list[Kernel]:
+        """The kernels on the main stream, which ran one after the other."""
+        return [kernel for kernel in self.kernels if not kernel.is_concurrent]
+
+
+# Calls of a GPU's driver in which the host waits.
+WAITS = {
+    "synchronize_event": "an event waited for",
+    "synchronize_stream": "a stream waited for",
+    "synchronize": "the device waited for",
+    "allocate": "memory taken from the driver",
+    "free": "memory given back to the driver",
+}
 
 
 class Session:
     """Makes recordings while `watching` is entered.
 
     Args:
-        recorder: of what happens on the host.
-        device: whose waits are noted, and whose kernels are marked on a GPU.
+        device: its waits are recorded, and on a GPU its kernels.
         memory: devices whose memory is followed.
-        launched: called when work is launched, before a wait for it.
+        launched: called after work is launched, before a wait for it.
 
     Attributes:
-        started: when the recording began, by `time.perf_counter`.
+        started: when the current recording began.
     """
 
     def __init__(
@@ -62,56 +93,76 @@ class Session:
         memory: Sequence[Device] = (),
         launched: Callable[[], None] = lambda: None,
     ) -> None:
-        self.recorder, self._waits, self._launched = recorder, Waits(device), launched
-        backend: Any = None if device == CPU else backend_for(device)
-        self.marks = None if backend is None else Marks(backend, recorder.current, launched)
+        self.recorder, self.started = recorder, 0.0
+        self._backend: Any = cast(Any, backend_for(device))
+        self._launched, self._wait, self._marked = launched, wait_for(device), 0.0
+        self._marks = None if device == CPU else Marks(self._backend, recorder.current, launched)
         self._memory = [MemoryWatch(each, recorder.current) for each in memory]
-        self._wait = wait_for(device)
-        self.started = self._marked = 0.0
+        self._waits: list[Wait] | None = None  # None between recordings
+        self._waiting = threading.local()  # has `inside` while a thread's wait is recorded
 
     @contextmanager
     def watching(self, keeps_graphs: bool = False) -> Iterator[None]:
         """Watch what happens inside the block.
 
         Args:
-            keeps_graphs: whether graphs that are captured inside are replayed after it.
+            keeps_graphs: whether graphs captured inside are replayed after the block.
         """
         with ExitStack() as stack:
-            if self.marks is not None:
-                stack.callback(self.marks.close, keeps_graphs)
+            if self._marks is not None:
+                stack.callback(self._marks.close, keeps_graphs)
                 stack.callback(self._wait)
             stack.enter_context(self.recorder.watching())
-            if self.marks is not None:
-                stack.enter_context(self.marks.watching())
+            if self._marks is not None:
+                stack.enter_context(self._marks.watching())
             for each in self._memory:
                 stack.enter_context(each.watching())
-            stack.enter_context(self._waits.watching())
+            stack.enter_context(decorated(self._backend, to_numpy=self._waits_in("values read on the host")))
+            if self._marks is not None:
+                driver = self._backend.driver
+                calls = {name: self._waits_in(what)(getattr(driver, name)) for name, what in WAITS.items()}
+                plain, waiting = driver.synchronize_event, calls["synchronize_event"]
+                calls["synchronize_event"] = lambda event: (plain if driver.is_event_done(event) else waiting)(event)
+                stack.enter_context(shadowed(driver, **calls))
             yield
 
     def begin(self) -> None:
-        """A recording begins, once the device is idle."""
+        """Begin a recording as soon as the device is idle."""
         self._wait()
         self.recorder.begin()
         self._marked = time.perf_counter()
-        if self.marks is not None:
-            self.marks.begin()
+        if self._marks is not None:
+            self._marks.begin()
         for each in self._memory:
             each.begin()
-        self._waits.found, self._waits.on = [], True
-        self.started = time.perf_counter()
+        self._waits, self.started = [], time.perf_counter()
 
     def end(self) -> Recording:
-        """The recording since `begin`, once the device is idle."""
-        launched, self._waits.on = time.perf_counter(), False
+        """The recording since `begin`, as soon as the device is idle."""
+        launched, waits, self._waits = time.perf_counter(), self._waits or [], None
         self._launched()
         self._wait()
         end, frames = time.perf_counter(), self.recorder.end()
-        kernels = [] if self.marks is None else self.marks.kernels()
+        kernels = [] if self._marks is None else self._marks.kernels()
         tracks = [each.track() for each in self._memory]
-        return Recording(self.started, launched, end, frames, kernels, self._waits.found, self._marked, tracks)
+        return Recording(self.started, launched, end, frames, kernels, waits, self._marked, tracks)
 
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Record the block as a phase, an op and a kernel."""
+        with self.recorder.collective(), nullcontext() if self._marks is None else self._marks.collective(name):
+            yield
 
-def marked(session: Session, collective: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that the session shows as a phase, an op and a kernel."""
-    on_device = collective if session.marks is None else session.marks.collective(collective)
-    return functools.wraps(collective)(session.recorder.collective(cast(Any, on_device)))
+    @contextmanager
+    def _waits_in(self, what: str) -> Iterator[None]:
+        """Record the block as a wait, unless it is part of one."""
+        if self._waits is None or getattr(self._waiting, "inside", False):
+            yield
+            return
+        self._waiting.inside, started = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waiting.inside, seconds = False, time.perf_counter() - started
+            file, line, _ = next(callers(), ("genesis", 0, ""))
+            self._waits.append(Wait(what, f"{file}:{line}", started, seconds, threading.get_ident()))

@@ -1,17 +1,13 @@
-"""Pictures without other files: SVG elements, text that fits, and flame graphs.
-
-`genesis.train.report` draws curves with the same elements.
-"""
+"""SVG elements, which the curves of a training report are drawn with too, and flame graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from genesis.measure.record import format_seconds
 
-CHARACTER = 6.7  # pixels that a character of 11 px takes, at most
 STYLE = """
 svg { color-scheme: light dark; max-width: 100%; height: auto;
   background: #fff; font: 11px ui-monospace, Menlo, Consolas, monospace; }
@@ -23,8 +19,9 @@ text { fill: #1b1f27; } .soft { fill: #5d6472; } .title { font-size: 15px; font-
   .frame { stroke: #15171c; } .on { fill: #10131a; }
 }
 """
+CHARACTER = 6.7  # the most pixels of a character
 WIDTH, ROW, MARGIN, HEAD = 1280.0, 19.0, 16.0, 52.0  # pixels
-SMALLEST = 0.1  # of a frame that is drawn
+NARROWEST = 0.1  # pixels of a frame that is drawn
 PHASES = {  # in the order of a step
     "forward": "#7aa8f0",
     "backward": "#f2a65a",
@@ -34,21 +31,17 @@ PHASES = {  # in the order of a step
     "idle": "#b3b8c2",
     "whole": "#cfd4de",
 }
-Stack = tuple[str, ...]
 
 
 def document(width: float, height: float, title: str, style: str, body: Iterable[str]) -> str:
-    """A picture that stands alone."""
+    """A standalone picture."""
     size = {"width": width, "height": height, "viewBox": f"0 0 {short(width)} {short(height)}"}
-    parts = ["", element("style", style), *body, ""]
-    return (
-        element("svg", "\n".join(parts), xmlns="http://www.w3.org/2000/svg", **size, role="img", aria_label=title)
-        + "\n"
-    )
+    content = "\n".join(["", element("style", style), *body, ""])
+    return element("svg", content, xmlns="http://www.w3.org/2000/svg", **size, role="img", aria_label=title) + "\n"
 
 
 def element(name: str, content: str = "", /, **attributes: object) -> str:
-    """An element; `class_` is written as class, stroke_width as stroke-width, and content is markup."""
+    """An element whose content is markup; `class_` becomes class, and stroke_width becomes stroke-width."""
     words = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(short(v) if isinstance(v, float) else str(v))}"
         for key, v in attributes.items()
@@ -57,73 +50,56 @@ def element(name: str, content: str = "", /, **attributes: object) -> str:
 
 
 def text(content: str, x: float, y: float, **attributes: object) -> str:
-    """Text at a place."""
+    """Text at a position."""
     return element("text", escape(content), x=x, y=y, **attributes)
 
 
 def hint(content: str) -> str:
-    """What the element that it is in shows under the pointer."""
+    """A tooltip of the enclosing element."""
     return element("title", escape(content))
 
 
-def fitted(text: str, width: float) -> str:
-    """`text` cut to `width` pixels; empty where nothing readable fits."""
-    count = int(width / CHARACTER)
-    if count < 3:
-        return ""
-    return text if len(text) <= count else text[: count - 1] + "…"
-
-
 def short(number: float) -> str:
-    """A number without needless digits."""
+    """A number with at most three decimals."""
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
 # --- Flame graphs -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Node:
-    """A frame of the picture."""
-
-    name: str
-    seconds: float = 0.0
-    below: dict[str, _Node] = field(default_factory=dict)
+Stacks = Sequence[tuple[tuple[str, ...], float]]
 
 
-def flame_graph(stacks: Mapping[Stack, float], title: str) -> bytes:
-    """Seconds by stack, outermost first, as a picture: widths are times, the whole is at the top."""
-    root = _Node("whole")
-    for stack, seconds in stacks.items():
-        root.seconds += seconds
-        node = root
-        for name in stack:
-            node = node.below.setdefault(name, _Node(name))
-            node.seconds += seconds
-    depth = max((len(stack) for stack in stacks), default=0)
-    scale = (WIDTH - 2 * MARGIN) / root.seconds if root.seconds else 0.0
+def flame_graph(stacks: Mapping[tuple[str, ...], float], title: str) -> bytes:
+    """Seconds by stack, outermost first, as a picture: widths are times, and the whole is at the top."""
+    height = HEAD + ROW * (max(map(len, stacks), default=0) + 1) + 34
     body = [
         text(title, MARGIN, 24.0, class_="title"),
         text("width: time; point at a frame for its figures", MARGIN, 42.0, class_="soft"),
-        *_frames(root, root, MARGIN, 0, scale, "whole"),
+        *_frames("whole", list(stacks.items()), 0, MARGIN, sum(stacks.values()) or 1.0, "whole"),
     ]
     fills = "".join(f".{name} {{ fill: {colour}; }}\n" for name, colour in PHASES.items())
-    return document(WIDTH, HEAD + ROW * (depth + 1) + 34, title, STYLE + fills, body).encode()
+    return document(WIDTH, height, title, STYLE + fills, body).encode()
 
 
-def _frames(root: _Node, node: _Node, x: float, depth: int, scale: float, phase: str) -> Iterator[str]:
-    """A node and all below it, those below side by side from the left: phases as a step has them, others by width."""
-    width, y = node.seconds * scale, HEAD + depth * ROW
-    if width < SMALLEST:
+def _frames(name: str, stacks: Stacks, depth: int, x: float, whole: float, phase: str) -> Iterator[str]:
+    """The frame of stacks that agree down to `depth`, and those below it: phases in order, others by width."""
+    seconds = sum(each for _, each in stacks)
+    width, y = seconds / whole * (WIDTH - 2 * MARGIN), HEAD + depth * ROW
+    if width < NARROWEST:
         return
-    label = f"whole, {format_seconds(node.seconds)}" if node is root else node.name
+    time = format_seconds(seconds)
     markup = element("rect", class_=f"frame {phase}", x=x, y=y, width=width, height=ROW - 1, rx=1.5)
-    if shown := fitted(label, width - 6):
-        markup += text(shown, x + 4, y + 13, class_="on")
-    about = f"{node.name}: {format_seconds(node.seconds)}, {node.seconds / root.seconds:.1%} of the whole"
-    yield element("g", hint(about) + markup)
-    first = {name: position for position, name in enumerate(PHASES)} if node is root else {}
-    for child in sorted(node.below.values(), key=lambda n: (first.get(n.name, len(first)), -n.seconds, n.name)):
-        inner = (child.name if child.name in PHASES else "whole") if node is root else phase
-        yield from _frames(root, child, x, depth + 1, scale, inner)
-        x += child.seconds * scale
+    if (count := int((width - 6) / CHARACTER)) >= 3:
+        label = name if depth else f"whole, {time}"
+        markup += text(label if len(label) <= count else label[: count - 1] + "…", x + 4, y + 13, class_="on")
+    yield element("g", hint(f"{name}: {time}, {seconds / whole:.1%} of the whole") + markup)
+    below = defaultdict[str, list[tuple[tuple[str, ...], float]]](list)
+    for stack, each in stacks:
+        if len(stack) > depth:
+            below[stack[depth]].append((stack, each))
+    order = {} if depth else {name: position for position, name in enumerate(PHASES)}
+    sums = {inner: sum(each for _, each in found) for inner, found in below.items()}
+    for inner in sorted(below, key=lambda inner: (order.get(inner, len(order)), -sums[inner], inner)):
+        yield from _frames(inner, below[inner], depth + 1, x, whole, inner if inner in order else phase)
+        x += sums[inner] / whole * (WIDTH - 2 * MARGIN)

@@ -18,7 +18,6 @@ from genesis.backend.cuda import driver_for
 from genesis.backend.cuda.simulated import drivers
 from genesis.distributed import Peers
 from genesis.measure.collectives import (
-    Call,
     Collective,
     CollectiveWatch,
     StepTimes,
@@ -46,7 +45,7 @@ LATE_S = 0.02
 
 
 def test_what_falls_into_waits_is_exposed() -> None:
-    calls = [Call("a", 10, 0.0, 1.0), Call("b", 5, 1.0, 2.0), Call("a", 10, 2.0, 5.0), Call("c", 1, 6.0, 7.0)]
+    calls = [("a", 10, 0.0, 1.0), ("b", 5, 1.0, 2.0), ("a", 10, 2.0, 5.0), ("c", 1, 6.0, 7.0)]
     found = collectives_of(calls, [(0.75, 1.25), (4.0, 5.5), (6.0, 8.0)])
     assert found == [
         Collective("a", 2, 20, 4.0, 1.25),

@@ -56,7 +56,7 @@ def _checked(step: Recording) -> dict[str, int]:
         at = kernel.end
     assert {kernel.name for kernel in step.kernels if kernel.is_concurrent} <= {"copy"}
     collectives = [kernel for kernel in kernels if kernel.op == "(collective)"]
-    assert {(kernel.phase, kernel.module) for kernel in collectives} == {("collectives", "(collectives)")}
+    assert {(kernel.frame.phase, kernel.frame.module) for kernel in collectives} == {("collectives", "(collectives)")}
     assert not any(kernel.name.startswith("rank_sum") for kernel in step.kernels)  # a part of one
     return Counter(kernel.name for kernel in collectives)
 
