@@ -6,8 +6,8 @@ Plain reference: genesis/ops/attention.py: `attention`, `attention_backward`, `a
 For each block of queries, the forward and dQ kernels loop over the blocks of keys in its visible range. For each block
 of keys, the dK/dV kernel loops over the blocks of queries that see it. Every result therefore has one writer, and the
 same inputs give the same bits without atomics. Blocks outside the visible range are skipped. Only blocks on its edge
-(the diagonal, document boundaries, the window's end) need a mask. With heads of 65 to 256 on Hopper, the dK/dV kernel
-runs first and spills ds, so that dQ is a single GEMM; see spilled_ds.py.
+(the diagonal, document boundaries, the window's end) need a mask. For causal self-attention with heads of 65 to 256 on
+Hopper, the dK/dV kernel runs first and spills ds, so that dQ is a single GEMM; see spilled_ds.py.
 
 Grouped-query attention: the query heads of a group share a key head, so dK and dV are sums over the group. One program
 sums over the whole group. Where that leaves too few programs to fill the GPU, each program sums over some of the heads,
@@ -19,7 +19,7 @@ the inverse RoPE in the registers of the kernel that stores them, before they ar
 
 Scores are in units of log2: e^x = 2^(x·log2 e), and the scale includes that factor. Operands of dots have the inputs'
 type (weights and ds are rounded to it, as tensor cores require); accumulators are float32. Dots of float32 inputs are
-exact, or tf32 where that is allowed. float64 stays float64.
+exact, or tf32 where that is allowed. float64 is computed in float64.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _options(t: AttentionTile) -> dict[str, int]:
 
 
 def _keys_along_n(k: Array, p: Problem) -> Array:
-    """Return the keys, copied so that neighbouring keys are contiguous where that speeds up exact float32 `q·kᵀ`."""
+    """Return the keys, with neighbouring keys contiguous (in a copy) if that speeds up exact float32 `q·kᵀ`."""
     batches, keys, heads, size = k.shape
     along_k = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= MIN_EXTENT
     exact = k.dtype is float32 and p.constants["DOT"][2] == "ieee"

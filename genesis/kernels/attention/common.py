@@ -180,8 +180,8 @@ def load_vector(x, start, TMA: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def scheduled_tile(blocks, heads, section, sectioned):
-    """Return (block, head) of this program. All blocks of a section of `section` heads precede the next section, so
-    that a section's rows stay in L2. The heads from `sectioned` on form one section.
+    """Return (block, head) of this program. All blocks of a section of `section` heads precede the next section, which
+    keeps a section's rows in L2. The heads from `sectioned` on form one section.
     """
     start = tl.minimum(tl.program_id(0) // (blocks * section) * section, sectioned)
     count = tl.where(start < sectioned, section, heads - sectioned)

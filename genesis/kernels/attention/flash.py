@@ -75,6 +75,7 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
     begin, full_begin, full_end, end = visible_key_blocks(
         b_first, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, BN
     )
+    # Pass over the visible blocks of keys.
     b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
     b_max = tl.full((BM,), -float("inf"), WORK)  # [BM], scaled, in units of log2
@@ -102,6 +103,7 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
         b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BM, BD]
         b_sum = b_sum * b_rescale + tl.sum(b_p, 1)  # [BM]
         b_max = b_new_max
+    # Normalize, and store o and LSE.
     empty = b_sum == 0  # [BM]; a query without visible keys has o = 0 and an LSE of -inf
     b_sum = tl.where(empty, 1.0, b_sum)  # [BM]
     store_rows(p_o, b_acc * (1.0 / b_sum)[:, None], i_batch, i_head, start, tokens, head_dim, so, BM, BD)
@@ -219,6 +221,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
     begin, full_begin, full_end, end = visible_key_blocks(
         b_first, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, BN
     )
+    # Pass over the visible blocks of keys.
     b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
     for i in range(begin, end):
         i_key_head = i_head // group
@@ -366,6 +369,7 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
         if LEFT_BOUND and i_query_block >= left_begin:
             b_first = load_vector(first, i_batch * padded + start_m, TMA, BM)  # [BM]
             b_p = tl.where(o_key[:, None] >= b_first[None, :], b_p, 0.0)
+        # dV from the weights, then ds, then dK.
         b_dv = add_sum_over_queries(b_dv, operand(b_p, TYPE), b_g, PRECISION, TRANSPOSED)
         b_dp = tl.dot(b_v, b_g.T, input_precision=PRECISION, out_dtype=b_dk.dtype)  # [BN, BM]
         if TRANSPOSED:
@@ -376,6 +380,7 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
             store_ds(
                 p_ds, b_ds, i_batch * query_heads + i_query_head, i_block, i_query_block, tokens, 8 if TRANSPOSED else 4
             )  # fmt: skip
+    # Store this split's dV and dK.
     if TRANSPOSED:
         b_dk, b_dv = b_dk.T, b_dv.T
     i_part = i_split * batches + i_batch

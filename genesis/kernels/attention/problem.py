@@ -29,8 +29,8 @@ class Problem(NamedTuple):
     scales: tuple[float, float | None, float]  # (scale_log2, sign, scale), sign None for 1
     window: int | None
     doc_starts_strides: tuple[int, int]
-    uses_tma: bool  # tiles come through TMA
-    is_hopper: bool  # the GPU has compute capability 9
+    uses_tma: bool  # whether TMA loads tiles
+    is_hopper: bool  # whether the GPU has compute capability 9
     kv_row_bytes: int  # bytes of one row of keys and one row of values together
     constants: dict[str, Any]  # the kernels' CAUSAL, TMA and DOT
 
@@ -156,7 +156,7 @@ def tiles_of(
     padded = padded_head_dim(head_dim)
     row_bytes, row = padded * dtype.itemsize, next((d for d in table if d >= padded), 256)
     forward, dq, dkdv = table[row]
-    if uses_tma:  # tiles need not shrink for short sequences, because TMA skips what is out of bounds
+    if uses_tma:  # short sequences do not need smaller tiles, because TMA loads nothing out of bounds
         return (LONG_TILE if row == 64 and keys >= LONG_KEYS else forward), dq, dkdv
     dq = _fitting(dq, tokens, keys, row_bytes, shared, False)
     dkdv = _fitting(dkdv, tokens, keys, row_bytes, shared, True)

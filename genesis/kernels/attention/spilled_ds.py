@@ -32,7 +32,7 @@ from genesis.kernels.elements import converted
 
 HEAD_DIMS = range(65, 257)  # head dimensions for which spilling is profitable
 DS_TILE = 64  # rows and columns of a tile
-MAX_CHUNK_BYTES = 1 << 30  # the most bytes of ds at a time; smaller chunks leave SMs idle more often, at each end
+MAX_CHUNK_BYTES = 1 << 30  # the most bytes of ds at a time; SMs idle at the end of each chunk
 BT: tl.constexpr = tl.constexpr(DS_TILE)
 
 # --- Layout and chunks ------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
         b_first, m_query, start, tl.minimum(start + BM, tokens), 0, tokens, True, LEFT_BOUND, BT
     )
     b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
-    # Blocks of keys that every block of the tile's queries has a tile for.
+    # All blocks of the program's queries have a ds tile for these blocks of keys.
     beyond = tl.minimum(start // BT + 1, end)
     for i in range(begin, beyond):
         i_query_block = start // BT
@@ -217,7 +217,7 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
         b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, False, TMA, TYPE, BM)  # [BT, BM]
         b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)  # [BT, BD]
         b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
-    # The last block of keys, if only the second block of queries has a tile for it.
+    # Only the second block of queries has a ds tile for the last block of keys.
     if BM > BT:
         for i in range(tl.maximum(beyond, begin), end):
             i_query_block = start // BT

@@ -97,12 +97,14 @@ def producer(descriptors, smem, barriers, sizes, CAUSAL: gl.constexpr, TILE: gl.
     for i in range(0, tile_count(blocks * all_heads)):
         i_block, i_batch_head = persistent_tile(i, blocks, all_heads, section)
         i_batch, i_head = i_batch_head // heads, i_batch_head % heads
+        # Queries, half a tile per consumer.
         mbarrier.wait(q_empty, q_phase)
         mbarrier.expect(q_full, BM * BD * 2)
         for half in gl.static_range(2):
             s_half = reinterpret(s_q.index(half), [1, 1, BM // 2, BD], d_q)  # [1, 1, BM / 2, BD]
             tma_load(d_q, [i_batch, i_head, i_block * BM + half * (BM // 2), 0], q_full, s_half)
         q_phase ^= 1
+        # Keys and values.
         for j in range(0, visible_key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
             k_loaded, v_loaded = k_full.index(stage), v_full.index(stage)
             mbarrier.wait(k_empty.index(stage), phase)
@@ -143,8 +145,8 @@ def softmax_weights(b_s, b_max, b_end, start_n, scale_log2, sign, is_partial, LA
 
 @gluon.jit
 def ordered(x):
-    """Return x, which is at least 0, computed before any later side effect. The assembler preserves the order of side
-    effects, such as a nanosleep that no thread executes; without it, it would wait for the tensor cores first.
+    """Return x (at least 0), which is then computed before any later side effect. The assembler keeps side effects in
+    order, such as a nanosleep that no thread executes. Otherwise it would wait for the tensor cores first.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f", [x],
@@ -204,7 +206,7 @@ def consumer(p_o, p_lse, smem, barriers, sizes, head_dim, scales, so, HALF: gl.c
             b_p, b_max, b_rescale = softmax_weights(
                 b_s, b_max, b_end, j * BN, scale_log2, sign, j >= full_end, S, BN
             )  # fmt: skip
-            # Weights are computed before the wait for the weighted values.
+            # `ordered` makes the weights ready before the wait for the weighted values.
             b_sum = ordered(b_sum * b_rescale + gl.sum(b_p, 1))  # [ROWS]
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(v_empty.index(stage_v), count=1)
@@ -260,6 +262,7 @@ def attention_fwd_ws(d_q, d_k, d_v, p_o, p_lse, sizes, head_dim, scales, so, CAU
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    # Two consumers read each tile, so that a tile is empty after two arrivals.
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=2)
     for i in gl.static_range(STAGES):
@@ -286,7 +289,7 @@ IMBALANCE = 1.05  # accepted slowdown of the longest program from running heads 
 
 
 def heads_per_section(blocks: int, heads: int, causal: bool, sm_count: int) -> int:
-    """Return the heads of a section: one, whose keys stay in L2, or all where programs would end too far apart."""
+    """Return the heads per section: 1, which keeps keys in L2, or all heads if programs would end too far apart."""
 
     def longest(section: int) -> int:
         i = np.arange(blocks * heads)

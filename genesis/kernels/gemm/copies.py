@@ -93,7 +93,7 @@ def transposed_copy(out: Array, x: Array) -> bool:
 
 ROW = 64  # the row stride of a copy is a multiple of this many elements: 16 units of 8 bytes, stored as vectors
 ELEMENTS = 2048  # elements per tile
-LEAST = 1 << 25  # FLOPs for which TMA saves as much time as launching a copy takes
+MIN_FLOPS = 1 << 25  # FLOPs for which TMA saves as much time as launching a copy takes
 FLOPS_PER_BYTE = 36  # the same per byte copied: 60 TFLOP/s through pointers, 400 by TMA, copies at 2 TB/s (H100)
 
 
@@ -140,7 +140,7 @@ class Copy(NamedTuple):
 
 def alignment_is_profitable(flops: int, nbytes: int) -> bool:
     """Return whether copying `nbytes` bytes of operands first makes a GEMM of `flops` FLOPs faster."""
-    return flops > LEAST + FLOPS_PER_BYTE * nbytes
+    return flops > MIN_FLOPS + FLOPS_PER_BYTE * nbytes
 
 
 def aligned_columns(columns: int) -> int:
@@ -149,7 +149,7 @@ def aligned_columns(columns: int) -> int:
 
 
 def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copy x to out for one or two (out, x) of one dtype, with contiguous columns and out's row stride aligned."""
+    """Copy x to out for one or two (out, x) of a dtype. Columns are contiguous, out's row stride `aligned_columns`."""
     copies = [_copy_of(out, x) for out, x in pairs]
     first, second = copies[0], copies[-1]
     wide = any(

@@ -50,6 +50,7 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
     p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[None, :] * sb[1]  # [1, BK]
     if VECTORS:
         p_bk += x_m[:, None] * 0  # [BM, BK]
+    # Multiply the tiles of A by each column, with loads one step ahead.
     sums = ()  # [BM, BK] for each column
     for _ in tl.static_range(COLUMNS):
         sums += (tl.zeros((BM, BK), tl.float32),)
@@ -63,6 +64,7 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
             b_b = tl.load(p_bk + j * sb[2], mask=(o_k < stop - i_k * BK)[None, :], other=0.0)  # [1, BK] or [BM, BK]
             sums += (before[j] + b_a * converted(b_b, tl.float32),)  # [BM, BK]
         p_bk += BK * sb[1]
+    # Sum along k, then store the columns or their parts.
     operands = (p_vector, vector_stride, p_residual, alpha)
     for j in tl.static_range(COLUMNS):
         b_y, o_n = tl.sum(sums[j], 1)[:, None], j + tl.arange(0, 1)  # [BM, 1]

@@ -71,12 +71,13 @@ def store_codes(p_q, b_x, b_inverse, i_m, i_k, rows, k):
 @triton.jit
 def quantize_block(program, p_q, p_scale, p_x, p_column_scale, rows, k, ONCE: tl.constexpr, INT64: tl.constexpr,
                    BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
-    """Quantize BM rows, or compute only their scales without p_q. With ONCE, a row is one tile of BK columns, plus one
-    of REST columns.
+    """Quantize BM rows, or only compute their scales if p_q is None. With ONCE, a row is one tile of BK columns, plus
+    one of REST columns.
     """
     if INT64:
         program = program.to(tl.int64)
     i_m, i_k = program * BM + tl.arange(0, BM), tl.arange(0, BK)
+    # Hold a row in registers if it fits.
     if ONCE:
         b_x = load_scaled(p_x, p_column_scale, i_m, i_k, rows, k)  # [BM, BK]
         b_largest = largest_magnitude(b_x)  # [BM]

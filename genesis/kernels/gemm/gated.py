@@ -149,7 +149,7 @@ def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: Sw
 def adapted_gemm_swiglu_into(
     h: Array, gate_up: Array, u: Array, x: Array, weight: Array, operands: Operands, low_rank: LowRank
 ) -> bool:
-    """Do as `gemm_swiglu_into` with low-rank pairs, as [x | u]·[weight | B]ᵀ, and write u `[m, rank]`, contiguous.
+    """Compute `gemm_swiglu_into` with low-rank pairs, as [x | u]·[weight | B]ᵀ, and u `[m, rank]`, contiguous.
 
     Returns False, without writing h and gate_up, where copying costs more, or unless gate and up have pairs of the same
     rank with a single operand B. Factors, which add a rounding, require bfloat16 and `is_for_swiglu`.
@@ -173,7 +173,7 @@ def adapted_gemm_swiglu_into(
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
-    """Do as `gemm_swiglu_into` in 8-bit floats, on any device. With few tiles, a separate kernel computes h."""
+    """Compute `gemm_swiglu_into` in 8-bit floats, on any device. With few tiles, a separate kernel computes h."""
     if not h.size:
         return
     codes, rows, scales = quantize_operands(x, weight)

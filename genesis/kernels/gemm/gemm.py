@@ -373,6 +373,7 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
     BK: tl.constexpr = TILE[2]
+    # The program's tile and its steps along k.
     i_tile, begin, end = tl.program_id(0), 0, tl.cdiv(k, BK)
     if SPLIT:
         i_tile, begin = tl.program_id(0) // split, tl.program_id(0) % split * steps_per_split
@@ -385,6 +386,7 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
         x_batch, x_m, x_n, x_k = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64), x_k.to(tl.int64)
     p_ak = p_a + offsets(x_batch, batches, sa[0]) + x_m[:, None] * sa[1] + x_k[None, :] * sa[2]  # [BM, BK]
     p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[:, None] * sb[1] + x_n[None, :] * sb[2]  # [BK, BN]
+    # Main loop.
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
     if AHEAD:
         m_k = o_k < tl.minimum(end * BK, k) - begin * BK  # [BK]
@@ -405,6 +407,7 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
         b_acc = tl.dot(converted(b_a, DOT[0]), converted(b_b, DOT[0]), b_acc, input_precision=DOT[2])  # [BM, BN]
         p_ak += BK * sa[2]
         p_bk += BK * sb[1]
+    # Store the partial sum, or apply the epilogue and store the result.
     if SPLIT:
         o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]  # [BM, BN]
         tl.store(p_parts + tl.program_id(0) * (BM * BN) + o, b_acc)

@@ -45,7 +45,7 @@ def linear(
 def packed_linear(
     out: Array | tuple[Array, ...], x: Array, *parameters: Array, fp8: int = 0, low_rank: LowRank | None = None
 ) -> None:
-    """Write [x·W1ᵀ + b1, …, x·Wnᵀ + bn] with one GEMM per weight. Callers have joined weights adjacent in memory."""
+    """Write [x·W1ᵀ + b1, …, x·Wnᵀ + bn] with one GEMM per weight. Weights adjacent in memory are already joined."""
     if isinstance(out, tuple):
         own, _ = split_pairs(parameters, low_rank)
         _adapted(out, x, *split_parameters(own), None, parameters[len(own) :], low_rank, fp8)

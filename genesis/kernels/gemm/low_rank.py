@@ -118,7 +118,7 @@ def low_rank_backward(
 def gemm_products(
     v: Array, d: Sequence[Array], g: Array, b: Sequence[Array], u: Array, pairs: Sequence[Pair], c: Array | None = None
 ) -> None:
-    """Write v = s·g·(c∘Bi) and dBi = c∘(gᵀ·u) by one GEMM per product of each pair. B, the smaller, is scaled."""
+    """Write v = s·g·(c∘Bi) and dBi = c∘(gᵀ·u) with one GEMM per product and pair. c scales B, not the larger g."""
     start = 0
     for p, weight, d_weight in zip(pairs, b, d, strict=True):
         part, stop = window(g, p.start, p.stop), start + p.rank
@@ -259,7 +259,7 @@ def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
 
 
 def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
-    """Do as `_factors` for one layer, with products in memory."""
+    """Compute the factors and norms of one layer with products in memory."""
     (start, stop), scale, m, squares, w, a, b = layer
     c, norm = (window(x, start, stop) for x in (c, norm))
     kind = norm.dtype

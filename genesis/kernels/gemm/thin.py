@@ -69,7 +69,7 @@ def thin_kernel(d_g, d_z, p_v, p_d, p_s, p_b0, p_b1, p_b2, p_u, p_c, m, rank, qu
                 STAGES: tl.constexpr):  # fmt: skip
     """Process a run of `quota` tiles. B's rows are scaled by c if p_c is given.
 
-    Stores v of each block of columns `[blocks, m, R]` unless p_v is None, and for each block of the run gᵀ·u
+    Store v of each block of columns `[blocks, m, R]` unless p_v is None, and for each block of the run gᵀ·u
     `[program + block, BN, R]` and, with z, the sums of g∘z `[program + block, BN]`.
     """
     program, tiles = tl.program_id(0), tl.cdiv(m, BM)
@@ -143,6 +143,7 @@ def reduce_d(p_d0, p_d1, p_d2, p_s, p_ds, p_ss, p_c, program, m, rank, quota, sd
     i = tl.arange(0, ROWS * R)
     i_n, i_r = n + o_n + i // R, i % R  # [ROWS · R] each
     first, last = block * tiles // quota, ((block + 1) * tiles - 1) // quota  # programs that processed the block
+    # Add the programs' partial sums, MANY at a time.
     b_d, b_sum = tl.zeros((ROWS * R,), tl.float32), tl.zeros((ROWS,), tl.float32)  # [ROWS · R], [ROWS]
     for chunk in range(first, last + 1, MANY):
         i_program = chunk + tl.arange(0, MANY)[:, None]  # [MANY, 1]
@@ -150,6 +151,7 @@ def reduce_d(p_d0, p_d1, p_d2, p_s, p_ds, p_ss, p_c, program, m, rank, quota, sd
         b_d += tl.sum(tl.load(p_ds + o * R + i[None, :], mask=i_program <= last, other=0), 0)
         if p_s is not None:
             b_sum += tl.sum(tl.load(p_ss + o + tl.arange(0, ROWS)[None, :], mask=i_program <= last, other=0), 0)
+    # Scale by c, and store d and the sums of g∘z.
     m_n = i_n < stop  # [ROWS · R]
     if p_c is not None:
         b_d *= converted(tl.load(p_c + i_n, mask=m_n, other=0), tl.float32)
@@ -216,6 +218,7 @@ def thin_products_into(
         False, without launching, if the device has no TMA or too little shared memory, TMA cannot address the operands,
         g has few rows, or the ranges are too many, differ in rank, or do not start at multiples of 16 bytes.
     """
+    # Reject operands that the kernels do not support.
     (m, _), rank, properties = g.shape, d[0].shape[1], backend_of(g.device).driver.properties
     if properties.capability < (9, 0) or g.dtype.itemsize != 2 or not 0 < rank <= LARGEST_RANK or not g.size:
         return False
@@ -245,20 +248,20 @@ def thin_products_into(
     dot = TRITON[(float32 if is_interpreted() and g.dtype is bfloat16 else g.dtype).name]
     descriptors = [None if x is None else Descriptor(x, x.shape, x.strides, (t.bm, t.bn)) for x in (g, z)]
     launch(
-        thin_kernel, programs, *descriptors, of_v, of_d, of_sums, *_three(b), u, factors, m, rank, quota, u.strides[0],
-        *(b[0].strides if b else (0, 0)), blocks, starts, stops, DOT=dot, BM=t.bm, BN=t.bn, R=width, STAGES=t.stages,
-        num_warps=t.warps,
+        thin_kernel, programs, *descriptors, of_v, of_d, of_sums, *_padded(b), u, factors, m, rank, quota,
+        u.strides[0], *(b[0].strides if b else (0, 0)), blocks, starts, stops, DOT=dot, BM=t.bm, BN=t.bn, R=width,
+        STAGES=t.stages, num_warps=t.warps,
     )  # fmt: skip
     rows = min(t.bn, 512 // width)
     v_programs = 0 if v is None else len(ranges) * triton.cdiv(m, rows)
     launch(
-        thin_reduce_kernel, v_programs + blocks * (t.bn // rows), v, *_three(d), sums, of_v, of_d, of_sums, factors, m,
-        rank, quota, float(scale), 0 if v is None else v.strides[0], *d[0].strides, starts, stops,
+        thin_reduce_kernel, v_programs + blocks * (t.bn // rows), v, *_padded(d), sums, of_v, of_d, of_sums, factors,
+        m, rank, quota, float(scale), 0 if v is None else v.strides[0], *d[0].strides, starts, stops,
         DIVIDES=divides, ADDS=accumulate, BM=t.bm, BN=t.bn, R=width, ROWS=rows, MANY=MANY, num_warps=4,
     )  # fmt: skip
     return True
 
 
-def _three(arrays: Sequence[Array]) -> list[Array | None]:
+def _padded(arrays: Sequence[Array]) -> list[Array | None]:
     """Pad the arrays to RANGES, as the kernels take them."""
     return [*arrays, *[arrays[0] if arrays else None] * (RANGES - len(arrays))]

@@ -282,7 +282,7 @@ def shared_bytes(tile: GemmTile, item: int, reads: bool = False, out: int = 0) -
 
 
 def epilogue_slices(tile: GemmTile, out: int, reads: bool = False) -> int:
-    """Return how many slices the epilogue stores a tile in: at most 32 KiB per SM, but at least 32 columns, each."""
+    """Return the number of slices that the epilogue stores: each at most 32 KiB per SM, but at least 32 columns."""
     count = 1
     while tile.ctas_per_sm * _epilogue_bytes(tile, out, reads) // count > 32 << 10 and tile.bn // count > 32:
         count *= 2
@@ -348,7 +348,7 @@ def split_schedule(tiles: int, steps: int, split: int) -> Schedule:
 
 def best_split(tiles: int, steps: int, programs: int) -> int:
     """Return the number of parts along k for each tile left over after full rounds over the programs. A round of parts
-    costs its share of the steps, plus storing and adding the parts. 1 if that saves less than a twentieth of the total.
+    costs its share of the steps, plus storing and adding the parts. Splits must save a twentieth of the total.
     """
     rounds, leftover = divmod(tiles, programs)
     if leftover == 0 or steps < 2:

@@ -198,7 +198,7 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
 def sigmoid(x):
     """Return 1 / (1 + e^-x) in float32: the bits of `activation.sigmoid` for 2-byte floats above -87, and 0 below.
 
-    Flushing subnormals halves the instructions to four. Subnormals are either added to 1 or the result.
+    Flushing subnormals halves the instructions, to four. A subnormal is either added to 1 or is the result.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000;"
@@ -354,11 +354,13 @@ def epilogue_swiglu_backward(p_d, p_h, p_x, p_scales, s_slices, done, free, tile
             b_d = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
             i_ahead, m_ahead, n_ahead = next_slice(i, SLICES, i_m, i_n, next_m, next_n)
             o_ahead, mask_ahead = slice_offsets(i_ahead, m_ahead, n_ahead, m, n, 2 * n, BLOCKED, BM, BN)
+            # Load gate and up of the next slice.
             b_gate_ahead = gl.load(p_x + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
             b_up_ahead = gl.load(p_x + n + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
             if p_scales is not None:
                 b_d = b_d * b_rows[:, None]
                 b_rows = row_scales(p_scales, i_ahead, m_ahead, m, BLOCKED, BM)  # [SR]
+            # dgate = dh · silu'(gate) · up, dup = dh · silu(gate).
             b_g, b_u = b_gate.to(gl.float32), b_up.to(gl.float32)  # [SR, SC] each
             b_s = sigmoid(b_g)  # [SR, SC]
             b_silu = b_s * b_g  # [SR, SC]

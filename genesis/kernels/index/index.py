@@ -204,7 +204,7 @@ def sorted_index_keys(index: IndexArrays, span: int, unit: int) -> SortedKeys:
 
 def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape], inner: tuple[Shape, Shape]) -> None:
     """Write out[outer, n, inner] = x[outer, indices at n, inner]. `outer` and `inner` are (sizes, strides of x)."""
-    # rows_of merges dimensions
+    # `rows_of` merges dimensions.
     before = rows_of((1,), (0,), outer[0], outer[1], outer[1])
     after = rows_of((1,), (0,), inner[0], inner[1], inner[1])
     count, width = index.count, after.width

@@ -31,10 +31,10 @@ from genesis.shapes import Shape
 
 RANK_SORT_MAX = 16384  # the longest line that is sorted by rank
 COMPARISONS = 1 << 28  # the most pairs of keys that a rank sort compares
-LINE = 8192  # the longest line, of up to 4 bytes per element, that one program sorts
-MERGED = 8  # tiles are sorted first if they are at least this many times as long as what is kept of them
+MAX_LINE = 8192  # the longest line, of up to 4 bytes per element, that one program sorts
+MIN_TILE_RATIO = 8  # tiles are sorted first if they are at least this many times as long as the part that is kept
 TILE = 4096  # elements per program in a pass over long lines
-COUNTED = 4096  # elements per program where digits are counted
+COUNT_TILE = 4096  # elements per program where digits are counted
 MAXNREG = 128  # registers per thread, so that two programs fit on an SM
 LOOK_BACK = tl.constexpr(8)  # states loaded at a time
 
@@ -170,6 +170,7 @@ def sort_lines_kernel(p_values, p_order, p_x, p_old, length, parts, count, total
     start = part.to(tl.int64) * T
     remaining = tl.minimum(length - start, T).to(tl.int32)
     o = order_in_tile(T, W)  # [T]
+    # Load the part's values; `position` follows them through the passes.
     TYPE: tl.constexpr = p_x.dtype.element_ty
     PACKED: tl.constexpr = TYPE.primitive_bitwidth <= 16
     p_line = p_x + offsets(line, sizes, strides) + start * step
@@ -188,6 +189,7 @@ def sort_lines_kernel(p_values, p_order, p_x, p_old, length, parts, count, total
     if PACKED:
         position = bits >> 16
         bits = bits.to(tl.int16).to(tl.int32)
+    # Store the first elements of the part.
     rank = part.to(tl.int64) * count + o  # [T]
     m = o < tl.minimum(count, remaining)  # [T]
     out = (line // inner * total + rank) * inner + line % inner  # [T]
@@ -289,7 +291,7 @@ def line_tile(length: int, dtype: DType) -> tuple[int, int] | None:
     """Return (elements, warps) of the tile in which one program sorts a line, or None if the line is too long."""
     # With 4 elements per thread, ptxas runs out of predicates for integers (C7600).
     tile = max(triton.next_power_of_2(length), 1024 if dtype.is_floating_point else 2048)
-    return None if tile > LINE // max(1, dtype.itemsize // 4) else (tile, 16 if tile > 2048 else 8)
+    return None if tile > MAX_LINE // max(1, dtype.itemsize // 4) else (tile, 16 if tile > 2048 else 8)
 
 
 def radix_sort(
@@ -304,9 +306,9 @@ def radix_sort(
     if signed:
         constants["FLIP"] = 1 << (8 * passes - 1) if passes not in (4, 8) else -(1 << (8 * passes - 1))
     old: Array | None = None
-    longest = LINE // max(1, x.dtype.itemsize // 4)
+    longest = MAX_LINE // max(1, x.dtype.itemsize // 4)
     # Sort tiles and keep the first `count` elements of each, until the rest fits a single program.
-    while length > longest and count * MERGED <= longest:
+    while length > longest and count * MIN_TILE_RATIO <= longest:
         parts = triton.cdiv(length, longest)
         total = (parts - 1) * count + min(count, length - (parts - 1) * longest)
         kept = empty((lines, total), x.dtype, x.device), empty((lines, total), index_type(length), x.device)
@@ -338,11 +340,12 @@ def _radix_passes(
     clear(zeros)
     tickets = zeros.view((passes,), (1,))
     counted = zeros.view((counts,), (1,), zeros.offset + passes * 256)
-    groups = triton.cdiv(length, COUNTED)
+    groups = triton.cdiv(length, COUNT_TILE)
     launch(
-        radix_count_kernel, lines * groups, counted, x, length, groups, step, sizes, strides, PASSES=passes, T=COUNTED,
-        num_warps=WARPS.value, **constants,
+        radix_count_kernel, lines * groups, counted, x, length, groups, step, sizes, strides, PASSES=passes,
+        T=COUNT_TILE, num_warps=WARPS.value, **constants,
     )  # fmt: skip
+    # Each pass moves values and positions to new buffers; the last pass writes the results.
     old: Array | None = None
     for digit in range(passes):
         last = digit == passes - 1

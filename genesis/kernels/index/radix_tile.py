@@ -121,6 +121,7 @@ def step_text(warps: int, items: int, *payloads: int) -> str:
         ".reg .pred p, q;",
         ".reg .b32 base, thread, lane, warp, own, at, mask, t, v, total, sum, below, above, low, high;",
         f".reg .b32 rank<{items}>;",
+        # Thread, lane and warp, and the warp's counts in shared memory, cleared.
         "mov.u32 base, words;",
         "mov.u32 thread, %tid.x;",
         "mov.u32 below, %lanemask_lt;",
@@ -134,12 +135,14 @@ def step_text(warps: int, items: int, *payloads: int) -> str:
         *(rank_text(f"${results + j}", f"rank{j}") for j in range(items)),
         sums_text(warps),
     ]
+    # Rank in the tile = rank in the warp + the digit's counts of earlier warps + the digit's first rank.
     for j in range(items):
         lines += [f"mad.lo.u32 at, ${results + j}, 4, own;", "ld.shared.b32 v, [at];"]
         lines += [f"mad.lo.u32 at, ${results + j}, 4, base;", f"ld.shared.b32 t, [at + {firsts}];"]
         lines += [f"add.u32 rank{j}, rank{j}, v;", f"add.u32 rank{j}, rank{j}, t;"]
         lines += [f"mad.lo.u32 rank{j}, rank{j}, 4, base;"]
     lines += [f"mad.lo.u32 own, warp, {128 * items}, base;", "mad.lo.u32 own, lane, 4, own;"]
+    # Move the payloads to their ranks.
     for i, words in enumerate(payloads):
         sources = [f"${results + (i + 1) * items + j}" for j in range(items)]
         lines.append(exchange_text(sources, [f"${i * items + j}" for j in range(items)], words))
@@ -170,9 +173,11 @@ def count_text(warps: int, items: int, passes: int, wide: bool, wide_counts: boo
         "mov.u32 thread, %tid.x;",
         "mad.lo.u32 at, thread, 4, base;",
     ]
+    # Clear the bins.
     parts = range(0, passes * 256, threads)
     for part in parts:
         lines += [f"setp.lt.u32 p, thread, {passes * 256 - part};", f"@p st.shared.b32 [at + {4 * part}], 0;"]
+    # Count every digit of every key in shared memory.
     lines.append("bar.sync 0;")
     for j in range(items):
         lines.append(f"setp.ne.b32 p, ${2 * items + j}, 0;")
@@ -182,6 +187,7 @@ def count_text(warps: int, items: int, passes: int, wide: bool, wide_counts: boo
             else:
                 lines.append(f"shr.u32 v, ${items + j}, {8 * k};")
             lines += ["and.b32 v, v, 255;", "mad.lo.u32 v, v, 4, base;", f"@p red.shared.add.u32 [v + {1024 * k}], 1;"]
+    # Add the bins that are not 0 to the counts in memory.
     lines += ["bar.sync 0;", f"mad.wide.u32 where, thread, {size}, ${3 * items};"]
     for part in parts:
         lines += [

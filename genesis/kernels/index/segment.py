@@ -150,6 +150,7 @@ def segment_carry_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks,
     if INT64:
         c = c.to(tl.int64)
     m_c = c < width
+    # Find out whether the window's last run begins in it and continues.
     last = (window + 1) * R - 1
     key = tl.load(p_keys + last, mask=last < count, other=0).to(tl.int64)
     continues = tl.load(p_keys + last + 1, mask=last + 1 < count, other=-1) == key
@@ -157,6 +158,7 @@ def segment_carry_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks,
     covered = (tl.load(p_keys + first, mask=first < count, other=-1) == key) & (first > 0)
     began_before = tl.load(p_keys + first - 1, mask=covered & (first <= count), other=-1) == key
     if continues & (began_before == 0) & (key < span):
+        # Add the heads of the following windows, PARTS at a time, as long as they have the key.
         total = tl.load(p_parts + (window * 2 + 1) * width + c, mask=m_c, other=0)  # [C]
         at = window + 1
         more = tl.full((), 1, tl.int32)
@@ -282,8 +284,8 @@ def scatter_add_rows(
 
 COMPARED, STORED = 0.1, 3  # ps per comparison (counted from machine code), and per target that is read and stored
 SORTED, LAUNCHES = 130, 10e6  # ps per position of a sort, and for the launches of a sort (H100)
-TOGETHER = 64  # the most targets per program
-SUMS, ELEMENTS = 128, 8  # registers per thread for sums, and the most elements per thread of each target
+MAX_TARGETS = 64  # the most targets per program
+SUM_REGISTERS, ELEMENTS = 128, 8  # registers per thread for sums, and the most elements per thread of each target
 PROGRAMS_PER_SM = 4
 
 
@@ -316,6 +318,7 @@ def few_targets_kernel(p_x, p_parts, p_index, p_v, p_fault, lines, count, target
         p_vn += BN * v_step
         m_next = m_l[:, None] & (o_n < end - at - BN)[None, :]
         next_i, next_v = tl.load(p_in, mask=m_next, other=0), tl.load(p_vn, mask=m_next, other=0)  # [BL, BN] each
+        # Add each value to the sum of the target that its index names.
         j = tl.where(i < 0, i + targets, i)  # [BL, BN]
         good = (j >= 0) & (j < targets)  # [BL, BN]
         report_fault(p_fault, site, i, m_n & (good == 0))
@@ -323,6 +326,7 @@ def few_targets_kernel(p_x, p_parts, p_index, p_v, p_fault, lines, count, target
         before, sums = sums, ()
         for t in tl.static_range(T):
             sums += (tl.where(j == t, before[t] + b_v, before[t]),)
+    # Store the sums, or the part of them.
     for t in tl.static_range(T):
         b_y, m_y = tl.sum(sums[t], 1), o_l < tl.where(first + t < targets, lines, 0)  # [BL]
         if p_parts is not None:
@@ -354,10 +358,10 @@ def few_targets_reduce_kernel(p_x, p_parts, lines, targets, sizes, sx, x_step, s
 
 def few_targets_tile(lines: int, targets: int, along_count: bool) -> tuple[int, int, int]:
     """Return (targets, lines, positions) of a tile. Lanes run along lines, or along positions with `along_count`."""
-    together = min(TOGETHER, triton.next_power_of_2(targets))
-    elements = min(ELEMENTS, SUMS // together) * 128
+    program_targets = min(MAX_TARGETS, triton.next_power_of_2(targets))
+    elements = min(ELEMENTS, SUM_REGISTERS // program_targets) * 128
     bl = 4 if along_count else max(16, min(128, triton.next_power_of_2(lines)))
-    return together, bl, elements // bl
+    return program_targets, bl, elements // bl
 
 
 def is_profitable(lines: int, count: int, targets: int, tile: tuple[int, int, int], is_shared: bool) -> bool:
@@ -388,12 +392,13 @@ def add_to_few_targets(
     lines, count, targets = numel(shape), index.shape[dim], target.shape[dim]
     if not target.dtype.is_floating_point or target.dtype.itemsize > 4 or not lines * count * targets:
         return False
+    # Choose the tile, and split the positions among programs.
     steps = tuple(a.strides[dim] for a in (target, index, values))
     tile = few_targets_tile(lines, targets, steps[2] == 1 and count > 1 and (sv[-1] != 1 or sizes[-1] == 1))
     if not is_profitable(lines, count, targets, tile, is_shared):
         return False
-    together, bl, bn = tile
-    tiles = triton.cdiv(lines, bl) * triton.cdiv(targets, together)
+    program_targets, bl, bn = tile
+    tiles = triton.cdiv(lines, bl) * triton.cdiv(targets, program_targets)
     most = PROGRAMS_PER_SM * backend_of(target.device).driver.properties.sm_count // tiles
     s = split_schedule(tiles, triton.cdiv(count, bn), max(1, min(most, triton.cdiv(count, bn) // 4, MAX_SPLIT)))
     parts = empty((s.split, targets, lines), float32, target.device) if s.split > 1 else None
@@ -402,7 +407,7 @@ def add_to_few_targets(
     launch(
         few_targets_kernel, tiles * s.split, target, parts, index, values, faults.flag(target.device), lines, count,
         targets, sizes, sx, si, sv, *steps, faults.site(op, name, targets, -targets), s.split, s.steps_per_split,
-        ADD=add, INT64=wide, T=together, BL=bl, BN=bn, num_warps=4,
+        ADD=add, INT64=wide, T=program_targets, BL=bl, BN=bn, num_warps=4,
     )  # fmt: skip
     if parts is not None:
         launch(
