@@ -1,4 +1,4 @@
-"""Ops by family: what each computes (in numpy), its shape rule, gradient and cost. Kernels are in `genesis.kernels`.
+"""Ops by family: numpy reference, shape rule, gradient and cost. The kernels are in `genesis.kernels`.
 
-A module registers its ops when it is imported; `genesis.op.registry` holds them all once `genesis` is imported.
+A module registers its ops when it is imported; once `genesis` is imported, `genesis.op.registry` holds all of them.
 """

@@ -1,4 +1,4 @@
-"""Activations: relu, silu, gelu (erf and tanh forms), and SwiGLU's gate; backward recomputes from the input."""
+"""Activations: relu, silu, gelu (erf and tanh forms) and SwiGLU's gate. Backward recomputes from the input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _activation(
     torch_backward: str = "",
     **facts: Any,
 ) -> Op:
-    """An activation with its backward op, dx = gradient(g, x); `facts` are further ones of the record."""
+    """Register an activation and its backward op, dx = gradient(g, x); `facts` are further fields of the record."""
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
         sweep(gradient, out, g, x)
@@ -62,7 +62,7 @@ def _activation(
 
 
 def _times(derivative: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-    """g·derivative(x)."""
+    """Return the gradient function g·derivative(x)."""
 
     def gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         product: np.ndarray = np.multiply(g, derivative(x), out=out)
@@ -77,7 +77,7 @@ def _relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def _relu_gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """0 where x ≤ 0, whatever g is there; a product would make NaN of an infinite g."""
+    """0 where x ≤ 0, g elsewhere; a product with 0 would turn an infinite g into NaN."""
     dx = np.where(x <= 0, np.zeros((), g.dtype), g)
     if out is None:
         return dx
@@ -120,7 +120,7 @@ def gelu_tanh_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray
 
 
 def gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
-    """With respect to x."""
+    """Derivative of `gelu_tanh_values` with respect to x."""
     t = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
     derivative: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
     return derivative
@@ -147,7 +147,7 @@ silu = _activation(
     torch="torch.nn.functional.silu",
     torch_backward="torch.ops.aten.silu_backward",
 )
-# nn.functional.gelu chooses between the two.
+# nn.functional.gelu selects one of the two.
 gelu = _activation(
     "gelu",
     _gelu,

@@ -1,9 +1,9 @@
-"""Scaled dot-product attention without the whole score matrix: causal, grouped-query, document borders, windows.
+"""Scaled dot-product attention in blocks: causal, grouped-query, with document boundaries and sliding windows.
 
-`attention` takes queries, keys and values; `attention_packed` takes them side by side in one tensor, as one product
-makes them, and gives one gradient of that form.
+`attention` takes queries, keys and values. `attention_packed` takes them concatenated in one tensor, as a packed matmul
+produces them, and returns the gradient in the same form.
 
-The reference goes query block by query block and reads only the keys that a block may see, as the kernel does. Scores
+The reference iterates over query blocks and reads only the keys that are visible to a block, as the kernel does. Scores
 and sums are float32 or wider.
 """
 
@@ -25,7 +25,7 @@ from genesis.ops.blocks import BLOCK, upcast
 from genesis.ops.rope import rope
 
 BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
-SAFE_SCORE = 40.0  # scores no further from 0 need no shift: e^±40 and sums of it are far inside float32
+SAFE_SCORE = 40.0  # no maximum is subtracted from scores within ±40: e^±40 and their sums fit easily into float32
 
 
 def _infer(
@@ -38,10 +38,10 @@ def _infer(
     (b, t, hq, d), (bk, s, hk, dk) = q.shape, k.shape
     if b != bk or d != dk or hk == 0 or hq % hk:
         raise ShapeError(
-            f"attention: q {q.shape} and k {k.shape} differ in batch or head size, or {hq} is no multiple of {hk}"
+            f"attention: q {q.shape} and k {k.shape} differ in batch or head size, or {hq} is not a multiple of {hk}"
         )
     if causal and s < t:
-        raise ShapeError(f"attention: causal with {t} queries and only {s} keys")
+        raise ShapeError(f"attention: causal attention with {t} queries needs at least as many keys, got {s}")
     if starts is not None and (starts.shape != (b, t) or starts.dtype.category != INTEGER):
         raise ShapeError(f"attention: starts must be integers [{b}, {t}], got {starts.dtype} {starts.shape}")
     if not q.dtype.is_floating_point or k.dtype is not q.dtype or v.dtype is not q.dtype:
@@ -50,10 +50,10 @@ def _infer(
 
 
 class _Block(NamedTuple):
-    """Queries [first, last) and the keys [low, high) that any of them may see.
+    """Queries [first, last), and the keys [low, high) that any of them sees.
 
-    `bias` `[queries, 1, n]` is -inf where a key is hidden from a query and 0 elsewhere, for the keys in `masked`,
-    which are all that are hidden from some query; None where nothing is hidden.
+    `bias` `[queries, 1, n]` is -inf where a query does not see a key and 0 elsewhere, for the keys in `masked`. All
+    other keys are visible to all queries. None if that holds for every key.
     """
 
     first: int
@@ -66,7 +66,7 @@ class _Block(NamedTuple):
 
 @functools.cache
 def _triangle(queries: int) -> np.ndarray:
-    """The bias of consecutive queries over the keys after the first of them: each sees the keys up to its own."""
+    """Return the bias of consecutive queries over the keys after the first query; a query sees keys up to its own."""
     hidden = np.arange(queries - 1) >= np.arange(queries)[:, None, None]
     bias = np.where(hidden, np.float32(-np.inf), np.float32(0))
     bias.flags.writeable = False
@@ -74,13 +74,13 @@ def _triangle(queries: int) -> np.ndarray:
 
 
 def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, window: int) -> list[_Block]:
-    """The query blocks of one sequence. Query i is at key position i + keys - queries."""
+    """Return the query blocks of one sequence. Query i is at key position i + keys - queries."""
     shift = keys - queries
     result = []
     for first in range(0, queries, BLOCK_QUERIES):
         last = min(first + BLOCK_QUERIES, queries)
-        alone = starts is None or bool((starts[first:last] == starts[first]).all())
-        if causal and not window and alone:  # most blocks: built without looking at each pair of query and key
+        same_document = starts is None or bool((starts[first:last] == starts[first]).all())
+        if causal and not window and same_document:  # most blocks: no mask for each pair of query and key is built
             low = 0 if starts is None else max(int(starts[first]), 0)
             if low <= first + shift:
                 masked = slice(first + shift + 1 - low, last + shift - low)
@@ -104,68 +104,68 @@ def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, wi
 def _all_blocks(
     q: np.ndarray, k: np.ndarray, starts: np.ndarray | None, causal: bool, window: int
 ) -> list[list[_Block]]:
-    """The query blocks of every sequence; without document borders they are all the same."""
+    """Return the query blocks of every sequence; without document boundaries, all sequences share one list."""
     if starts is None:
         return [_blocks(q.shape[1], k.shape[1], None, causal, window)] * q.shape[0]
     return [_blocks(q.shape[1], k.shape[1], row, causal, window) for row in starts]
 
 
 def _by_group(x: np.ndarray, group: int, column: np.ndarray | float | None = None) -> np.ndarray:
-    """`[tokens, heads·group, D]` as contiguous `[heads, tokens·group, D]`, in the type of scores.
+    """Return `[tokens, heads·group, D]` as contiguous `[heads, tokens·group, D]`, in the dtype of scores.
 
-    With `column` (`[heads, tokens, group]` or a number) there is one more element per row, which holds it: a product of
-    rows [x, c] and [y, 1] adds c to x·y without a pass over the scores.
+    `column`, `[heads, tokens, group]` or a number, is appended to each row. The product of rows [x, c] and [y, 1] then
+    adds c to x·y without another pass over the scores.
     """
     tokens, heads, size = x.shape
     width = size if column is None else size + 1
-    found = np.empty((heads // group, tokens, group, width), np.float32 if x.dtype.itemsize == 2 else x.dtype)
-    found[..., :size] = x.reshape(tokens, heads // group, group, size).transpose(1, 0, 2, 3)
+    grouped = np.empty((heads // group, tokens, group, width), np.float32 if x.dtype.itemsize == 2 else x.dtype)
+    grouped[..., :size] = x.reshape(tokens, heads // group, group, size).transpose(1, 0, 2, 3)
     if column is not None:
-        found[..., size] = column
-    return found.reshape(heads // group, tokens * group, width)
+        grouped[..., size] = column
+    return grouped.reshape(heads // group, tokens * group, width)
 
 
 def _from_group(x: np.ndarray, group: int) -> np.ndarray:
-    """`_by_group` undone, as a view where strides allow."""
+    """Invert `_by_group`, as a view where the strides allow it."""
     heads, rows, size = x.shape
     return (
         x.reshape(heads, rows // group, group, size).transpose(1, 0, 2, 3).reshape(rows // group, heads * group, size)
     )
 
 
-def _product(x: np.ndarray, y: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """x·y in the memory of `room`, whose pages are in use already."""
+def _product(x: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> np.ndarray:
+    """Return x·y in the memory of `workspace`, whose pages are already mapped."""
     shape = (*x.shape[:2], y.shape[2])
-    found: np.ndarray = np.matmul(x, y, out=room[: x.shape[0] * x.shape[1] * y.shape[2]].reshape(shape))
-    return found
+    product: np.ndarray = np.matmul(x, y, out=workspace[: x.shape[0] * x.shape[1] * y.shape[2]].reshape(shape))
+    return product
 
 
-def _scores(q: np.ndarray, k: np.ndarray, block: _Block, group: int, room: np.ndarray) -> np.ndarray:
-    """Scores `[heads, queries·group, keys]` of scaled queries, -inf where hidden; k `[heads, keys, D]`."""
-    s = _product(q, k.transpose(0, 2, 1), room)
+def _scores(q: np.ndarray, k: np.ndarray, block: _Block, group: int, workspace: np.ndarray) -> np.ndarray:
+    """Return scores `[heads, queries·group, keys]` of scaled queries, -inf where masked; k is `[heads, keys, D]`."""
+    s = _product(q, k.transpose(0, 2, 1), workspace)
     if block.bias is not None:
         s.reshape(len(s), -1, group, s.shape[2])[..., block.masked] += block.bias
     return s
 
 
 def _longest(x: np.ndarray) -> float:
-    """The largest Euclidean length of a row; NaN if there is one."""
+    """Return the largest Euclidean norm of a row; NaN if any row contains NaN."""
     return math.sqrt(np.einsum("hrd,hrd->hr", x, x).max(initial=0))
 
 
 def _shift(s: np.ndarray) -> np.ndarray:
-    """Subtract each row's largest score `[..., 1]`, which is returned; 0 for a row that sees nothing."""
+    """Subtract each row's largest score and return it, `[..., 1]`; it is 0 for a row that sees no key."""
     top: np.ndarray = s.max(axis=-1, keepdims=True)
-    top[np.isneginf(top)] = 0  # its weights become 0, not NaN
+    top[np.isneginf(top)] = 0  # the row's weights become 0 instead of NaN
     s -= top
     return top
 
 
 def _each_head(work: Callable[[int, slice, np.ndarray], None], q: np.ndarray, k: np.ndarray, matrices: int) -> None:
-    """`work(b, key heads, room)` for every sequence and some heads at a time, in threads.
+    """Call `work(b, key heads, workspace)` for every sequence and group of heads, in threads.
 
-    `room` `[matrices, elements]` holds scores. Heads go together while their scores stay about a block in size: fewer
-    and larger numpy calls, between which threads wait less for each other.
+    `workspace` `[matrices, elements]` holds scores. Heads are grouped while their scores fill about one block: fewer
+    and larger numpy calls, between which threads contend less for the interpreter's lock.
     """
     batch, keys, heads = k.shape[:3]
     dtype = np.dtype(np.float32) if q.dtype.itemsize == 2 else q.dtype
@@ -173,21 +173,21 @@ def _each_head(work: Callable[[int, slice, np.ndarray], None], q: np.ndarray, k:
     together = max(1, min(heads, BLOCK // max(scores, 1)))
     parts = [slice(h, min(h + together, heads)) for h in range(0, heads, together)]
 
-    def some(start: int, stop: int) -> None:
-        with scratch((matrices, together * scores), dtype) as room:
+    def process_parts(start: int, stop: int) -> None:
+        with scratch((matrices, together * scores), dtype) as workspace:
             for i in range(start, stop):
-                work(i // len(parts), parts[i % len(parts)], room)
+                work(i // len(parts), parts[i % len(parts)], workspace)
 
     elements = q.size * keys
     if batch * len(parts) == 1 or not is_split(elements):
-        some(0, batch * len(parts))
+        process_parts(0, batch * len(parts))
         return
     with one_blas_thread():
-        parallel(some, batch * len(parts), elements)
+        parallel(process_parts, batch * len(parts), elements)
 
 
 def _flops(inputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
-    """Multiply-adds of the two products, causal counted as half."""
+    """Return the FLOPs of the two matmuls, half of them for causal attention."""
     q, k = inputs[0], inputs[1]
     full = 4 * q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1] * q.shape[3]
     return full // 2 if attrs.get("causal", True) else full
@@ -219,16 +219,17 @@ def attention(
     causal: bool = True,
     window: int = 0,
 ) -> None:
-    """o = softmax(scale·q·kᵀ)·v over the visible keys; also gives the log of each softmax sum, without gradient.
+    """o = softmax(scale·q·kᵀ)·v over the visible keys; the second output is the LSE of the scores (no gradient).
 
     Args:
         q: `[B, T, Hq, D]`. Query i is at key position i + S - T.
-        k, v: `[B, S, Hkv, D]`; query head h reads key head h // (Hq / Hkv).
-        starts: `[B, T]` first key position each query may see (its document's first token), or None.
-        causal: hide keys after the query.
-        window: with a positive value, only the last `window` keys up to the query are seen.
+        k: `[B, S, Hkv, D]`; query head h reads key head h // (Hq / Hkv).
+        v: `[B, S, Hkv, D]`.
+        starts: `[B, T]`, the first key position that each query sees (the start of its document), or None.
+        causal: mask the keys after the query.
+        window: if positive, a query sees only the last `window` keys up to its own.
 
-    A query that sees no key gives 0. (Dao, "FlashAttention-2", 2023, for the form of forward and backward.)
+    A query that sees no key returns 0. Source of forward and backward: Dao, "FlashAttention-2", 2023.
     """
     o, lse = out
     group = q.shape[2] // k.shape[2]
@@ -236,18 +237,19 @@ def attention(
 
     factor = upcast(q[:0]).dtype.type(scale)
 
-    def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
+    def some_heads(b: int, heads: slice, workspace: np.ndarray) -> None:
         mine = slice(heads.start * group, heads.stop * group)
         qh, kh, vh = _by_group(q[b, :, mine], group), _by_group(k[b, :, heads], 1), _by_group(v[b, :, heads], 1, 1)
         qh *= factor
-        shifted = not (_longest(qh) * _longest(kh) <= SAFE_SCORE)  # Cauchy-Schwarz; also where there are NaNs
+        # Cauchy-Schwarz bounds the scores. The comparison with NaN is false, so NaNs are shifted, too.
+        shifted = not (_longest(qh) * _longest(kh) <= SAFE_SCORE)
         top = np.zeros((*qh.shape[:2], 1), qh.dtype)
         sums = np.zeros((*qh.shape[:2], vh.shape[2]), qh.dtype)  # of the weighted values, and of the weights
         for block in blocks[b]:
             if block.high <= block.low:
                 continue
             rows, keys = slice(block.first * group, block.last * group), slice(block.low, block.high)
-            s = _scores(qh[:, rows], kh[:, keys], block, group, room[0])
+            s = _scores(qh[:, rows], kh[:, keys], block, group, workspace[0])
             if shifted:
                 top[:, rows] = _shift(s)
             np.exp(s, out=s)
@@ -286,17 +288,17 @@ def attention_backward(
     causal: bool = True,
     window: int = 0,
 ) -> None:
-    """With p = e^(s - lse) and c = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - c), dq = scale·ds·k, dk = scale·dsᵀ·q."""
+    """dv = pᵀ·g, ds = p·(g·vᵀ - delta), dq = scale·ds·k, dk = scale·dsᵀ·q with p = e^(s - lse), delta = Σ g·o."""
     dq, dk, dv = out
     group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 
     factor = upcast(q[:0]).dtype.type(scale)
 
-    def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
+    def some_heads(b: int, heads: slice, workspace: np.ndarray) -> None:
         mine, size = slice(heads.start * group, heads.stop * group), q.shape[3]
         kh, vh = _by_group(k[b, :, heads], 1, 1), _by_group(v[b, :, heads], 1, 1)
-        # scale multiplies the queries and the small results, never the scores; -lse and -c come with the products
+        # `scale` multiplies queries and results rather than scores; the matmuls add -lse and -delta
         sums = lse[b, mine].reshape(-1, group, q.shape[1]).transpose(0, 2, 1)
         qh = _by_group(q[b, :, mine], group, np.where(np.isneginf(sums), 0, -sums))
         qh[..., :size] *= factor
@@ -307,10 +309,10 @@ def attention_backward(
             if block.high <= block.low:
                 continue
             rows, keys = slice(block.first * group, block.last * group), slice(block.low, block.high)
-            p = _scores(qh[:, rows], kh[:, keys], block, group, room[0])
+            p = _scores(qh[:, rows], kh[:, keys], block, group, workspace[0])
             np.exp(p, out=p)
             dvh[:, keys] += np.matmul(p.transpose(0, 2, 1), gh[:, rows, :size])
-            ds = _product(gh[:, rows], vh[:, keys].transpose(0, 2, 1), room[1])
+            ds = _product(gh[:, rows], vh[:, keys].transpose(0, 2, 1), workspace[1])
             ds *= p
             dkh[:, keys] += np.matmul(ds.transpose(0, 2, 1), qh[:, rows, :size])
             np.matmul(ds, kh[:, keys, :size], out=dqh[:, rows])
@@ -329,7 +331,7 @@ def attention_backward(
 
 
 def parts_of(x: Array, heads: int, key_heads: int) -> tuple[Array, Array, Array]:
-    """Queries `[B, T, Hq, D]`, keys and values `[B, T, Hkv, D]` of a packed array, as views of it."""
+    """Return views of a packed array: queries `[B, T, Hq, D]`, keys and values `[B, T, Hkv, D]`."""
 
     def part(first: int, count: int) -> Array:
         return x.view((*x.shape[:2], count, x.shape[3]), x.strides, x.offset + first * x.strides[2])
@@ -338,13 +340,13 @@ def parts_of(x: Array, heads: int, key_heads: int) -> tuple[Array, Array, Array]
 
 
 def _split(x: np.ndarray, heads: int, key_heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of a numpy array."""
+    """Split a packed numpy array as `parts_of` does."""
     return x[:, :, :heads], x[:, :, heads : heads + key_heads], x[:, :, heads + key_heads :]
 
 
 def _check_tables(qkv: Array, tables: tuple[Array, ...]) -> None:
     if len(tables) not in (0, 2):
-        raise ShapeError("cos and sin belong together")
+        raise ShapeError("attention_packed takes cos and sin together")
     if tables:
         rope.infer(qkv, *tables)
 
@@ -364,8 +366,8 @@ def _packed_infer(
             f"attention_packed takes [B, T, Hq + 2·Hkv, D]; {heads} query and {key_heads} key heads, got {qkv.shape}"
         )
     _check_tables(qkv, tables)
-    found = _infer(*parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
-    return (*found, qkv.spec) if tables else found
+    specs = _infer(*parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
+    return (*specs, qkv.spec) if tables else specs
 
 
 def _packed_flops(inputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
@@ -385,7 +387,7 @@ def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     "attention_packed",
     _packed_infer,
     vjp=_packed_vjp,
-    # What was attended: the rotated array where there are tables (inputs 2 and 3), and then not the other one.
+    # With tables (inputs 2 and 3), backward reads the rotated output instead of qkv.
     saves=lambda needs: (1, 2, 3, "out") if len(needs) > 2 else (0, 1, "out"),
     auxiliary=(1, 2),
     flops=lambda i, o, a: _packed_flops(i, a),
@@ -403,15 +405,16 @@ def attention_packed(
     causal: bool = True,
     window: int = 0,
 ) -> None:
-    """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]`; o `[B, T, Hq, D]`.
+    """`attention` with queries, keys and values in one array: qkv `[B, T, Hq + 2·Hkv, D]`, o `[B, T, Hq, D]`.
 
-    With `tables`, queries and keys are rotated first, as by `rope`. The rotated array is then an output, too, which
-    backward keeps in the place of qkv: it reads each query many times, and rotating it anew would cost more than to
-    write it once. Gradients take the inverse RoPE where they are made, and need no pass.
+    With `tables`, queries and keys are first rotated as by `rope`. The rotated array is then a third output, which
+    backward saves instead of qkv: it reads each query many times, so rotating again would cost more than one write.
+    The backward kernels apply the inverse RoPE to gradients without a separate pass.
 
     Args:
         tables: cos and sin of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient; or none.
-        heads, key_heads: Hq and Hkv. First come the queries' heads, then the keys', then the values'.
+        heads: number of query heads Hq, which come first in qkv.
+        key_heads: number Hkv of key heads, which follow, and of value heads, which come last.
     """
     if tables:
         rope.reference(out[2], qkv, *tables, heads=heads + key_heads)
@@ -451,9 +454,10 @@ def attention_packed_backward(
     causal: bool = True,
     window: int = 0,
 ) -> None:
-    """`attention_backward`, with dq, dk and dv side by side in one array.
+    """`attention_backward` with dq, dk and dv concatenated in one array.
 
-    With `tables`, qkv is the rotated array, and dq and dk take the inverse RoPE: gradients of the array before it.
+    With `tables`, qkv is the rotated array, and dq and dk receive the inverse RoPE: they are gradients of the unrotated
+    array.
     """
     attrs: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
     parts = _split(qkv, heads, key_heads)

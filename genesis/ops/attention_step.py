@@ -1,7 +1,7 @@
-"""Attention of one token of each sequence over a KV cache, with what comes before it: norms of heads, rotation, the
-write of the token's key and value into the cache.
+"""Attention of one new token per sequence over a KV cache, fused with the steps before it.
 
-A row of the batch is a sequence, whose length is read from memory: on a device no step needs the host for it.
+These are the norms of heads, RoPE, and the write of the token's key and value into the cache. A row of the batch is a
+sequence. Its length is read from device memory, so no step synchronizes with the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
 from genesis.ops.blocks import upcast
 
-LARGEST = 448.0  # of the finite numbers of e4m3; a cache in it holds larger ones as this
+LARGEST = 448.0  # largest finite e4m3 value; an e4m3 cache clips to it
 
 
 def _infer(
@@ -37,11 +37,11 @@ def _infer(
     if qkv.ndim != 3 or cache.ndim != 5:
         raise ShapeError(f"attention_step takes qkv [B, Q + 2·K, D] and a cache [2, B, K, S, D], got {qkv.shape} and"
                          f" {cache.shape}")  # fmt: skip
-    batch, both, size = qkv.shape
+    batch, packed_heads, size = qkv.shape
     key_heads, capacity = cache.shape[2:4]
-    heads = both - 2 * key_heads
+    heads = packed_heads - 2 * key_heads
     if cache.shape != (2, batch, key_heads, capacity, size) or key_heads < 1 or heads < 1 or heads % key_heads:
-        raise ShapeError(f"attention_step: a cache {cache.shape} for qkv {qkv.shape}, of {heads} query heads")
+        raise ShapeError(f"attention_step: a cache {cache.shape} does not fit qkv {qkv.shape}, {heads} query heads")
     for name, x in (("lengths", lengths), ("active", active)):
         if x is not None and (x.shape != (batch,) or x.dtype.category not in (INTEGER, BOOL)):
             raise ShapeError(f"attention_step: {name} must be integers [{batch}], got {x.dtype} {x.shape}")
@@ -51,7 +51,7 @@ def _infer(
     if (query_weight is None) != (key_weight is None) or any(
         w is not None and w.shape != (size,) for w in (query_weight, key_weight)
     ):
-        raise ShapeError(f"attention_step: the weights of both norms are [{size}]")
+        raise ShapeError(f"attention_step takes both norm weights with shape [{size}], or neither")
     _check_types(qkv.dtype, cache)
     return Spec((batch, heads, size), qkv.dtype)
 
@@ -60,7 +60,7 @@ def _check_tables(cos: Array | None, sin: Array | None, capacity: int, size: int
     if cos is None and sin is None:
         return
     if cos is None or sin is None:
-        raise ShapeError("attention_step: cos and sin belong together")
+        raise ShapeError("attention_step takes cos and sin together")
     if size % 2 or cos.shape != sin.shape or cos.shape[1:] != (size // 2,) or cos.shape[0] < capacity:
         raise ShapeError(f"attention_step: cos {cos.shape} and sin {sin.shape} for {capacity} positions of {size}")
 
@@ -75,19 +75,19 @@ def _check_types(dtype: DType, cache: Array) -> None:
 
 
 def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-    """As if the cache were full: lengths are values."""
+    """Return the FLOPs of a full cache; actual lengths are not known here."""
     return 4 * outputs[0].size * inputs[1].shape[3]
 
 
 def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Each pair (x[i], x[i + D/2]) of heads `[heads, D]` by its angle."""
+    """Rotate each pair (x[i], x[i + D/2]) of heads `[heads, D]` by its angle."""
     left, right = np.split(x, 2, axis=1)
     return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
 
 
 def _normalised(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    found: np.ndarray = x * (1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps)) * upcast(weight)
-    return found
+    normalised: np.ndarray = x * (1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps)) * upcast(weight)
+    return normalised
 
 
 @op("attention_step", _infer, mutates=(1,), flops=_flops)
@@ -107,22 +107,24 @@ def attention_step(
     eps: float = 0.0,
     early: bool = False,
 ) -> None:
-    """o = softmax(scale·q·kᵀ)·v over the keys of each sequence, those in the cache and the token's own.
+    """o = softmax(scale·q·kᵀ)·v over the keys of each sequence: the cached ones and the new token's own. No gradient.
 
-    Queries and keys are normalised by head where there are weights, then rotated where there are cos and sin. Key and
-    value are written into the cache at the sequence's length. A row that is not active, or whose cache is full, gives 0
-    and writes nothing; what a cache holds from a row's length on is never read. Without gradient.
+    With norm weights, queries and keys are normalised by head; with cos and sin they are then rotated. Key and value
+    are written into the cache at the sequence's length. A row that is inactive, or whose cache is full, returns 0 and
+    writes nothing. Cache contents from a row's length on are never read.
 
     Args:
-        qkv: `[B, Q + 2·K, D]`, queries, keys and values of a token of each sequence.
-        cache: `[2, B, K, S, D]`, keys and values; of qkv's type or e4m3, which holds at most ±448.
-        lengths: int64 `[B]`, tokens in the cache before this one, which is its position.
-        cos, sin: of the angles of each position, `[at least S, D/2]`.
-        query_weight, key_weight: of RMSNorm by head, `[D]`, with `eps`.
-        active: `[B]`, 0 for rows that take no part; None means that all do.
-        window: with a positive value, only the last `window` keys up to the token's own are seen.
-        early: in a captured graph, whether nothing ahead of this call writes any input but qkv: the others are then
-            read while kernels ahead still run. Without effect on the result, and outside of graphs.
+        qkv: `[B, Q + 2·K, D]`, queries, keys and values of one token per sequence.
+        cache: `[2, B, K, S, D]`, keys and values; in qkv's dtype or e4m3, which holds at most ±448.
+        lengths: int64 `[B]`, tokens in the cache before this one, which is also the token's position.
+        cos: cosines of the angles of each position, `[at least S, D/2]`.
+        sin: sines, in the same shape.
+        query_weight: weight `[D]` of the queries' RMSNorm by head, with `eps`.
+        key_weight: weight `[D]` of the keys' RMSNorm by head.
+        active: `[B]`, 0 for inactive rows; None means that all rows are active.
+        window: if positive, a token sees only the last `window` keys up to its own.
+        early: for CUDA graphs only: no earlier kernel writes an input other than qkv, so the kernel may read them
+            while earlier kernels still run. Does not change the result.
     """
     key_heads, capacity = cache.shape[2:4]
     heads = qkv.shape[1] - 2 * key_heads

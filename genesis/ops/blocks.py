@@ -1,10 +1,10 @@
-"""How references run numpy: by row blocks, so that temporaries stay in the processor's cache, and in threads.
+"""How references run numpy: in blocks of rows, so that temporaries fit into the processor's cache, and in threads.
 
-`sweep` runs an elementwise function in the result's type, and 2-byte floats in float32.
+`sweep` runs an elementwise function in the result's dtype, 2-byte floats in float32.
 
-The sizes of blocks and tiles depend on shapes only, never on the number of threads, so sums over them come out the same
-everywhere. Reductions go in tiles; rounding grows with the logarithm of the count: numpy adds pairwise along the last
-dimension, `reduce_tiles` blocks the others.
+Block and tile sizes depend only on shapes, never on the number of threads, so sums are the same on every machine.
+Reductions run in tiles, and their rounding error grows with the logarithm of the count: numpy adds pairwise along the
+last dimension, and `reduce_tiles` adds blocks along the others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from genesis.backend.cpu import is_split, parallel
 from genesis.errors import DTypeError
 from genesis.shapes import Shape, numel
 
-# Elements. Smaller blocks stay nearer to the core, and numpy's cost per call outweighs that: a call needs the
-# interpreter's lock to start, for which two threads then wait often. An optimizer step on 4M elements takes 13 ms in
-# blocks of 8K, and 6 ms like this.
+# Elements. Smaller blocks fit into a faster cache, but the cost per numpy call outweighs that: a call needs the
+# interpreter's lock to start, so two threads often block each other. An optimizer step on 4M elements takes 6 ms with
+# this size (13 ms with 8K).
 BLOCK = 1 << 17
-UNIT = 1 << 12  # elements; where there are no rows, threads share the work at multiples of it
+UNIT = 1 << 12  # elements; without rows, threads split the work at multiples of it
 
 
 def _step(row_elements: int) -> int:
@@ -30,25 +30,25 @@ def _step(row_elements: int) -> int:
 
 
 def each_block(work: Callable[[int, int], None], rows: int, row_elements: int) -> None:
-    """`work(start, stop)` for every block of rows, in threads when there is enough to do."""
+    """Call `work(start, stop)` for every block of rows, in threads if the work is large enough."""
     step = _step(row_elements)
 
-    def some(first: int, last: int) -> None:
+    def process_blocks(first: int, last: int) -> None:
         for block in range(first, last):
             work(block * step, min((block + 1) * step, rows))
 
-    parallel(some, -(-rows // step), rows * row_elements)
+    parallel(process_blocks, -(-rows // step), rows * row_elements)
 
 
 def sum_blocks(work: Callable[[int, int], np.ndarray], rows: int, row_elements: int, out: np.ndarray) -> None:
-    """`out` = the sum over blocks of rows of `work(start, stop)`, added in block order in `work`'s type."""
+    """Set `out` to the sum of `work(start, stop)` over blocks of rows, added in block order and in `work`'s dtype."""
     step = _step(row_elements)
     parts: list[np.ndarray | None] = [None] * -(-rows // step)
 
-    def one(start: int, stop: int) -> None:
+    def store_part(start: int, stop: int) -> None:
         parts[start // step] = work(start, stop)
 
-    each_block(one, rows, row_elements)
+    each_block(store_part, rows, row_elements)
     if not parts:
         out[...] = 0
         return
@@ -59,43 +59,45 @@ def sum_blocks(work: Callable[[int, int], np.ndarray], rows: int, row_elements: 
 
 
 def rows_of(x: np.ndarray, width: int | None = None) -> np.ndarray:
-    """`x` as a matrix of its last dimension (a view where its strides allow)."""
+    """Return `x` as a matrix with its last dimension as columns, a view where the strides allow it."""
     return x.reshape(-1, x.shape[-1] if width is None else width)
 
 
 def upcast(x: np.ndarray) -> np.ndarray:
-    """A block in the type that sums are accumulated in: float32 for 2-byte floats."""
+    """Return a block in the accumulation dtype: float32 for 2-byte floats."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 def working(target: np.ndarray) -> np.ndarray:
-    """Where to compute a block of the result `target`: in its own memory, or in float32 where its type has 2 bytes.
-    Each temporary less is a block less that competes for the cache. `store` brings the values to `target`.
+    """Return memory in which to compute a block of the result `target`; `store` copies the values to `target`.
+
+    It is `target` itself, or float32 memory if `target` has 2-byte elements. Every temporary that is avoided leaves
+    more of the cache to the others.
     """
     return np.empty(target.shape, np.float32) if target.dtype.itemsize == 2 else target
 
 
 def store(values: np.ndarray, target: np.ndarray) -> None:
-    """Put what was computed in `working(target)` into `target`."""
+    """Copy to `target` the values that were computed in `working(target)`."""
     if values is not target:
         np.copyto(target, values, casting="unsafe")
 
 
 def is_narrow(dtype: np.dtype) -> bool:
-    """Whether `dtype` is float16 or bfloat16: computed in float32 and rounded once at the store."""
+    """Whether `dtype` is float16 or bfloat16, which are computed in float32 and rounded once at the store."""
     return dtype.itemsize == 2 and dtype.kind not in "iub"
 
 
 def work_type(dtype: np.dtype) -> np.dtype:
-    """What values of `dtype` are computed in: float32 for 2-byte floats, else the type itself."""
+    """Return the dtype in which values of `dtype` are computed: float32 for 2-byte floats, else `dtype` itself."""
     return np.dtype(np.float32) if is_narrow(dtype) else dtype
 
 
 def as_type(x: Any, dtype: np.dtype) -> Any:
-    """A numpy array or number as `dtype`, copied only where the type differs; integers wrap around, as in torch.
+    """Return a numpy array or number as `dtype`, copied only if the dtype differs; integers wrap around, as in torch.
 
     Raises:
-        DTypeError: for a Python integer beyond 64 bits or the largest float.
+        DTypeError: for a Python integer beyond 64 bits or beyond the largest float.
     """
     if isinstance(x, np.ndarray):
         return x if x.dtype == dtype else x.astype(dtype)
@@ -106,7 +108,7 @@ def as_type(x: Any, dtype: np.dtype) -> Any:
 
 
 def split(work: Callable[..., Any], out: np.ndarray, *inputs: Any) -> None:
-    """`work(out, *inputs)` over pieces along the longest axis, in threads, with inputs broadcast to the output."""
+    """Run `work(out, *inputs)` on pieces along the longest axis, in threads, with inputs broadcast to the output."""
     if out.ndim == 0 or not is_split(out.size):
         work(out, *inputs)
         return
@@ -121,12 +123,12 @@ def split(work: Callable[..., Any], out: np.ndarray, *inputs: Any) -> None:
 
 
 def sweep(function: Callable[..., Any], out: np.ndarray, *inputs: Any, dtype: np.dtype | None = None) -> None:
-    """`function(*inputs, out=out)` over broadcast inputs, by pieces along the longest axis.
+    """Run `function(*inputs, out=out)` on broadcast inputs, in pieces along the longest axis.
 
     Args:
-        function: takes numpy operands of one type and `out=`; each output element depends on the same input elements
-            only.
-        dtype: the type to compute in; the output's own unless given.
+        function: takes numpy operands of one dtype and `out=`; an output element depends only on the same input
+            elements.
+        dtype: dtype to compute in, by default the output's.
     """
     dtype = out.dtype if dtype is None else dtype
     wide = work_type(dtype)
@@ -146,15 +148,17 @@ def sweep(function: Callable[..., Any], out: np.ndarray, *inputs: Any, dtype: np
 
 
 _TILE = 1 << 17  # elements; smaller tiles cost more in calls than they save in cache misses
-_BLOCK = 128  # rows added one after another where the summed dimension is not the last
-_NARROW = 16  # columns; fewer are transposed so that the summed dimension becomes the last
+_BLOCK = 128  # rows added one after another if the summed dimension is not the last
+_NARROW = 16  # columns; narrower tiles are transposed so that the summed dimension becomes the last
 
 Prepare = Callable[[np.ndarray, slice, slice], np.ndarray]
 
 
 def _collapse(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, list[int], Shape]:
-    """A view with as few dimensions as memory order allows, in that order, neighbours of one kind (kept or reduced)
-    merged; which of them are reduced; and the kept dimensions of `x` in their order there.
+    """Return a view of `x` with as few dimensions as possible, in memory order, and its reduced and kept dimensions.
+
+    Adjacent dimensions of the same kind (kept or reduced) are merged. Returns the view, the indices of its reduced
+    dimensions, and the kept dimensions of `x` in memory order.
     """
     order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
     shape: list[int] = []
@@ -176,8 +180,9 @@ def _collapse(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, list[int], Shape]
 
 
 def arrange(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, Shape]:
-    """`x` (not empty) as `[A, R, C]`, the reduced elements in the middle, copied only where memory order demands it;
-    and the order of the kept dimensions in A and C, as `store_kept` takes it.
+    """Return `x` (not empty) as `[A, R, C]` with the reduced elements in the middle, copied only if necessary.
+
+    Also returns the order of the kept dimensions in A and C, as `store_kept` takes it.
     """
     merged, groups, kept = _collapse(x, axes)
     if len(groups) > 1:
@@ -190,7 +195,7 @@ def arrange(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, Shape]:
 
 
 def store_kept(result: np.ndarray, kept: Shape, out: np.ndarray) -> None:
-    """Store a `[A, C]` result in `out`, which has the kept dimensions in their own order."""
+    """Store an `[A, C]` result in `out`, whose kept dimensions are in their original order."""
     rank = {axis: i for i, axis in enumerate(sorted(kept))}
     target = out.transpose([rank[i] for i in kept])
     np.copyto(target, result.reshape(target.shape), casting="unsafe")
@@ -201,15 +206,18 @@ def _ranges(count: int, step: int) -> list[slice]:
 
 
 def reduce_tiles(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | None = None) -> np.ndarray:
-    """`ufunc` over the middle dimension of `[A, R, C]` (not empty), computed in `dtype`: `[A, C]`. `prepare(tile [a, r,
-    c], rows, columns)` gives what each tile becomes beforehand, without changing it.
+    """Reduce the middle dimension of `[A, R, C]` (not empty) with `ufunc`, in `dtype`; return `[A, C]`.
+
+    `prepare(tile [a, r, c], rows, columns)` returns the values to reduce instead of a tile, which it must not change.
     """
     a_size, r_size, c_size = x.shape
+    # One tile.
     if x.size <= _TILE and (c_size == 1 or r_size <= _BLOCK):
         tile = as_type(x, dtype)
         tile = tile if prepare is None else prepare(tile, slice(None), slice(None))
-        whole: np.ndarray = ufunc.reduce(tile, axis=1, dtype=dtype)
-        return whole
+        reduced: np.ndarray = ufunc.reduce(tile, axis=1, dtype=dtype)
+        return reduced
+    # Several tiles: partial results of each block of rows, which are then reduced.
     transposed = c_size < _NARROW
     r_step = min(r_size, _TILE // c_size if transposed else _BLOCK)
     c_step = min(c_size, max(_TILE // r_step, _NARROW))
@@ -234,7 +242,7 @@ def reduce_tiles(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | 
 
 
 def reduce_into(ufunc: Any, x: np.ndarray, axes: Shape, out: np.ndarray, dtype: np.dtype) -> None:
-    """`ufunc` over the dimensions `axes` of `x`, computed in `dtype` and stored in `out` (the kept dimensions)."""
+    """Reduce the dimensions `axes` of `x` with `ufunc`, in `dtype`, and store the result in `out`."""
     if x.size == 0 or not axes:
         np.copyto(out, x.astype(dtype) if x.size else ufunc.identity or 0, casting="unsafe")
         return

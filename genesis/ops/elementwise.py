@@ -1,7 +1,7 @@
-"""Elementwise ops: arithmetic, powers, comparisons, logic, selection and casts; and ranges.
+"""Elementwise ops: arithmetic, powers, comparisons, logic, selection, casts and ranges.
 
-Operands broadcast, results follow torch's dtype rule, and the tape sums gradients back over broadcast dimensions. In
-the gradient formulas below g is the gradient of the result, y the result.
+Operands broadcast, results follow torch's dtype rule, and the tape sums gradients over broadcast dimensions. In the
+gradient formulas, g is the gradient of the result and y the result.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from genesis.op import Context, Grads, Op, Vjp, op
 from genesis.ops.blocks import as_type, split, sweep
 from genesis.shapes import Shape, broadcast_shapes
 
-# --- Shape and dtype rules: results follow torch's rule by category of type -------------------------------------------
+# --- Shape and dtype rules --------------------------------------------------------------------------------------------
 
 
 def shape_of(inputs: tuple[Any, ...]) -> Shape:
-    """The broadcast shape of the tensors among the operands. Raises: DTypeError: there are none."""
+    """Return the broadcast shape of the tensors among the operands. Raises DTypeError if there is none."""
     shapes = [x.shape for x in inputs if isinstance(x, Array)]
     if not shapes:
         raise DTypeError("at least one operand must be a tensor", next="wrap a number with genesis.tensor()")
@@ -31,25 +31,25 @@ def shape_of(inputs: tuple[Any, ...]) -> Shape:
 
 
 def common(*inputs: Any, **attrs: Any) -> Spec:
-    """Result in the operands' common type."""
+    """Return the spec of a result in the operands' common dtype."""
     dtype = result_type(inputs)
     return Spec(shape_of(inputs), dtype)
 
 
 def floating(*inputs: Any, **attrs: Any) -> Spec:
-    """Result in a float type; integers and bools compute in float32."""
+    """Return the spec of a result in a float dtype; integers and bools compute in float32."""
     dtype = result_type(inputs)
     return Spec(shape_of(inputs), dtype if dtype.is_floating_point else float32)
 
 
 def predicate(*inputs: Any, **attrs: Any) -> Spec:
-    """Result of bools, for operands of types that meet."""
+    """Return the spec of a bool result, for operands with a common dtype."""
     result_type(inputs)
     return Spec(shape_of(inputs), bool_)
 
 
 def restricted(name: str, lowest: int, highest: int, hint: str) -> Callable[..., Spec]:
-    """As `common`, for dtypes of certain categories only."""
+    """Return a rule like `common` that accepts only dtypes of certain categories."""
 
     def infer(*inputs: Any, **attrs: Any) -> Spec:
         spec = common(*inputs)
@@ -61,22 +61,22 @@ def restricted(name: str, lowest: int, highest: int, hint: str) -> Callable[...,
 
 
 def numeric(name: str) -> Callable[..., Spec]:
-    """As `common`, for integers and floats."""
+    """Return a rule like `common` for integers and floats."""
     return restricted(name, INTEGER, 2, "use logical ops, or cast with .to(...)")
 
 
 def integral(name: str) -> Callable[..., Spec]:
-    """As `common`, for bools and integers."""
+    """Return a rule like `common` for bools and integers."""
     return restricted(name, BOOL, INTEGER, "cast to an integer type with .to(...)")
 
 
 def whole_numbers(name: str) -> Callable[..., Spec]:
-    """As `common`, for integers alone."""
+    """Return a rule like `common` for integers only."""
     return restricted(name, INTEGER, INTEGER, "cast first")
 
 
 def sub_infer(*inputs: Any) -> Spec:
-    """As `numeric`; bools are refused with numbers, too, as torch does."""
+    """Check as `numeric` does, and refuse Python bools, too, as torch does."""
     spec = numeric("sub")(*inputs)
     if any(isinstance(x, bool) or (isinstance(x, Array) and x.dtype is bool_) for x in inputs):
         raise DTypeError("sub does not take bools", next="use logical_xor, or cast with .to(...)")
@@ -84,7 +84,7 @@ def sub_infer(*inputs: Any) -> Spec:
 
 
 def pow_infer(*inputs: Any) -> Spec:
-    """As `numeric`; an integer has no negative power."""
+    """Check as `numeric` does, and refuse negative integer powers of integers."""
     spec = numeric("pow")(*inputs)
     if spec.dtype.category == INTEGER and isinstance(inputs[1], int) and inputs[1] < 0:
         raise DTypeError(f"pow of integers to the negative power {inputs[1]}", next="cast to a float type first")
@@ -92,13 +92,13 @@ def pow_infer(*inputs: Any) -> Spec:
 
 
 def square_infer(x: Any) -> Spec:
-    """Bools count as integers."""
+    """Return the spec of a square; bools count as integers."""
     dtype = result_type((x,))
     return Spec(shape_of((x,)), int64 if dtype is bool_ else dtype)
 
 
 def lerp_infer(*inputs: Any) -> Spec:
-    """All tensors of one float type, as in torch."""
+    """Return the spec of `lerp`; all tensors must have the same float dtype, as in torch."""
     dtypes = {x.dtype for x in inputs if isinstance(x, Array)}
     if len(dtypes) != 1 or not result_type(inputs[:1]).is_floating_point:
         listed = ", ".join(sorted(d.name for d in dtypes))
@@ -107,7 +107,7 @@ def lerp_infer(*inputs: Any) -> Spec:
 
 
 def compute_type(*operands: Any) -> np.dtype:
-    """The numpy type in which numpy operands meet, by torch's rule (for results of another type, such as bool)."""
+    """Return the numpy dtype in which numpy operands meet, by torch's rule, for results of another dtype (bool)."""
     return result_type(Spec(x.shape, as_dtype(x.dtype)) if isinstance(x, np.ndarray) else x for x in operands).numpy
 
 
@@ -117,7 +117,10 @@ def compute_type(*operands: Any) -> np.dtype:
 def _register(
     name: str, doc: str, reference: Callable[..., None], infer: Callable[..., Spec], flops: int = 1, **rest: Any
 ) -> Op:
-    """An op of so many flops an element; a function and a method of its name, so in torch, unless `rest` differs."""
+    """Register an op; `rest` overrides the defaults: a function, a method and a torch function of its name.
+
+    `flops` counts per output element.
+    """
     reference.__doc__ = doc
     facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}
     if flops != 1:
@@ -125,14 +128,14 @@ def _register(
     return Op(name, reference, infer, family="elementwise", elementwise=True, **facts)
 
 
-# The function adds something to the op: it is in `genesis.functions.elementwise`.
+# The public function is written by hand in `genesis.functions.elementwise`.
 _WRITTEN: dict[str, Any] = {"public": "", "method": False}
 
 
 def _unary(
     name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], vjp: Vjp | None = None, **rest: Any
 ) -> Op:
-    """An op of one operand, whose reference sweeps `function` in the result's type."""
+    """Register an op of one operand, whose reference sweeps `function` in the result's dtype."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         sweep(function, out, x)
@@ -143,7 +146,7 @@ def _unary(
 def _binary(
     name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], vjp: Vjp | None = None, **rest: Any
 ) -> Op:
-    """The same of two operands."""
+    """Register an op of two operands, whose reference sweeps `function` in the result's dtype."""
 
     def reference(out: np.ndarray, x: Any, y: Any) -> None:
         sweep(function, out, x, y)
@@ -155,12 +158,12 @@ def _from_x(
     name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], derivative: Callable[[Array], Any],
     **rest: Any,
 ) -> Op:  # fmt: skip
-    """An op of one operand with dx = g·derivative(x)."""
+    """Register an op of one operand with dx = g·derivative(x)."""
     return _unary(name, doc, infer, function, lambda ctx, g: (mul(g, derivative(ctx.inputs[0])),), saves=(0,), **rest)
 
 
 def _from_y(name: str, doc: str, function: Callable[..., Any], derivative: Callable[[Any], Any], **rest: Any) -> Op:
-    """An op of one operand, in a float type, with dx = g·derivative(y)."""
+    """Register an op of one operand, in a float dtype, with dx = g·derivative(y)."""
 
     def vjp(ctx: Context, g: Array) -> Grads:
         return (mul(g, derivative(ctx.outputs[0])),)
@@ -169,7 +172,7 @@ def _from_y(name: str, doc: str, function: Callable[..., Any], derivative: Calla
 
 
 def _logarithm(name: str, doc: str, function: Callable[..., Any], denominator: Callable[[Array], Any]) -> Op:
-    """A logarithm, with dx = g / denominator(x)."""
+    """Register a logarithm with dx = g / denominator(x)."""
 
     def vjp(ctx: Context, g: Array) -> Grads:
         return (div(g, denominator(ctx.inputs[0])),)
@@ -178,7 +181,7 @@ def _logarithm(name: str, doc: str, function: Callable[..., Any], denominator: C
 
 
 def _rounding(name: str, doc: str, function: Callable[..., Any]) -> Op:
-    """An op that rounds; integers are whole already."""
+    """Register a rounding op; integers stay unchanged."""
 
     def rounded(x: Any, out: np.ndarray | None = None) -> Any:
         return np.positive(x, out=out) if x.dtype.kind in "iu" else function(x, out=out)
@@ -187,7 +190,7 @@ def _rounding(name: str, doc: str, function: Callable[..., Any]) -> Op:
 
 
 def _extremum(name: str, doc: str, function: Callable[..., Any], loses: Callable[[Any, Any], Array]) -> Op:
-    """An op of two operands of which the winner takes g; equal ones take half each; with a NaN each takes all."""
+    """Register an op that selects one of two operands, which receives g; equal ones halve it; with NaN, both get g."""
 
     def vjp(ctx: Context, g: Array) -> Grads:
         x, y = ctx.inputs
@@ -199,7 +202,7 @@ def _extremum(name: str, doc: str, function: Callable[..., Any], loses: Callable
 
 
 def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
-    """An op of one operand with a bool result."""
+    """Register an op of one operand with a bool result."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         dtype = compute_type(x)
@@ -209,7 +212,7 @@ def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
 
 
 def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
-    """An op of two operands with a bool result, computed in their common type (to which each is rounded first)."""
+    """Register a comparison, which casts both operands to their common dtype and returns bools."""
 
     def reference(out: np.ndarray, x: Any, y: Any) -> None:
         dtype = compute_type(x, y)
@@ -218,7 +221,7 @@ def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
     return _register(name, doc, reference, predicate)
 
 
-# --- Moving values: copy, cast, fill, overwrite -----------------------------------------------------------------------
+# --- Copy, cast, fill, overwrite --------------------------------------------------------------------------------------
 
 
 def _store(out: np.ndarray, x: Any) -> None:
@@ -227,13 +230,13 @@ def _store(out: np.ndarray, x: Any) -> None:
 
 @op("copy", lambda x: Spec(x.shape, x.dtype), vjp=lambda ctx, g: (g,), elementwise=True)
 def copy(out: np.ndarray, x: np.ndarray) -> None:
-    """y = x, in fresh contiguous memory (or, with out=, in out's memory and dtype). dx = g."""
+    """y = x, in new contiguous memory, or in out's memory and dtype with out=. dx = g."""
     split(_store, out, x)
 
 
 @op("cast", lambda x, dtype: Spec(x.shape, dtype), vjp=lambda ctx, g: (g,), elementwise=True)
 def cast(out: np.ndarray, x: np.ndarray, dtype: DType) -> None:
-    """y = x as `dtype`; float to integer truncates towards zero. dx = g, cast back by the tape."""
+    """y = x as `dtype`; float to integer truncates towards zero. dx = g, which the tape casts back."""
     split(_store, out, x)
 
 
@@ -245,7 +248,7 @@ def _fill_infer(*, value: float, shape: Shape, dtype: DType) -> Spec:
 
 @op("fill", _fill_infer, elementwise=True)
 def fill(out: np.ndarray, value: float, shape: Shape, dtype: DType) -> None:
-    """Every element is `value`."""
+    """Set every element to `value`."""
     out.fill(as_type(value, out.dtype))
 
 
@@ -298,8 +301,9 @@ def _pow_dx(g: Array, x: Any, p: Any) -> Array:
 def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:
     logarithm: Any = math.nan
     if isinstance(x, Array):
-        # replaced before it is multiplied by x^p = 0, which would give NaN
-        base = x if x.dtype is g.dtype else cast(x, dtype=g.dtype)  # the logarithm of an integer would be float32
+        # Replaces log(0) before the multiplication by x^p = 0, which would give NaN.
+        # An integer x is cast first: its logarithm would be float32.
+        base = x if x.dtype is g.dtype else cast(x, dtype=g.dtype)
         logarithm = where(logical_and(eq(x, 0), ge(p, 0)), 0.0, log(base))
     elif x == 0:
         logarithm = where(ge(p, 0), 0.0, -math.inf)
@@ -315,12 +319,12 @@ def _remainder_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _no_derivative(ctx: Context, g: Array) -> Grads:
-    """Piecewise constant in its operands: dx = 0, dy = 0."""
+    """dx = 0 and dy = 0, because the op is piecewise constant."""
     return tuple(_zeros(g) if needs else None for needs in ctx.needs)
 
 
 def _power(x: Any, p: Any, out: np.ndarray | None = None) -> Any:
-    """x^p. An integer to a negative power is 0, but for 1 and -1, as in torch."""
+    """x^p. An integer to a negative power is 0, except for 1 and -1, as in torch."""
     if x.dtype.kind not in "i" or not np.any(p < 0):
         return np.power(x, p, out=out)
     units = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (p & 1), 0))
@@ -329,7 +333,7 @@ def _power(x: Any, p: Any, out: np.ndarray | None = None) -> Any:
 
 
 def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function, refusing to divide integers by 0."""
+    """Return `function` with a NumericError for a division of integers by 0."""
 
     def divide(x: Any, y: Any, out: np.ndarray | None = None) -> Any:
         if y.dtype.kind in "iu" and not np.all(y) and np.broadcast(x, y).size:
@@ -404,7 +408,7 @@ def _lerp_vjp(ctx: Context, g: Array) -> Grads:
     torch="torch.lerp",
 )
 def lerp(out: np.ndarray, x: np.ndarray, end: Any, weight: Any) -> None:
-    """y = x + w·(end - x), from the nearer end as torch does it, so that w = 1 gives exactly `end`."""
+    """y = x + w·(end - x), computed from the nearer end, as in torch, so that w = 1 gives exactly `end`."""
     sweep(_interpolate, out, x, end, weight)
 
 
@@ -439,7 +443,7 @@ _ERF_D = (
 
 
 def _ratio(x: np.ndarray, top: tuple[float, ...], bottom: tuple[float, ...]) -> np.ndarray:
-    """Cody's nested quotient: the last coefficient of `top` leads."""
+    """Evaluate Cody's quotient of polynomials in nested form; the last coefficient of `top` is the leading one."""
     p, q = top[-1] * x, x
     for a, b in zip(top[:-2], bottom[:-1], strict=True):
         p, q = (p + a) * x, (q + b) * x
@@ -448,7 +452,7 @@ def _ratio(x: np.ndarray, top: tuple[float, ...], bottom: tuple[float, ...]) -> 
 
 
 def erf_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """erf(x) elementwise, in float64 inside."""
+    """Return erf(x) elementwise, computed in float64."""
     z = np.abs(np.asarray(x, np.float64))
     small = np.minimum(z, 0.46875)
     mid = np.clip(z, 0.46875, 6.0)  # erfc(6) is below float64's step at 1
@@ -465,12 +469,12 @@ def erf_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def negative_values(x: Any, out: np.ndarray | None = None) -> Any:
-    """-x. By multiplication: np.negative mixes elements up where x and out both have gaps (seen in numpy 2.4)."""
+    """-x, as a multiplication: np.negative mixes up elements if x and out both have gaps (seen in numpy 2.4)."""
     return np.multiply(x, as_type(-1, x.dtype), out=out)
 
 
 def sigmoid_values(x: Any, out: np.ndarray | None = None) -> Any:
-    """1 / (1 + e^-x), in the input's type; e^-x may overflow to inf, which gives the right 0."""
+    """1 / (1 + e^-x), in the input's dtype; e^-x may overflow to inf, which correctly gives 0."""
     y = negative_values(x, out=out)
     y = np.exp(y, out=out)
     y = np.add(y, 1, out=out)
@@ -478,7 +482,7 @@ def sigmoid_values(x: Any, out: np.ndarray | None = None) -> Any:
 
 
 def _sign(x: Any, out: np.ndarray | None = None) -> Any:
-    """-1, 0 or 1; 0 for NaN, as in torch; a bool is its own sign."""
+    """-1, 0 or 1; 0 for NaN, as in torch; a bool is unchanged."""
     if x.dtype == np.bool_:
         return np.logical_or(x, False, out=out)
     return np.subtract(x > 0, x < 0, out=out, dtype=x.dtype) if x.dtype.kind != "u" else np.minimum(x, 1, out=out)
@@ -540,7 +544,7 @@ logical_and = _comparison("logical_and", "Whether x and y are both not 0.", np.l
 logical_or = _comparison("logical_or", "Whether x or y is not 0.", np.logical_or)
 logical_xor = _comparison("logical_xor", "Whether just one of x and y is not 0.", np.logical_xor)
 logical_not = _test("logical_not", "Whether x is 0.", np.logical_not)
-# numpy's isnan and isinf write outside their elements where out has gaps (numpy 2.4), so comparisons are used instead.
+# Comparisons replace numpy's isnan and isinf, which write between the elements of an out with gaps (numpy 2.4).
 isnan = _test("isnan", "Whether x is NaN.", lambda x, out=None: np.not_equal(x, x, out=out))
 isinf = _test("isinf", "Whether x is ∞ or -∞.", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
 isfinite = _test(
@@ -582,19 +586,19 @@ def _where_infer(condition: Any, x: Any, y: Any) -> Spec:
 
 
 def _where_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g where the condition holds, dy = g where it does not; 0 elsewhere."""
+    """dx = g where the condition is true, dy = g where it is false; 0 elsewhere."""
     condition = ctx.inputs[0]
     return None, where(condition, g, 0.0) if ctx.needs[1] else None, where(condition, 0.0, g) if ctx.needs[2] else None
 
 
 @op("where", _where_infer, vjp=_where_vjp, saves=(0,), elementwise=True, torch="torch.where")
 def where(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
-    """y = x where `condition` holds, else y."""
+    """y = x where `condition` is true, else y."""
     split(_select, out, condition, as_type(x, out.dtype), as_type(y, out.dtype))
 
 
 def _select(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
-    if isinstance(x, np.ndarray) and np.may_share_memory(out, x):  # in place: x is there already
+    if isinstance(x, np.ndarray) and np.may_share_memory(out, x):  # in place: out already holds x
         np.copyto(out, y, where=~condition)
         return
     if np.may_share_memory(out, condition):
@@ -618,7 +622,7 @@ def _clamp_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _below(x: Any, y: Any) -> Array:
-    """x < y, where one of them at least is an array."""
+    """x < y, where at least one of them is an array."""
     return lt(x, y) if isinstance(x, Array) else gt(y, x)
 
 
@@ -630,7 +634,7 @@ def _clamp_infer(x: Array, min: Any = None, max: Any = None) -> Spec:
 
 @op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0, 1, 2), elementwise=True)
 def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> None:
-    """y = min(max(x, min), max); a bound of None is open. NaN stays NaN, and a bound of NaN gives it."""
+    """y = min(max(x, min), max); a bound of None is open. NaN in x or in a bound gives NaN."""
     if max is None:
         sweep(np.maximum, out, x, min)
     elif min is None:
@@ -644,19 +648,19 @@ def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> N
 
 def _ramp_infer(*, count: int, dtype: DType, **attrs: float) -> Spec:
     if count < 0:
-        raise ShapeError(f"a range of {count} elements", next="let the step lead from start towards end")
+        raise ShapeError(f"a range of {count} elements", next="choose a step that leads from start to end")
     if dtype.name == "bool":
-        raise DTypeError("a range of bools", next="use an integer or float dtype")
+        raise DTypeError("a range cannot have the dtype bool", next="use an integer or float dtype")
     return Spec((count,), dtype)
 
 
 @op("arange", _ramp_infer)
 def arange(out: np.ndarray, start: float, step: float, count: int, dtype: DType) -> None:
-    """start + step·i for i = 0 .. count - 1, in float64, or exactly where start and step are integers."""
+    """start + step·i for i = 0 … count - 1, in float64, or exactly if start and step are integers."""
     np.copyto(out, np.arange(count) * step + start, casting="unsafe")
 
 
 @op("linspace", _ramp_infer)
 def linspace(out: np.ndarray, start: float, end: float, count: int, dtype: DType) -> None:
-    """`count` values from start to end, both included, evenly spaced, in float64."""
+    """`count` evenly spaced values from start to end, both included, in float64."""
     np.copyto(out, np.linspace(start, end, count), casting="unsafe")

@@ -1,15 +1,15 @@
-"""Products in 8-bit floats: each row of both factors is scaled by a power of two and rounded to e4m3, sums are wide.
+"""Matmuls in 8-bit floats: each row of both operands is scaled by a power of two and rounded to e4m3.
 
-e4m3 (`float8_e4m3fn`) has 3 bits of mantissa, values up to 448, and NaN. A row's scale is the smallest power of two
-that brings its largest magnitude to 448 or below. A power of two is exact, so that codes are the same bits on every
-device; and it wastes nothing, since a float rounds no worse at another exponent.
+e4m3 (`float8_e4m3fn`) has 3 mantissa bits, values up to ±448, and NaN. Sums are float32. A row's scale is the smallest
+power of two that brings its largest magnitude to 448 or below. Scaling by a power of two is exact, so codes have the
+same bits on every device, and it costs no precision, because relative rounding does not depend on the exponent.
 
-A weight W `[out, in]` is quantised by its rows, with scales s. x·Wᵀ has them in its columns. g·W has them inside its
-sums, so they go to g, whose products with them are exact, before g is quantised by rows: the same codes of W serve
-both. Gradients of weights are sums over tokens, where small values matter; they stay in the wider type.
+A weight W `[out, in]` is quantised by rows, with scales s. They scale the columns of x·Wᵀ. In g·W they are inside the
+sums, so g is multiplied by them, which is exact, before it is quantised by rows. The same codes of W serve both
+matmuls. Weight gradients are sums over tokens, in which small values matter; they stay in the wider dtype.
 
-Ops that can multiply so take `fp8`: the fewest columns of a result that is made in 8-bit floats, 0 for none, 1 for all.
-Each product is chosen by itself: a layer's forward may be made so and its input gradient not, or the reverse.
+Ops that support this take `fp8`: the smallest result width that is computed in 8-bit floats, 0 for none, 1 for all.
+Each matmul is decided separately: a layer may use them only in forward, or only for its input gradient.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from genesis.op import op
 from genesis.ops.blocks import as_type, each_block, rows_of
 from genesis.ops.linalg import matmul_flops, multiply, same_type
 
-CAPABILITY = 8, 9  # of the first GPUs that convert to 8-bit floats and multiply them
-GRAIN = 16  # both sizes of a weight are multiples of it: what TMA and the tensor cores ask for
-# Columns from which on a model's products are made in 8-bit floats. Narrower ones do not pay for the pass that
-# quantises the input, or gain too little for what rounding queries and keys does to the loss (decision 6).
+CAPABILITY = 8, 9  # compute capability of the first GPUs that convert to and multiply 8-bit floats
+GRAIN = 16  # both sizes of a weight must be multiples of it, for TMA and the tensor cores
+# Smallest result width that models compute in 8-bit floats. Narrower matmuls gain less than quantising the input costs,
+# or too little compared with the effect that rounding queries and keys has on the loss (decision 6).
 MIN_COLUMNS = 2048
 
 
 def lacking(capability: tuple[int, int], device: Device) -> str | None:
-    """What a GPU of a compute capability lacks for 8-bit floats, after the name of what needs them; None: nothing."""
+    """Return what a GPU lacks for 8-bit floats, as a phrase that follows the feature's name; None if nothing."""
     if capability >= CAPABILITY:
         return None
     needed, has = (".".join(map(str, pair)) for pair in (CAPABILITY, capability))
@@ -43,35 +43,35 @@ def lacking(capability: tuple[int, int], device: Device) -> str | None:
 
 
 def suits_fp8(weight: Any) -> bool:
-    """Whether products with a weight `[out, in]` can be made in 8-bit floats."""
+    """Whether matmuls with a weight `[out, in]` can use 8-bit floats."""
     return weight.ndim == 2 and all(size > 0 and size % GRAIN == 0 for size in weight.shape)
 
 
 def check_quantizable(name: str, *weights: Array) -> None:
-    """Check the sizes of weights whose products are to be made in 8-bit floats."""
+    """Raise ShapeError for a weight that does not suit 8-bit floats."""
     for weight in weights:
         if not suits_fp8(weight):
             raise ShapeError(
-                f"{name}: a weight of shape {weight.shape} in fp8, where both sizes are multiples of {GRAIN}",
-                next="leave fp8 out for this layer",
+                f"{name}: a weight of shape {weight.shape} does not suit fp8: its sizes must be multiples of {GRAIN}",
+                next="disable fp8 for this layer",
             )
 
 
 # --- Quantising -------------------------------------------------------------------------------------------------------
 
-# The exponent field of a float32 is that of its power of two plus 127. 448 is 1.75·2^8.
+# A float32's exponent field is its power of two plus 127. 448 is 1.75·2^8.
 _INFINITE, _UP, _EIGHT, _MANTISSA = 0x7F800000, 0x1FFFFF, 8, 23
 
 
 def _scales(largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scale for each largest magnitude, given by its bits as a float32, and 1 / scale."""
+    """Return the scale for each largest magnitude, given as float32 bits, and 1 / scale."""
     field = np.maximum((np.minimum(largest, _INFINITE) + _UP >> _MANTISSA) - _EIGHT, 1)
     scale = (field << _MANTISSA).astype(np.int32).view(np.float32)
     return np.where(largest >= _INFINITE, np.float32(np.nan), scale), (254 - field << _MANTISSA).view(np.float32)
 
 
 def quantized(x: np.ndarray, factors: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of x·diag(factors) by rows of the last dimension, and their scales."""
+    """Return codes of x·diag(factors), quantised by rows of the last dimension, and their scales."""
     codes, scale = np.empty(x.shape, float8_e4m3fn.numpy), np.empty(x.shape[:-1], np.float32)
     quantize_rows.reference((codes, scale), x, factors)
     return codes, scale
@@ -85,16 +85,16 @@ def _quantize_infer(x: Array, factors: Array | None = None) -> tuple[Spec, Spec]
     if factors is not None and (factors.shape != x.shape[-1:] or factors.dtype is not float32):
         raise ShapeError(
             f"quantize_rows: factors of shape {factors.shape} and type {factors.dtype} for rows of {x.shape[-1]};"
-            " it takes a float32 for each column"
+            " it takes one float32 per column"
         )
     return Spec(x.shape, float8_e4m3fn), Spec(x.shape[:-1], float32)
 
 
 @op("quantize_rows", _quantize_infer, flops=lambda i, o, a: 3 * o[0].size)
 def quantize_rows(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, factors: np.ndarray | None = None) -> None:
-    """Codes in e4m3 and scales with codes·scale ≈ x·diag(factors), row by row of the last dimension.
+    """Return e4m3 codes and scales with codes·scale ≈ x·diag(factors), by rows of the last dimension.
 
-    A row with NaN or infinity has the scale NaN, so that all that is made of it is NaN; the smallest scale is 2^-126.
+    A row with NaN or infinity has the scale NaN, which makes every product with it NaN. The smallest scale is 2^-126.
     """
     if not x.size:
         out[1][...] = 2.0**-126
@@ -114,11 +114,11 @@ def quantize_rows(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, factors: np
         each_block(block, rows.shape[0], rows.shape[1])
 
 
-# --- Products ---------------------------------------------------------------------------------------------------------
+# --- Matmuls ----------------------------------------------------------------------------------------------------------
 
 
 def multiply_quantized(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """out = x @ y as `linalg.multiply`, with the rows of x and the columns of y `[in, out]` quantised."""
+    """Set out = x @ y as `linalg.multiply` does, with the rows of x and the columns of y `[in, out]` quantised."""
     codes, scale = quantized(x)
     columns, factors = quantized(y.T)
     with scratch(out.shape, np.float32) as product, np.errstate(invalid="ignore", over="ignore"):
@@ -129,7 +129,7 @@ def multiply_quantized(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
 
 
 def multiply_scaled(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
-    """out = x @ weight with the weight's rows quantised, and those of x·diag(scales of these)."""
+    """Set out = x @ weight, with the rows of the weight quantised, and those of x multiplied by the weight's scales."""
     columns, factors = quantized(weight)
     codes, scale = quantized(x, factors)
     with scratch(out.shape, np.float32) as product, np.errstate(invalid="ignore", over="ignore"):
@@ -151,11 +151,12 @@ def _matmul_infer(x: Array, weight: Array, addend: Array | None = None) -> Spec:
 
 @op("quantized_matmul", _matmul_infer, flops=matmul_flops)
 def quantized_matmul(out: np.ndarray, x: np.ndarray, weight: np.ndarray, addend: np.ndarray | None = None) -> None:
-    """x @ weight + addend in 8-bit floats, rounded once; without gradient: it makes those of linear layers' inputs.
+    """x @ weight + addend in 8-bit floats, rounded once. No gradient: it computes input gradients of linear layers.
 
     Args:
         x: `[..., out]`.
-        weight: `[out, in]`, quantised by its rows.
+        weight: `[out, in]`, quantised by rows.
+        addend: `[..., in]`, or None.
     """
     if addend is None:
         multiply_scaled(x, weight, out)

@@ -1,6 +1,4 @@
-"""What stands between backward and the update: the sum of gradients over ranks, their norm, and the factor that clips
-them.
-"""
+"""Ops between backward and the optimizer step: the sum of gradients over ranks, their norm, and the clip factor."""
 
 from __future__ import annotations
 
@@ -15,37 +13,37 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
 from genesis.ops.blocks import BLOCK, upcast
 
-NORM_ROW = 1 << 12  # elements of which squares are added in their own type; rows are added in float64
-NORM_SPAN = 1 << 15  # elements of which a program on a GPU adds the squares
+NORM_ROW = 1 << 12  # elements whose squares are added in their own dtype; rows are added in float64
+NORM_SPAN = 1 << 15  # elements whose squares one GPU program adds
 
 
 def square_rows(x: np.ndarray) -> np.ndarray:
-    """Σ x² of each row of `NORM_ROW` elements and of what is left, in float32 or wider: cut by position alone."""
+    """Return Σ x² of each row of `NORM_ROW` elements, and of the remainder, in float32 or wider."""
     flat = np.ascontiguousarray(x).reshape(-1)
-    whole = flat.size // NORM_ROW
-    matrix, rest = flat[: whole * NORM_ROW].reshape(whole, NORM_ROW), upcast(flat[whole * NORM_ROW :])
-    sums = np.empty(whole + bool(rest.size), rest.dtype)
+    full_rows = flat.size // NORM_ROW
+    matrix, tail = flat[: full_rows * NORM_ROW].reshape(full_rows, NORM_ROW), upcast(flat[full_rows * NORM_ROW :])
+    sums = np.empty(full_rows + bool(tail.size), tail.dtype)
 
-    def some(start: int, stop: int) -> None:
+    def sum_squares(start: int, stop: int) -> None:
         for a in range(start, stop, BLOCK // NORM_ROW):
             rows = upcast(matrix[a : min(a + BLOCK // NORM_ROW, stop)])
             np.vecdot(rows, rows, out=sums[a : a + rows.shape[0]])
 
-    if whole:
-        parallel(some, whole, flat.size // 64)  # so light a pass is worth threads only when it is long
-    if rest.size:
-        sums[whole] = np.dot(rest, rest)
+    if full_rows:
+        parallel(sum_squares, full_rows, flat.size // 64)  # such a light pass needs threads only when it is long
+    if tail.size:
+        sums[full_rows] = np.dot(tail, tail)
     return sums
 
 
 def sum_of_rows(sums: np.ndarray, size: int) -> float:
-    """Σ x² of `size` elements from their `square_rows`, added in float64."""
-    whole = size // NORM_ROW
-    return float(sums[:whole].sum(dtype=np.float64)) + float(sums[whole:].sum())
+    """Return Σ x² of `size` elements from their `square_rows`, added in float64."""
+    full_rows = size // NORM_ROW
+    return float(sums[:full_rows].sum(dtype=np.float64)) + float(sums[full_rows:].sum())
 
 
 def square_sum(x: np.ndarray) -> float:
-    """Σ x²: rows in float32 or wider, then the rows in float64."""
+    """Return Σ x²: each row in float32 or wider, the sum of the rows in float64."""
     return sum_of_rows(square_rows(x), x.size)
 
 
@@ -60,7 +58,7 @@ def _norm_infer(*arrays: Array, ord: float) -> Spec:
 
 @op("total_norm", _norm_infer, flops=lambda inputs, outputs, attrs: 2 * sum(x.size for x in inputs))
 def total_norm(out: np.ndarray, *arrays: np.ndarray, ord: float) -> None:
-    """(Σ |x|^ord)^(1/ord) over all elements of all arrays, the largest |x| for an infinite order; 0 for no arrays."""
+    """(Σ |x|^ord)^(1/ord) over all elements of all arrays; the largest |x| if ord is infinite; 0 without arrays."""
     arrays = tuple(x for x in arrays if x.size)
     if ord == 2:
         out[...] = math.sqrt(sum(square_sum(x) for x in arrays))
@@ -90,15 +88,15 @@ def _factor_infer(report: Array, loss: Array, *arrays: Array, max_norm: float | 
 def clip_factor(
     out: tuple[()], report: np.ndarray, loss: np.ndarray, *arrays: np.ndarray, max_norm: float | None
 ) -> None:
-    """What a training step reports, and the factor on its gradients: report = (loss, norm, factor, mark), in place.
+    """Compute a training step's report (loss, norm, factor, mark) in place; the factor scales the step's gradients.
 
     The mark is 0 until a loss or norm is not finite, and NaN from then on. The factor is min(1, max_norm / (norm +
-    1e-6)), torch's clip coefficient, or 1 where `max_norm` is None; plus the mark, since an optimizer step with a scale
-    of NaN is left out.
+    1e-6)), torch's clip coefficient, or 1 if `max_norm` is None; the mark is added to it, because an optimizer step
+    with a scale of NaN is skipped.
     """
-    found = np.empty((), np.float32)
-    total_norm.reference(found, *arrays, ord=2.0)
-    _report(report, loss.astype(np.float32), np.float32(found), max_norm)
+    norm = np.empty((), np.float32)
+    total_norm.reference(norm, *arrays, ord=2.0)
+    _report(report, loss.astype(np.float32), np.float32(norm), max_norm)
 
 
 def _report(report: np.ndarray, loss: np.ndarray, norm: np.float32, max_norm: float | None) -> None:
@@ -108,7 +106,7 @@ def _report(report: np.ndarray, loss: np.ndarray, norm: np.float32, max_norm: fl
         report[...] = (loss, norm, np.float32(limit) + mark, mark)
 
 
-# --- The same in two parts, between which ranks add up what each of them has ------------------------------------------
+# --- The same in two parts, between which the ranks add their partial sums --------------------------------------------
 
 
 def _spans_infer(x: Array, *, of: int) -> Spec:
@@ -120,8 +118,9 @@ def _spans_infer(x: Array, *, of: int) -> Spec:
 
 @op("square_spans", _spans_infer, flops=lambda inputs, outputs, attrs: 2 * inputs[0].size)
 def square_spans(out: np.ndarray, x: np.ndarray, *, of: int) -> None:
-    """Σ x² of each `NORM_SPAN` elements and of what is left: partial sums of the norm of `of` elements, of which x is a
-    part that begins at a multiple of `NORM_SPAN`.
+    """Σ x² of each `NORM_SPAN` elements and of the remainder: partial sums of the norm of `of` elements.
+
+    x is a part of those elements that begins at a multiple of `NORM_SPAN`.
     """
     for number in range(out.size):
         out[number] = square_sum(x[number * NORM_SPAN : (number + 1) * NORM_SPAN])
@@ -139,13 +138,15 @@ def _ranks_infer(report: Array, figures: Array, *, losses: int, max_norm: float 
 def clip_factor_of_ranks(
     out: tuple[()], report: np.ndarray, figures: np.ndarray, *, losses: int, max_norm: float | None
 ) -> None:
-    """`clip_factor` where the loss is the sum of the first `losses` figures, in float32 and in their order, and the
-    others are sums of squares of all gradients.
+    """`clip_factor` from summed figures of all ranks.
+
+    The loss is the sum of the first `losses` figures, added in float32 and in their order. The other figures are sums
+    of squares of all gradients.
     """
     loss = figures[0].astype(np.float32)
     with np.errstate(all="ignore"):
-        for each in figures[1:losses].astype(np.float32):
-            loss = loss + each
+        for rank_loss in figures[1:losses].astype(np.float32):
+            loss = loss + rank_loss
     _report(report, loss, np.float32(math.sqrt(figures[losses:].sum())), max_norm)
 
 
@@ -157,27 +158,27 @@ def _rank_sum_infer(total: Array, own: Array, others: Array, *, rank: int, adds:
         shapes = f"{total.shape}, {own.shape} and {others.shape}"
         raise ShapeError(f"rank_sum takes a total [n], own values [n] and others' [ranks - 1, n], got {shapes}")
     if not (total.is_contiguous and own.is_contiguous and (own.size == 0 or others.strides[1] == 1)):
-        raise ShapeError("rank_sum takes values that are contiguous", next="call .contiguous() on them")
+        raise ShapeError("rank_sum takes contiguous values", next="call .contiguous() on them")
     if not 0 <= rank <= others.shape[0]:
-        raise ShapeError(f"rank_sum: there is no rank {rank} among {others.shape[0] + 1}")
+        raise ShapeError(f"rank_sum: rank {rank} does not exist among {others.shape[0] + 1} ranks")
     if own.dtype.category == BOOL or own.dtype is float8_e4m3fn or others.dtype is not own.dtype:
         raise DTypeError(f"rank_sum takes values of one dtype that can be added, got {own.dtype} and {others.dtype}")
     is_wider = total.dtype is float32 and own.dtype.is_floating_point and own.dtype.itemsize < 4
     if total.dtype is not own.dtype and not is_wider:
-        raise DTypeError(f"rank_sum: a sum of {own.dtype} does not go to {total.dtype}")
+        raise DTypeError(f"rank_sum: a sum of {own.dtype} cannot be stored in {total.dtype}")
     return ()
 
 
 @op("rank_sum", _rank_sum_infer, mutates=(0,), flops=lambda inputs, outputs, attrs: inputs[1].size + inputs[2].size)
 def rank_sum(out: tuple[()], total: np.ndarray, own: np.ndarray, others: np.ndarray, *, rank: int, adds: bool) -> None:
-    """Set `total` [n] to Σ of all ranks' values: in float32 or wider, in the order of the ranks, rounded once.
+    """Set `total` [n] to the sum of all ranks' values, added in float32 or wider in rank order, and rounded once.
 
     Args:
-        total: of the values' dtype, or float32 where that is a narrower float; it may be the memory of `own`.
+        total: in the values' dtype, or in float32 for narrower floats; may share the memory of `own`.
         own: this rank's values [n].
-        others: those of the other ranks in their order, [ranks - 1, n]; the rows are contiguous.
-        rank: which of them this is.
-        adds: start from what is in `total`.
+        others: values of the other ranks in rank order, [ranks - 1, n]; rows are contiguous.
+        rank: this rank's number.
+        adds: also add the values that `total` holds.
     """
     is_narrow = own.itemsize == 2 and not np.issubdtype(own.dtype, np.integer)
     work = np.dtype(np.float32) if is_narrow else own.dtype
@@ -185,7 +186,7 @@ def rank_sum(out: tuple[()], total: np.ndarray, own: np.ndarray, others: np.ndar
     if adds:
         rows.insert(0, total)
     with np.errstate(over="ignore", invalid="ignore"):
-        found = rows[0].astype(work)
+        result = rows[0].astype(work)
         for row in rows[1:]:
-            found += row.astype(work, copy=False)
-        total[...] = found.astype(total.dtype, copy=False)
+            result += row.astype(work, copy=False)
+        total[...] = result.astype(total.dtype, copy=False)

@@ -1,9 +1,8 @@
-"""Indexing by arrays: get, put, embedding, and finding the true elements of a mask. `genesis.indexing` plans which of
-them to use.
+"""Indexing by arrays: get, put, embedding, and the true elements of a mask. `genesis.indexing` selects among them.
 
-Get and put take one integer array for each indexed dimension. These broadcast to one shape, which is in the result
-where the indexed dimensions stood if these are neighbours, and in front otherwise, as in numpy and torch. Rows that go
-to the same place are added up in the order of their positions, so that results repeat.
+Get and put take one integer array per indexed dimension. The arrays broadcast to one shape, which replaces the indexed
+dimensions in the result if these are adjacent, and comes first otherwise, as in numpy and torch. Rows with the same
+target are added in the order of their positions, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from genesis.shapes import Shape, broadcast_shapes, numel
 
 MASK_BLOCK = 4096  # elements of a mask that are counted together
 _INDICES = 64  # numpy's limit of dimensions
-# Elements from which on rows are sorted by their target and each run is added with one call: numpy's `add.at` is slow
-# for rows, and `add.reduceat` does not vectorise over them.
+# From this width on, rows are sorted by target and each run is added with one call: numpy's `add.at` is slow for rows,
+# and `add.reduceat` does not vectorise over them.
 _WIDE = 32
 
 
-# --- Where the index dimensions are -----------------------------------------------------------------------------------
+# --- Position of the index dimensions ---------------------------------------------------------------------------------
 
 
 def placed(shape: Shape, dims: Shape, index_shape: Shape) -> tuple[Shape, int]:
-    """The result's shape, and at which of its dimensions `index_shape` starts."""
+    """Return the result's shape, and the dimension at which `index_shape` starts in it."""
     rest = tuple(s for d, s in enumerate(shape) if d not in dims)
     adjacent = all(b == a + 1 for a, b in itertools.pairwise(dims))
     at = dims[0] if adjacent and dims else 0
@@ -44,7 +43,7 @@ def placed(shape: Shape, dims: Shape, index_shape: Shape) -> tuple[Shape, int]:
 
 
 def _check(name: str, shape: Shape, indices: tuple[Array, ...], dims: Shape) -> Shape:
-    """The result's shape, for indices that suit `shape`."""
+    """Return the result's shape. Raises ShapeError or DTypeError for indices that do not fit `shape`."""
     if len(indices) != len(dims) or not dims or list(dims) != sorted(set(dims)) or dims[-1] >= len(shape):
         raise ShapeError(f"{name}: {len(indices)} index arrays for dimensions {dims} of shape {shape}")
     for index in indices:
@@ -54,8 +53,8 @@ def _check(name: str, shape: Shape, indices: tuple[Array, ...], dims: Shape) -> 
 
 
 def _within(indices: tuple[np.ndarray, ...], shape: Shape, dims: Shape, named: Shape | None) -> list[np.ndarray]:
-    """The indices as int64 counted from 0. Raises: IndexRangeError: naming dimension, size and index."""
-    found = []
+    """Return the indices as int64 counted from 0. Raises IndexRangeError with dimension, size and index."""
+    checked = []
     for i, (index, dim) in enumerate(zip(indices, dims, strict=True)):
         size = shape[dim]
         index = index.astype(np.int64, copy=False)
@@ -70,8 +69,8 @@ def _within(indices: tuple[np.ndarray, ...], shape: Shape, dims: Shape, named: S
                 )
             if low < 0:
                 index = np.where(index < 0, index + size, index)
-        found.append(index)
-    return found
+        checked.append(index)
+    return checked
 
 
 def _front(x: np.ndarray, dims: Shape) -> np.ndarray:
@@ -79,7 +78,7 @@ def _front(x: np.ndarray, dims: Shape) -> np.ndarray:
 
 
 def _rows(values: Any, shape: Shape, dims: Shape, index_shape: Shape) -> np.ndarray:
-    """`values`, which broadcast to a result's shape, as `[N, *rest]` with N the number of indices."""
+    """Return `values`, which broadcast to a result's shape, as `[N, *rest]` for N indices."""
     result, at = placed(shape, dims, index_shape)
     wide = np.broadcast_to(np.asarray(values), result)
     moved = _front(wide, tuple(range(at, at + len(index_shape))))
@@ -90,12 +89,12 @@ def _rows(values: Any, shape: Shape, dims: Shape, index_shape: Shape) -> np.ndar
 
 
 def _get_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = zeros with g added where its elements came from."""
+    """dx = zeros with g added at the positions of the elements."""
     indices = ctx.inputs[1:]
     return (index_get_backward(g, *indices, dims=ctx.attrs["dims"], shape=ctx.spec(0).shape), *(None,) * len(indices))
 
 
-def _sizes(indices: Sequence[Any]) -> int:
+def _total_bytes(indices: Sequence[Any]) -> int:
     return sum(index.nbytes for index in indices)
 
 
@@ -105,27 +104,27 @@ def _sizes(indices: Sequence[Any]) -> int:
     vjp=_get_vjp,
     saves=tuple(range(1, 1 + _INDICES)),
     flops=lambda i, o, a: 0,
-    nbytes=lambda i, o, a: 2 * o[0].nbytes + _sizes(i[1:]),  # of x what is asked for
+    nbytes=lambda i, o, a: 2 * o[0].nbytes + _total_bytes(i[1:]),  # reads only the indexed elements of x
 )
 def index_get(out: np.ndarray, x: np.ndarray, *indices: np.ndarray, dims: Shape, named: Shape | None = None) -> None:
-    """y = x[..., i, ...] with an index array for each of `dims` (rising).
+    """y = x[..., i, ...] with one index array for each of `dims`, which are in increasing order.
 
     Args:
-        named: the numbers that errors give to `dims`, where x is a part of what the user indexed.
+        named: numbers of `dims` in errors, if x is a part of the tensor that the user indexed.
     """
-    found = _within(indices, x.shape, dims, named)
+    positions = _within(indices, x.shape, dims, named)
     first, last = dims[0], dims[-1]
     if x.flags.c_contiguous and last - first + 1 == len(dims):
-        # neighbours in contiguous memory are one dimension: one take, straight into `out`
-        flat, sizes = found[0], x.shape[first : last + 1]
-        for index, size in zip(found[1:], sizes[1:], strict=True):
+        # Adjacent dimensions of contiguous memory are one dimension: a single take, directly into `out`.
+        flat, sizes = positions[0], x.shape[first : last + 1]
+        for index, size in zip(positions[1:], sizes[1:], strict=True):
             flat = flat * size + index
         np.take(x.reshape(*x.shape[:first], numel(sizes), *x.shape[last + 1 :]), flat, first, out, "clip")
         return
-    where_: list[Any] = [builtins.slice(None)] * x.ndim
-    for dim, index in zip(dims, found, strict=True):
-        where_[dim] = index
-    out[...] = x[tuple(where_)]
+    key: list[Any] = [builtins.slice(None)] * x.ndim
+    for dim, index in zip(dims, positions, strict=True):
+        key[dim] = index
+    out[...] = x[tuple(key)]
 
 
 def _get_backward_infer(g: Array, *indices: Array, dims: Shape, shape: Shape) -> Spec:
@@ -137,7 +136,7 @@ def _get_backward_infer(g: Array, *indices: Array, dims: Shape, shape: Shape) ->
 
 @op("index_get_backward", _get_backward_infer, flops=lambda i, o, a: i[0].size)
 def index_get_backward(out: np.ndarray, g: np.ndarray, *indices: np.ndarray, dims: Shape, shape: Shape) -> None:
-    """Gradient of `index_get`: zeros of `shape` with g added at the indices, in order of position."""
+    """Compute the gradient of `index_get`: zeros of `shape` with g added at the indices, in order of position."""
     out.fill(0)
     _put(out, g, _within(indices, shape, dims, None), dims, True)
 
@@ -145,12 +144,12 @@ def index_get_backward(out: np.ndarray, g: np.ndarray, *indices: np.ndarray, dim
 # --- Put --------------------------------------------------------------------------------------------------------------
 
 
-def _put(target: np.ndarray, values: Any, found: list[np.ndarray], dims: Shape, accumulate: bool) -> None:
-    """Write or add `values` at the indices, in order of position: the last write to an element stays."""
-    index_shape = np.broadcast_shapes(*(i.shape for i in found))
+def _put(target: np.ndarray, values: Any, positions: list[np.ndarray], dims: Shape, accumulate: bool) -> None:
+    """Write or add `values` at the indices, in order of position: the last write to an element wins."""
+    index_shape = np.broadcast_shapes(*(i.shape for i in positions))
     rows = _rows(values, target.shape, dims, index_shape)
-    # One index dimension over rows in C order: numpy walks it from front to back.
-    flat = tuple(np.ascontiguousarray(np.broadcast_to(i, index_shape)).reshape(-1) for i in found)
+    # With one index dimension over C-ordered rows, numpy writes from front to back.
+    flat = tuple(np.ascontiguousarray(np.broadcast_to(i, index_shape)).reshape(-1) for i in positions)
     front = _front(target, dims)
     if accumulate:
         add_rows(front, flat, rows)
@@ -174,7 +173,7 @@ def _put_infer(
 
 
 def _put_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g, with 0 where values were written; dvalues = g where they were, 0 for writes that were written over."""
+    """dx = g, with 0 where values were written; dvalues = g at the indices, with 0 for overwritten writes."""
     indices, attrs = ctx.inputs[2:], ctx.attrs
     dims, accumulate = attrs["dims"], attrs.get("accumulate", False)
     dx = dvalues = None
@@ -190,14 +189,15 @@ def _put_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _last_writes(x: Array, indices: tuple[Array, ...], dims: Shape) -> Array:
-    """Which writes stay, as bools that broadcast to the result: each write leaves its number and looks for it."""
+    """Return, as bools that broadcast to the result, which writes are not overwritten by a later one."""
     shape = broadcast_shapes(*(i.shape for i in indices))
     count, sizes, order = numel(shape), tuple(x.shape[d] for d in dims), tuple(range(len(dims)))
+    # Each write stores its number; it survives if the number is still there afterwards.
     numbers = reshaped(arange(start=0, step=1, count=count, dtype=int64, device=x.device), shape)
     blank = fill(value=0, shape=sizes, dtype=int64, device=x.device)
-    stayed = index_get(index_put(blank, numbers, *indices, dims=order), *indices, dims=order)
+    survivors = index_get(index_put(blank, numbers, *indices, dims=order), *indices, dims=order)
     at = placed(x.shape, dims, shape)[1]
-    return reshaped(eq(stayed, numbers), (*shape, *(1,) * (len(x.shape) - len(dims) - at)))
+    return reshaped(eq(survivors, numbers), (*shape, *(1,) * (len(x.shape) - len(dims) - at)))
 
 
 @op("index_put", _put_infer, vjp=_put_vjp, saves=tuple(range(2, 2 + _INDICES)), autocast="widest")
@@ -213,8 +213,8 @@ def index_put(
 ) -> None:
     """y = x with `values` (broadcast, cast to x's dtype) written at the indices, or added there.
 
-    Where indices repeat, the last write stays; with `accumulate` all are added in order of position. `along` says that
-    all dimensions but this one are indexed by their own positions, so that sums along it are apart from each other.
+    If indices repeat, the last write wins; with `accumulate`, all are added in order of position. `along` means that
+    every other dimension is indexed by its own positions, so that sums along `along` are independent of each other.
     """
     np.copyto(out, x)
     _put(out, values, _within(indices, x.shape, dims, named), dims, accumulate)
@@ -231,12 +231,12 @@ def _put_inplace_infer(x: Array, values: Any, *indices: Array, dims: Shape, **at
 
 
 def _put_bytes(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-    """What is written, and where values are added, read before; and the values and indices."""
+    """Return the bytes written (and read, when adding), plus values and indices."""
     x, values, *indices = inputs
     rest = numel([n for i, n in enumerate(x.shape) if i not in attrs["dims"]])
     touched = rest * numel(np.broadcast_shapes(*(index.shape for index in indices))) * x.dtype.itemsize
     given = values.nbytes if isinstance(values, Array) else 0
-    return (2 if attrs.get("accumulate") else 1) * touched + given + _sizes(indices)
+    return (2 if attrs.get("accumulate") else 1) * touched + given + _total_bytes(indices)
 
 
 @op("index_put_", _put_inplace_infer, mutates=(0,), nbytes=_put_bytes)
@@ -250,13 +250,13 @@ def index_put_(
     named: Shape | None = None,
     along: int | None = None,
 ) -> None:
-    """`index_put` into x itself: touches the indexed elements only."""
-    found = _within(indices, x.shape, dims, named)
-    # what is read must not change while it is read
-    found = [i.copy() if np.may_share_memory(i, x) else i for i in found]
+    """`index_put` into x itself; touches only the indexed elements."""
+    positions = _within(indices, x.shape, dims, named)
+    # Copy indices and values that share memory with x, which changes while they are read.
+    positions = [i.copy() if np.may_share_memory(i, x) else i for i in positions]
     if isinstance(values, np.ndarray) and np.may_share_memory(values, x):
         values = values.copy()
-    _put(x, values, found, dims, accumulate)
+    _put(x, values, positions, dims, accumulate)
 
 
 # --- Masks ------------------------------------------------------------------------------------------------------------
@@ -271,8 +271,8 @@ def _check_mask(name: str, mask: Array) -> None:
         raise DTypeError(f"{name} takes a bool mask, got {mask.dtype}", next="compare first, for example x > 0")
 
 
-def _of_mask(name: str, shape: Callable[..., Shape]) -> Callable[..., Spec]:
-    """The rule of an op that finds integers, whose shape is that of `shape(mask, **attrs)`."""
+def _mask_rule(name: str, shape: Callable[..., Shape]) -> Callable[..., Spec]:
+    """Return the rule of an op on a mask with int64 results of shape `shape(mask, **attrs)`."""
 
     def infer(mask: Array, **attrs: Any) -> Spec:
         _check_mask(name, mask)
@@ -281,22 +281,22 @@ def _of_mask(name: str, shape: Callable[..., Shape]) -> Callable[..., Spec]:
     return infer
 
 
-@op("mask_count", _of_mask("mask_count", lambda mask: ()), flops=lambda i, o, a: i[0].size)
+@op("mask_count", _mask_rule("mask_count", lambda mask: ()), flops=lambda i, o, a: i[0].size)
 def mask_count(out: np.ndarray, mask: np.ndarray) -> None:
-    """How many elements are true. Reading the result is the one wait for the device that a mask costs."""
+    """Count the true elements. Reading the result is the only time that a mask blocks."""
     out[...] = np.count_nonzero(mask)
 
 
-@op("mask_indices", _of_mask("mask_indices", lambda mask, count: (mask.ndim, count)), flops=lambda i, o, a: i[0].size)
+@op("mask_indices", _mask_rule("mask_indices", lambda mask, count: (mask.ndim, count)), flops=lambda i, o, a: i[0].size)
 def mask_indices(out: np.ndarray, mask: np.ndarray, count: int) -> None:
-    """The indices of the `count` true elements in row-major order, `[dimensions, count]`."""
-    for row, found in zip(out, np.nonzero(mask) if mask.ndim else (), strict=True):
-        row[...] = found
+    """Indices of the `count` true elements in row-major order, `[dimensions, count]`."""
+    for row, indices in zip(out, np.nonzero(mask) if mask.ndim else (), strict=True):
+        row[...] = indices
 
 
-@op("mask_offsets", _of_mask("mask_offsets", lambda mask: (_offsets(mask),)), flops=lambda i, o, a: i[0].size)
+@op("mask_offsets", _mask_rule("mask_offsets", lambda mask: (_offsets(mask),)), flops=lambda i, o, a: i[0].size)
 def mask_offsets(out: np.ndarray, mask: np.ndarray) -> None:
-    """How many elements are true before each block of `MASK_BLOCK` in row-major order, and at the end, in all."""
+    """Counts of true elements before each block of `MASK_BLOCK`, in row-major order; the last entry is the total."""
     out[0] = 0
     if mask.size:
         flat = mask.reshape(-1)
@@ -317,17 +317,17 @@ def _masked_select_infer(x: Array, mask: Array, offsets: Array, *, count: int) -
 
 
 def _masked_select_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g where the mask holds, in order, and 0 elsewhere."""
+    """dx = g where the mask is true, in order, and 0 elsewhere."""
     return masked_select_backward(g, *ctx.inputs[1:]), None, None
 
 
 @op("masked_select", _masked_select_infer, vjp=_masked_select_vjp, saves=(1, 2), flops=lambda i, o, a: 0)
 def masked_select(out: np.ndarray, x: np.ndarray, mask: np.ndarray, offsets: np.ndarray, count: int) -> None:
-    """The elements of x where `mask`, of the same shape, holds, in row-major order.
+    """The elements of x where `mask`, of the same shape, is true, in row-major order.
 
     Args:
         offsets: `mask_offsets` of the mask.
-        count: the last of them.
+        count: last entry of `offsets`.
     """
     out[...] = x[mask]
 
@@ -341,21 +341,22 @@ def _masked_select_backward_infer(g: Array, mask: Array, offsets: Array) -> Spec
 
 @op("masked_select_backward", _masked_select_backward_infer, flops=lambda i, o, a: 0)
 def masked_select_backward(out: np.ndarray, g: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> None:
-    """Gradient of `masked_select`: g, in order, where `mask` holds, and 0 elsewhere."""
+    """Compute the gradient of `masked_select`: g, in order, where `mask` is true, and 0 elsewhere."""
     out.fill(0)
     out[mask] = g
 
 
-# --- Adding rows up ---------------------------------------------------------------------------------------------------
+# --- Adding rows ------------------------------------------------------------------------------------------------------
 
 
 def _spread(keys: np.ndarray, width: int) -> np.ndarray:
-    """Flat places of the elements of rows `keys` in a `[rows, width]` array."""
+    """Return the flat positions of the elements of rows `keys` in a `[rows, width]` array."""
     return keys if width == 1 else (keys[:, None] * width + np.arange(width)).reshape(-1)
 
 
 def sum_rows(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows `[N, W]` added up by key, narrow floats in float32: distinct keys `[U]` in order, and sums `[U, W]`."""
+    """Sum rows `[N, W]` by key, narrow floats in float32; return sorted distinct keys `[U]` and sums `[U, W]`."""
+    # Sort by key, and find the run of each key.
     order = np.argsort(keys, kind="stable")
     ranked = keys[order]
     first = np.ones(len(ranked), bool)
@@ -365,7 +366,7 @@ def sum_rows(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     width, dtype = rows.shape[1], work_type(rows.dtype)
     if width < _WIDE:
         sums = np.zeros((len(starts), width), dtype)
-        number = np.empty(len(keys), np.int64)  # of each row's key among the distinct ones
+        number = np.empty(len(keys), np.int64)  # number of each row's key among the distinct ones
         number[order] = np.repeat(np.arange(len(starts)), counts)
         np.add.at(sums.reshape(-1), _spread(number, width), as_type(rows, dtype).reshape(-1))
         return ranked[starts], sums
@@ -377,11 +378,11 @@ def sum_rows(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def add_rows(target: np.ndarray, places: tuple[np.ndarray, ...], rows: np.ndarray) -> None:
-    """target[places[0][n], places[1][n], ...] += rows[n] for n in order; places may repeat.
+    """Compute target[places[0][n], places[1][n], ...] += rows[n] for n in order; places may repeat.
 
     Args:
-        target: `[M1, ..., Mk, *R]`, of any strides.
-        places: k arrays `[N]` of int64 within bounds.
+        target: `[M1, ..., Mk, *R]`, with any strides.
+        places: k int64 arrays `[N]` within bounds.
         rows: `[N, *R]`.
     """
     sizes, rest = target.shape[: len(places)], target.shape[len(places) :]
@@ -394,9 +395,9 @@ def add_rows(target: np.ndarray, places: tuple[np.ndarray, ...], rows: np.ndarra
     if width < _WIDE and target.dtype == dtype and target.flags.c_contiguous:
         np.add.at(target.reshape(-1), _spread(keys, width), as_type(flat, dtype).reshape(-1))
         return
-    found, sums = sum_rows(keys, flat if flat.dtype == target.dtype else as_type(flat, dtype))
-    where = np.unravel_index(found, sizes)
-    target[where] = as_type(target[where], dtype) + sums.reshape(len(found), *rest)
+    distinct, sums = sum_rows(keys, flat if flat.dtype == target.dtype else as_type(flat, dtype))
+    where = np.unravel_index(distinct, sizes)
+    target[where] = as_type(target[where], dtype) + sums.reshape(len(distinct), *rest)
 
 
 # --- Embedding --------------------------------------------------------------------------------------------------------
@@ -411,7 +412,7 @@ def _embedding_infer(ids: Array, weight: Array) -> Spec:
 
 
 def _embedding_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
-    """An accumulated gradient (that of a head with the same weight) gets only the rows of ids that occur."""
+    """dweight as `embedding_backward`; an accumulated gradient, as of a tied head, gets only the rows of its ids."""
     accumulated = ctx.take_accumulated(1)
     if accumulated is not None:
         total = accumulated.array if accumulated.is_own else copy(accumulated.array)
@@ -427,14 +428,14 @@ def _embedding_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
     vjp=_embedding_vjp,
     saves=(0,),
     flops=lambda i, o, a: 0,
-    nbytes=lambda i, o, a: i[0].nbytes + 2 * o[0].nbytes,  # of the weight the rows that are asked for
+    nbytes=lambda i, o, a: i[0].nbytes + 2 * o[0].nbytes,  # reads only the selected rows of the weight
     torch="torch.nn.functional.embedding",
 )
 def embedding(out: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> None:
     """y[...] = weight[ids[...]].
 
     Args:
-        ids: integers of any shape, 0 to rows - 1.
+        ids: integers of any shape, from 0 to rows - 1.
         weight: `[rows, width]`.
     """
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0]):
@@ -458,12 +459,12 @@ def _embedding_backward_infer(g: Array, ids: Array, rows: int) -> Spec:
     flops=lambda i, o, a: i[0].size,
 )
 def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: int) -> None:
-    """dweight[r] = Σ of g over the places where ids = r, in order of position; accumulated in float32 or wider."""
+    """dweight[r] = Σ g over the positions with ids = r, in order of position; accumulated in float32 or wider."""
     out.fill(0)
     if ids.size == 0 or g.shape[-1] == 0:
         return
-    found, sums = sum_rows(ids.reshape(-1).astype(np.int64, copy=False), g.reshape(-1, g.shape[-1]))
-    out[found] = sums
+    distinct, sums = sum_rows(ids.reshape(-1).astype(np.int64, copy=False), g.reshape(-1, g.shape[-1]))
+    out[distinct] = sums
 
 
 def _embedding_add_infer(total: Array, g: Array, ids: Array) -> tuple[Spec, ...]:
@@ -472,7 +473,7 @@ def _embedding_add_infer(total: Array, g: Array, ids: Array) -> tuple[Spec, ...]
             f"embedding_add_ adds a gradient {g.shape} of ids {ids.shape} to [rows, width], got {total.shape}"
         )
     if total.dtype is not g.dtype:
-        raise DTypeError(f"embedding_add_: the gradient is {g.dtype}, what it is added to {total.dtype}")
+        raise DTypeError(f"embedding_add_: the gradient is {g.dtype}, the total is {total.dtype}")
     return ()
 
 
@@ -481,10 +482,10 @@ def _embedding_add_infer(total: Array, g: Array, ids: Array) -> tuple[Spec, ...]
     _embedding_add_infer,
     mutates=(0,),
     flops=lambda i, o, a: i[1].size,
-    nbytes=lambda i, o, a: 3 * i[1].nbytes + i[2].nbytes,  # of the total the rows that something is added to
+    nbytes=lambda i, o, a: 3 * i[1].nbytes + i[2].nbytes,  # touches only the rows of ids in the total
 )
 def embedding_add_(out: tuple[()], total: np.ndarray, g: np.ndarray, ids: np.ndarray) -> None:
-    """total[r] += Σ of g over the places where ids = r, in order of position; other rows are not touched.
+    """total[r] += Σ g over the positions with ids = r, in order of position; other rows are not touched.
 
     Sums accumulate in float32 or wider and are rounded once.
     """

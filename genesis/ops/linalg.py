@@ -1,7 +1,7 @@
-"""Matrix products. Floats of 2 bytes multiply in float32 and are rounded once at the store; integers wrap around.
+"""Matmuls. 2-byte floats multiply in float32 and are rounded once at the store; integers wrap around.
 
-Gradients multiply transposed views, which BLAS reads as they are. In the formulas below g is the gradient of the
-result. The products of layers are in linear.py.
+Gradients multiply transposed views, which BLAS reads without a copy. In the formulas, g is the gradient of the result.
+The matmuls of linear layers are in linear.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.shapes import broadcast_shapes, numel
 
-COLUMNS = 64  # of one row's product go to a thread together: BLAS sums a column by where it is in a multiple of a few
+COLUMNS = 64  # columns of a row's product per thread: BLAS may sum a column differently at another offset modulo a few
 
 
 # --- How numpy multiplies ---------------------------------------------------------------------------------------------
 
 
 def _for_blas(x: np.ndarray) -> np.ndarray:
-    """x, copied where its matrices have no unit stride: numpy would multiply those without BLAS."""
+    """Return x, copied if its matrices have no unit stride, because numpy multiplies those without BLAS."""
     if x.ndim < 2 or x.size == 0:
         return x
     (rows, columns), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
@@ -37,12 +37,12 @@ def _for_blas(x: np.ndarray) -> np.ndarray:
 
 
 def is_wide_enough(fp8: int, columns: int) -> bool:
-    """Whether a product whose result has so many columns is made in 8-bit floats, by an op's attribute `fp8`."""
+    """Whether an op's attribute `fp8` selects 8-bit floats for a matmul whose result has this many columns."""
     return 0 < fp8 <= columns
 
 
 def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """out = x @ y, in float32 for 2-byte floats; a batch against one matrix is one product `[B·T, in] x [in, out]`."""
+    """Set out = x @ y, in float32 for 2-byte floats; a batch times one matrix is one matmul `[B·T, in] x [in, out]`."""
     if is_narrow(out.dtype):
         with scratch(out.shape, np.float32) as wide:
             multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
@@ -59,7 +59,7 @@ def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
 
 
 def _multiply_row(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """One row against a large matrix, as in generation: our threads take columns, because those of BLAS cost more."""
+    """Multiply one row by a large matrix, as in generation: our threads split the columns faster than BLAS's do."""
 
     def piece(start: int, stop: int) -> None:
         mine = slice(start * COLUMNS, stop * COLUMNS)
@@ -70,7 +70,7 @@ def _multiply_row(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
 
 
 def same_type(name: str, *arrays: Array) -> None:
-    """Check that all arrays have one dtype, with which products can be computed."""
+    """Raise DTypeError unless all arrays have the same dtype, and it is not bool."""
     first = arrays[0].dtype
     if any(a.dtype is not first for a in arrays):
         listed = " and ".join(a.dtype.name for a in arrays)
@@ -80,7 +80,7 @@ def same_type(name: str, *arrays: Array) -> None:
 
 
 def transposed(x: Array) -> Array:
-    """A view with the last two dimensions swapped."""
+    """Return a view with the last two dimensions swapped."""
     (rows, columns), (down, right) = x.shape[-2:], x.strides[-2:]
     return x.view((*x.shape[:-2], columns, rows), (*x.strides[:-2], right, down))
 
@@ -89,7 +89,7 @@ def transposed(x: Array) -> Array:
 
 
 def matmul_spec(x: Array, y: Array) -> Spec:
-    """What `matmul` gives."""
+    """Return the spec of `matmul`'s result."""
     if not x.shape or not y.shape:
         raise ShapeError(f"matmul: shapes {x.shape} and {y.shape}: both need at least 1 dimension", next="use mul")
     inner = y.shape[-2] if y.ndim > 1 else y.shape[0]
@@ -101,7 +101,7 @@ def matmul_spec(x: Array, y: Array) -> Spec:
 
 
 def matmul_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-    """2·n·k·m: a multiplication and an addition for each term."""
+    """Return 2·n·k·m: a multiplication and an addition for each term."""
     return 2 * outputs[0].size * int(inputs[0].shape[-1])
 
 
@@ -118,7 +118,7 @@ def _matmul_vjp(ctx: Context, g: Array) -> Grads:
     if ctx.needs[0]:
         dx = _reduced(matmul(g, transposed(columns)), x)
     if ctx.needs[1]:
-        if columns.ndim == 2 and rows.ndim > 2:  # one product over all rows of the batch
+        if columns.ndim == 2 and rows.ndim > 2:  # one matmul over all rows of the batch
             rows = reshaped(rows, (numel(rows.shape[:-1]), rows.shape[-1]))
             g = reshaped(g, (rows.shape[0], g.shape[-1]))
         dy = _reduced(matmul(transposed(rows), g), y)
@@ -126,7 +126,7 @@ def _matmul_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _reduced(grad: Array, x: Array) -> Array:
-    """A gradient of the matrices `[..., n, m]`, summed over repeated batch dimensions, in x's shape."""
+    """Return the gradient of matrices `[..., n, m]` in x's shape, summed over repeated batch dimensions."""
     shape = (*x.shape[:-2], *grad.shape[-2:])
     return reshaped(sum_to_shape(grad, shape=shape) if grad.shape != shape else grad, x.shape)
 
@@ -141,13 +141,14 @@ def _reduced(grad: Array, x: Array) -> Array:
     torch="torch.matmul",
 )
 def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
-    """y = x @ y: `[..., n, k]` with `[..., k, m]`, batch dimensions broadcast; a vector counts as a row on the left and
-    as a column on the right, and its dimension is then dropped.
+    """y = x @ y: `[..., n, k]` with `[..., k, m]`; batch dimensions broadcast.
+
+    A vector counts as a row on the left and as a column on the right; that dimension is dropped from the result.
     """
     multiply(x, y, out)
 
 
-# --- Products between two types ---------------------------------------------------------------------------------------
+# --- Matmuls of two dtypes --------------------------------------------------------------------------------------------
 
 
 def _mixed_infer(x: Array, y: Array, *, dtype: DType, alpha: float = 1.0) -> Spec:
@@ -155,14 +156,14 @@ def _mixed_infer(x: Array, y: Array, *, dtype: DType, alpha: float = 1.0) -> Spe
         raise ShapeError(f"mixed_matmul takes matrices [..., n, k] and [..., k, m], got {x.shape} and {y.shape}")
     types = {x.dtype, y.dtype, dtype}
     if not all(t.is_floating_point for t in types) or (float64 in types and len(types) > 1):
-        raise DTypeError(f"mixed_matmul multiplies floats, float64 by themselves, got {x.dtype}, {y.dtype} to {dtype}")
+        raise DTypeError(f"mixed_matmul takes floats, float64 only with float64, got {x.dtype}, {y.dtype} to {dtype}")
     if x.dtype is not y.dtype and float32 not in (x.dtype, y.dtype):
         raise DTypeError(f"mixed_matmul: one of {x.dtype} and {y.dtype} must be float32")
     return Spec((*x.shape[:-1], y.shape[-1]), dtype)
 
 
 def _mixed_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = α·g·yᵀ in x's type, dy = α·xᵀ·g in y's."""
+    """dx = α·g·yᵀ in x's dtype, dy = α·xᵀ·g in y's."""
     (x, y), alpha = ctx.inputs, ctx.attrs.get("alpha", 1.0)
     dx = mixed_matmul(g, transposed(y), dtype=x.dtype, alpha=alpha) if ctx.needs[0] else None
     dy = mixed_matmul(transposed(x), g, dtype=y.dtype, alpha=alpha) if ctx.needs[1] else None
@@ -171,25 +172,26 @@ def _mixed_vjp(ctx: Context, g: Array) -> Grads:
 
 @op("mixed_matmul", _mixed_infer, vjp=_mixed_vjp, saves=(0, 1), flops=matmul_flops)
 def mixed_matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray, dtype: DType, alpha: float = 1.0) -> None:
-    """α·x @ y for `[..., n, k]` and `[..., k, m]` of one batch, summed in float32 and rounded once, to `dtype`.
+    """α·x @ y for `[..., n, k]` and `[..., k, m]` with equal batches, summed in float32, rounded once to `dtype`.
 
-    Float32 may meet a 2-byte type: a GPU rounds it to that type first, whose matrix units take no wider factors, and
-    the CPU does not. With results in float32 no value is rounded that a sum or an exponential still has to read.
+    One operand may be float32 and the other a 2-byte float. A GPU rounds the float32 operand to the 2-byte dtype first,
+    because its matrix units take no wider operands; the CPU does not. A float32 result avoids rounding before a later
+    sum or exponential.
     """
     work = np.dtype(np.float32) if x.itemsize < 8 else x.dtype
-    with scratch(out.shape if out.dtype != work else (0,), work) as room:
-        found = out if out.dtype == work else room
-        multiply(as_type(x, work), as_type(y, work), found)
-        found *= work.type(alpha)
-        if found is not out:
-            np.copyto(out, found, casting="unsafe")
+    with scratch(out.shape if out.dtype != work else (0,), work) as workspace:
+        result = out if out.dtype == work else workspace
+        multiply(as_type(x, work), as_type(y, work), result)
+        result *= work.type(alpha)
+        if result is not out:
+            np.copyto(out, result, casting="unsafe")
 
 
-# --- Products added to something --------------------------------------------------------------------------------------
+# --- Matmuls with an addend -------------------------------------------------------------------------------------------
 
 
 def plus_spec(name: str, x: Array, y: Array, addend: Array) -> Spec:
-    """What a product with an addend gives."""
+    """Return the spec of a matmul with an addend."""
     spec = matmul_spec(x, y)
     if addend.shape != spec.shape:
         raise ShapeError(f"{name}: the product of {x.shape} and {y.shape} has shape {spec.shape}, not {addend.shape}")
@@ -199,7 +201,7 @@ def plus_spec(name: str, x: Array, y: Array, addend: Array) -> Spec:
 
 @op("matmul_add", lambda x, y, addend: plus_spec("matmul_add", x, y, addend), flops=matmul_flops)
 def matmul_add(out: np.ndarray, x: np.ndarray, y: np.ndarray, addend: np.ndarray) -> None:
-    """x @ y + addend, rounded once; without gradient: backward passes use it to add up gradients."""
+    """x @ y + addend, rounded once. No gradient: backward passes use it to accumulate gradients."""
     if is_narrow(out.dtype):
         with scratch(out.shape, np.float32) as wide:
             multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)

@@ -1,8 +1,8 @@
-"""Linear layers: one weight or several on one input, with bias and residual in the product's epilogue.
+"""Linear layers: one or several weights on one input, with bias and residual in the matmul's epilogue.
 
-In the formulas below g is the gradient of the result. Gradients of weights go where they stay, and are added there to
-what came before, in one product for weights that lie next to each other in memory, as in a flat buffer. All ops here
-take low-rank pairs, whose formulas are in low_rank.py.
+In the formulas, g is the gradient of the result. Weight gradients are written straight into their gradient slots, or
+added to the accumulated gradients there, in one matmul for weights that are adjacent in memory, as in a flat buffer.
+All ops in this file take low-rank pairs, whose formulas are in low_rank.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Out = np.ndarray | tuple[np.ndarray, ...]
 
 
 def low_rank_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-    """Those of x·Wᵀ, and of x·Aᵀ and u·Bᵀ."""
+    """Return the FLOPs of x·Wᵀ, and of x·Aᵀ and u·Bᵀ for low-rank pairs."""
     low_rank, x = attrs.get("low_rank"), inputs[0]
     rows, pairs = x.size // max(x.shape[-1], 1), () if low_rank is None else low_rank.pairs
     more = sum(2 * rows * p.rank * (x.shape[-1] + p.stop - p.start) for p in pairs)
@@ -58,66 +58,76 @@ def low_rank_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: d
 
 
 def own_parameters(parameters: Sequence[Any], low_rank: LowRank | None) -> Sequence[Any]:
-    """Weights and biases, without the inputs of the pairs behind them."""
+    """Return weights and biases, without the inputs of low-rank pairs, which follow them."""
     return parameters if low_rank is None else parameters[: -low_rank.inputs]
 
 
 def split_parameters(parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Weights and biases of `w1 … wn, b1 … bn` or `w1 … wn`."""
+    """Split `w1 … wn, b1 … bn` or `w1 … wn` into weights and biases."""
     count = next((i for i, p in enumerate(parameters) if p.ndim != 2), len(parameters))
     return list(parameters[:count]), list(parameters[count:])
 
 
 def join_parameters(first: int) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """`Op.join` of an op whose inputs from `first` on are weights and biases: one of each where all are neighbours. The
-    pairs behind them are joined by themselves: those of `low_rank`, and of `down_low_rank`, which are the last.
+    """Return the `Op.join` of an op whose inputs from `first` on are weights and biases.
+
+    If all weights are adjacent in memory, and all biases, one joined weight and bias replace them. The low-rank pairs
+    that follow (of `low_rank`, then of `down_low_rank`) are joined separately.
     """
 
     def join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         pairs: tuple[Any, ...] = ()
         for name in ("down_low_rank", "low_rank"):
             if (low_rank := attrs.get(name)) is not None:
-                found, joint = join_pairs(inputs[-low_rank.inputs :], low_rank)
-                inputs, pairs, attrs = inputs[: -low_rank.inputs], (*found, *pairs), {**attrs, name: joint}
+                joined_inputs, joint = join_pairs(inputs[-low_rank.inputs :], low_rank)
+                inputs, pairs, attrs = inputs[: -low_rank.inputs], (*joined_inputs, *pairs), {**attrs, name: joint}
         weights, biases = split_parameters(inputs[first:])
         if len(weights) > 1 and len(biases) in (0, len(weights)) and all(b.ndim for b in biases):
-            whole = [joined(each) for each in (weights, biases) if each]
-            inputs = inputs if any(w is None for w in whole) else (*inputs[:first], *whole)
+            joint_parameters = [joined(each) for each in (weights, biases) if each]
+            inputs = inputs if any(w is None for w in joint_parameters) else (*inputs[:first], *joint_parameters)
         return (*inputs, *pairs), attrs
 
     return join
 
 
-# --- Gradients of a product x·Wᵀ + b ----------------------------------------------------------------------------------
+# --- Gradients of x·Wᵀ + b --------------------------------------------------------------------------------------------
 
 
 class LowRankTerm(NamedTuple):
-    """What low-rank pairs add to an input's gradient: dropout(v·A); see low_rank.py."""
+    """The low-rank term of an input's gradient, dropout(v·A); see low_rank.py."""
 
     v: Array  # `[..., Σ ranks]`
     a: list[Array]  # A of each pair `[rank, in]`
-    ranks: list[int]
-    noise: dict[str, Any] | None  # attributes of `dropout`, None where there is none
-    position: tuple[Any, ...]  # its input behind x, if it has one
+    ranks: list[int]  # rank of each pair
+    noise: dict[str, Any] | None  # attributes of `dropout`; None without dropout
+    position: tuple[Any, ...]  # second input of `dropout`, if it has one
 
     @property
     def products(self) -> list[tuple[Array, Array]]:
-        """Parts of v and A, the fewest."""
-        whole = joined(self.a)
-        return [(self.v, whole)] if whole is not None else list(zip(columns(self.v, self.ranks), self.a, strict=True))
+        """Pairs (part of v, part of A) for as few matmuls as possible."""
+        joint = joined(self.a)
+        return [(self.v, joint)] if joint is not None else list(zip(columns(self.v, self.ranks), self.a, strict=True))
 
 
 def input_gradient(
     ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: int = 0, low: LowRankTerm | None = None
 ) -> Array:
-    """g·W with the weights stacked, plus what input `i` of a context has accumulated, if there is one, and what low-
-    rank pairs add, in the weights' type; `fp8` as for `linear`, of the weights' width.
+    """Return g·W with the weights stacked, plus the accumulated gradient of input `i`, plus the low-rank term.
+
+    Args:
+        ctx: context whose accumulated gradient is taken; None for an intermediate gradient.
+        i: number of the input.
+        g: gradient of the result, `[..., out]`.
+        weights: weights `[out, in]`, in whose dtype the result is.
+        fp8: as for `linear`, with `in` as the width.
+        low: the low-rank term, if any.
     """
     accumulated = None if ctx is None else ctx.take_accumulated(i)
     total, is_own = accumulated if accumulated is not None else (None, False)
-    whole, quantizes = joined(weights), is_wide_enough(fp8, weights[0].shape[1])
-    parts = columns(g, [w.shape[0] for w in weights]) if whole is None else [g]
-    pairs = list(zip(parts, weights if whole is None else [whole], strict=True))
+    joint, quantizes = joined(weights), is_wide_enough(fp8, weights[0].shape[1])
+    parts = columns(g, [w.shape[0] for w in weights]) if joint is None else [g]
+    pairs = list(zip(parts, weights if joint is None else [joint], strict=True))
+    # Add the low-rank term: with dropout in its own pass, else fused with the matmul or accumulated.
     if low is not None and low.noise is not None:
         more = _sum_of_products(None, False, low.products, False)
         dropout(more, *low.position, **low.noise, out=more)
@@ -130,7 +140,7 @@ def input_gradient(
 
 
 def _sum_of_products(total: Array | None, is_own: bool, pairs: Sequence[tuple[Array, Array]], quantizes: bool) -> Array:
-    """The products of all pairs, and `total`, which `is_own` lets be written over; `quantizes`: in 8-bit floats."""
+    """Return `total` plus the matmuls of all pairs; `is_own`: `total` may be overwritten; `quantizes`: use fp8."""
     for part, weight in pairs:
         if quantizes:
             total = quantized_matmul(part, weight) if total is None else quantized_matmul(part, weight, total)
@@ -146,44 +156,51 @@ def _sum_of_products(total: Array | None, is_own: bool, pairs: Sequence[tuple[Ar
 
 
 class _Target(NamedTuple):
-    """Where one product makes the gradients of some parameters that it has one after another."""
+    """The destination of one matmul that computes gradients of some parameters.
 
-    number: int | None = None  # of the parameter; None: of all
-    out: Array | None = None  # where to write
-    before: Accumulated | None = None  # what to add to, in place where that is allowed
-    arrays: list[Array] | None = None  # what then holds the gradients of all; None: what the product gives
+    Attributes:
+        number: number of the parameter; None for all parameters at once.
+        out: memory to write to.
+        before: accumulated gradient to add to, in place if allowed.
+        arrays: gradients of all parameters after the matmul; None if they are slices of its result.
+    """
+
+    number: int | None = None
+    out: Array | None = None
+    before: Accumulated | None = None
+    arrays: list[Array] | None = None
 
     def columns(self, g: Array, sizes: Sequence[int]) -> Array:
-        """Those of g that belong to the parameters."""
+        """Return the columns of g that belong to the destination's parameters."""
         return g if self.number is None else columns(g, sizes)[self.number]
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
-        """For a product of so many bytes: in a slot nobody reads it before the backward pass does, or is over."""
+        """Return a context for a matmul of `nbytes`: nothing reads a slot before the backward pass needs it or ends."""
         return nullcontext() if self.out is None else self.out.storage.backend.on_side_stream(nbytes)
 
-    def put(self, made: Array, found: list[Array | None], sizes: Sequence[int]) -> None:
-        """Note what was made in the list of all gradients."""
+    def put(self, result: Array, grads: list[Array | None], sizes: Sequence[int]) -> None:
+        """Enter the matmul's result in the list of all gradients."""
         if self.number is None:
-            found[:] = self.arrays or slices(made, sizes)
+            grads[:] = self.arrays or slices(result, sizes)
         else:
-            found[self.number] = made
+            grads[self.number] = result
 
 
 def _targets(ctx: Context, inputs: Sequence[int]) -> list[_Target]:
-    """One for all inputs where they lie next to each other in memory, or nowhere yet; else one for each."""
-    wanted = [k for k, i in enumerate(inputs) if ctx.needs[i]]
-    sums = {k: ctx.take_accumulated(inputs[k]) for k in wanted}
-    slots = {k: ctx.gradient_slot(inputs[k]) for k in wanted if sums[k] is None}
-    if len(wanted) == len(inputs):
+    """Return one destination for all inputs if they are adjacent in memory or have no memory yet, else one each."""
+    needed = [k for k, i in enumerate(inputs) if ctx.needs[i]]
+    sums = {k: ctx.take_accumulated(inputs[k]) for k in needed}
+    slots = {k: ctx.gradient_slot(inputs[k]) for k in needed if sums[k] is None}
+    if len(needed) == len(inputs):
         own = [t.array for t in sums.values() if t is not None and t.is_own]
-        if len(own) == len(inputs) and (whole := joined(own)) is not None:
-            return [_Target(None, None, Accumulated(whole, True), own)]
+        if len(own) == len(inputs) and (joint := joined(own)) is not None:
+            return [_Target(None, None, Accumulated(joint, True), own)]
         free = [slot for slot in slots.values() if slot is not None]
-        if len(free) == len(inputs) and (whole := joined(free)) is not None:
-            return [_Target(None, whole, None, free)]
+        if len(free) == len(inputs) and (joint := joined(free)) is not None:
+            return [_Target(None, joint, None, free)]
         if not free and not any(sums.values()):
             return [_Target()]
-    return [_Target(k, slots.get(k), sums[k]) for k in wanted]
+    return [_Target(k, slots.get(k), sums[k]) for k in needed]
 
 
 def _as_rows(x: Array) -> Array:
@@ -193,98 +210,108 @@ def _as_rows(x: Array) -> Array:
 def weight_gradients(
     ctx: Context, inputs: Sequence[int], g: Array, x: Array, sizes: Sequence[int]
 ) -> list[Array | None]:
-    """gᵀ·x over all rows for each weight `[size, in]`; g is `[..., Σ sizes]`, x `[..., in]`."""
-    found: list[Array | None] = [None] * len(inputs)
+    """Return gᵀ·x over all rows for each weight `[size, in]`; g is `[..., Σ sizes]`, x `[..., in]`."""
+    grads: list[Array | None] = [None] * len(inputs)
     g, x = _as_rows(g), _as_rows(x)
     for target in _targets(ctx, inputs):
         left = transposed(target.columns(g, sizes))
         if target.before is None:
             with target.on_side_stream(g.nbytes + x.nbytes):
-                made = matmul(left, x, out=target.out)
+                result = matmul(left, x, out=target.out)
         elif target.before.is_own:
-            made = target.before.array
-            add_matmul(made, left, x)
+            result = target.before.array
+            add_matmul(result, left, x)
         else:
-            made = matmul_add(left, x, target.before.array)
-        target.put(made, found, sizes)
-    return found
+            result = matmul_add(left, x, target.before.array)
+        target.put(result, grads, sizes)
+    return grads
 
 
 def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequence[int]) -> list[Array | None]:
-    """The sum of g `[..., Σ sizes]` over all rows, for each bias `[size]`."""
-    found: list[Array | None] = [None] * len(inputs)
+    """Return the sum of g `[..., Σ sizes]` over all rows, for each bias `[size]`."""
+    grads: list[Array | None] = [None] * len(inputs)
     g = _as_rows(g)
     for target in _targets(ctx, inputs):
         part = target.columns(g, sizes)
         with target.on_side_stream(g.nbytes):
-            made = sum_to_shape(part, shape=part.shape[1:], out=target.out)
+            result = sum_to_shape(part, shape=part.shape[1:], out=target.out)
         if target.before is not None:
             array, is_own = target.before
-            made = add(array, made, out=array if is_own else None)
-        target.put(made, found, sizes)
-    return found
+            result = add(array, result, out=array if is_own else None)
+        target.put(result, grads, sizes)
+    return grads
 
 
 # --- Gradients of low-rank pairs --------------------------------------------------------------------------------------
 
 
 class PairsBackward(NamedTuple):
-    """What the gradients of a call are made of; without pairs, g alone."""
+    """Intermediate values for the gradients of a call with low-rank pairs; without pairs, only g.
 
-    g: Array  # the gradient of the result, `[..., out]`
-    first: int  # the first input of the pairs, behind the op's own
+    Attributes:
+        g: gradient of the result, `[..., out]`.
+        first: number of the pairs' first input, which follows the op's own inputs.
+        low_rank: the pairs.
+        b: gradient of each B that is trained.
+        c: factors, if any.
+        factors: gradient of c.
+        term: low-rank term of dx.
+    """
+
+    g: Array
+    first: int
     low_rank: LowRank | None = None
-    b: Sequence[Array | None] = ()  # the gradient of each B that learns
-    c: Array | None = None  # the factors, if there are any
-    factors: Array | None = None  # c's gradient
-    term: LowRankTerm | None = None  # v, and what makes it a part of dx
+    b: Sequence[Array | None] = ()
+    c: Array | None = None
+    factors: Array | None = None
+    term: LowRankTerm | None = None
 
     def of_product(self) -> Array:
-        """g' = c∘g."""
+        """Return g' = c∘g."""
         return self.g if self.c is None else scale_columns(self.g, self.c)
 
     def scaled(self, weights: Sequence[Array]) -> Sequence[Array]:
-        """c∘W, for g·(c∘W), which is g'·W."""
+        """Return c∘W, because g·(c∘W) = g'·W."""
         if self.c is None:
             return weights
-        whole = joined(weights)
-        parts = list(weights) if whole is None else [whole]
+        joint = joined(weights)
+        parts = list(weights) if joint is None else [joint]
         factors = slices(self.c, [w.shape[0] for w in parts])
         return [scale_rows(w, c) for w, c in zip(parts, factors, strict=True)]
 
     def reads_input(self, ctx: Context) -> bool:
-        """Whether the gradient of an A is wanted, for which x is read."""
+        """Whether the gradient of an A is needed, which reads x."""
         count = 0 if self.low_rank is None else len(self.low_rank.pairs)
         return any(ctx.needs[self.first : self.first + count])
 
     def gradients(self, ctx: Context, x: Array | None) -> list[Array | None]:
-        """The gradients of the pairs' inputs; x `[..., in]` is read where an A learns."""
+        """Return the gradients of the pairs' inputs; x `[..., in]` is read only if an A is trained."""
         if self.low_rank is None:
             return []
         count, first = len(self.low_rank.pairs), self.first
-        found: list[Array | None] = [None] * self.low_rank.inputs
+        grads: list[Array | None] = [None] * self.low_rank.inputs
         if self.reads_input(ctx):
             term = self.term
             assert term is not None and x is not None
             dropped = x if term.noise is None else dropout(x, *term.position, **term.noise)
-            found[:count] = weight_gradients(ctx, range(first, first + count), term.v, dropped, term.ranks)
-        found[count : 2 * count] = self.b
+            grads[:count] = weight_gradients(ctx, range(first, first + count), term.v, dropped, term.ranks)
+        grads[count : 2 * count] = self.b
         if self.factors is not None and ctx.needs[first + 2 * count]:
             c = ctx.inputs[first + 2 * count]
-            found[2 * count] = self.factors if self.factors.dtype is c.dtype else cast(self.factors, dtype=c.dtype)
-        return found
+            grads[2 * count] = self.factors if self.factors.dtype is c.dtype else cast(self.factors, dtype=c.dtype)
+        return grads
 
 
 def pairs_backward(
     ctx: Context, g: Array, low_rank: LowRank | None, kept: Sequence[Array | None], end: int | None = None,
     is_result: bool = False,
 ) -> PairsBackward:  # fmt: skip
-    """The backward pass of a call's pairs.
+    """Compute the intermediate values of the backward pass of a call's pairs.
 
     Args:
-        g: the gradient of the result, `[..., out]`.
-        kept: u and, with c, z.
-        end: where the inputs of the pairs end; None means behind the last one.
+        g: gradient of the result, `[..., out]`.
+        kept: saved u and, with c, z.
+        end: end of the pairs' inputs; by default the last input.
         is_result: as for `low_rank_backward`.
     """
     end = len(ctx.inputs) if end is None else end
@@ -294,19 +321,20 @@ def pairs_backward(
     assert operands is not None and kept[0] is not None
     first, pairs, c = end - low_rank.inputs, low_rank.pairs, operands.factors
     numbers = range(first + len(pairs), first + 2 * len(pairs))
+    # Write the gradients of B into their slots, or add them to the accumulated ones afterwards.
     sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in numbers]
     slots = [
         ctx.gradient_slot(i) if ctx.needs[i] and before is None else None
         for i, before in zip(numbers, sums, strict=True)
     ]
-    given, out = (operands.b, (None, *slots)) if c is None else ((*operands.b, c, kept[1]), (None, *slots, None))
+    arrays, out = (operands.b, (None, *slots)) if c is None else ((*operands.b, c, kept[1]), (None, *slots, None))
     attrs = {"pairs": pairs} if c is None else {"pairs": pairs, "is_result": is_result}
-    v, *found = low_rank_backward(g, kept[0], *given, out=out, **attrs)
-    factors = None if c is None else found.pop()
-    b = [made if ctx.needs[i] else None for i, made in zip(numbers, found, strict=True)]
+    v, *b_grads = low_rank_backward(g, kept[0], *arrays, out=out, **attrs)
+    factors = None if c is None else b_grads.pop()
+    b = [grad if ctx.needs[i] else None for i, grad in zip(numbers, b_grads, strict=True)]
     for i, before in enumerate(sums):
         if before is not None:
-            b[i] = add(before.array, found[i], out=before.array if before.is_own else None)
+            b[i] = add(before.array, b_grads[i], out=before.array if before.is_own else None)
     noise = None if low_rank.dropout is None else low_rank.noise
     term = LowRankTerm(v, operands.a, [p.rank for p in pairs], noise, operands.where)
     return PairsBackward(g, first, low_rank, b, c, factors, term)
@@ -319,7 +347,7 @@ def check_linear(
     name: str, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
     fp8: int = 0,
 ) -> Spec:  # fmt: skip
-    """The result's spec; all weights have x's width, a bias for each or none."""
+    """Return the result's spec; all weights must have x's width, and there is one bias per weight or none."""
     if fp8:
         check_quantizable(name, *(w for w in weights if w.ndim == 2))
     for weight in weights:
@@ -327,7 +355,7 @@ def check_linear(
             raise ShapeError(f"{name}: an input of shape {x.shape} with a weight of shape {weight.shape} [out, in]")
     if biases and [b.shape for b in biases] != [w.shape[:1] for w in weights]:
         listed = " and ".join(str(a.shape) for a in (*biases, *weights))
-        raise ShapeError(f"{name}: a bias of shape {listed}: biases [out] go with weights [out, in], each with its own")
+        raise ShapeError(f"{name}: a bias of shape {listed}: each weight [out, in] needs its own bias [out]")
     out = (*x.shape[:-1], sum(w.shape[0] for w in weights))
     if residual is not None and residual.shape != out:
         raise ShapeError(f"{name}: a residual of shape {residual.shape} with a result of shape {out}")
@@ -349,21 +377,21 @@ def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """dx = g·W, dW = gᵀ·x over all rows, db = sum of g over all rows, dresidual = g."""
     x, weight = ctx.inputs[:2]
     pairs = pairs_backward(ctx, g, ctx.attrs.get("low_rank"), ctx.outputs[1:])
-    found: list[Array | None] = [None] * len(ctx.inputs)
+    grads: list[Array | None] = [None] * len(ctx.inputs)
     if ctx.needs[1]:
-        (found[1],) = weight_gradients(ctx, (1,), pairs.of_product(), x, g.shape[-1:])
-    if len(found) > 2 and ctx.needs[2]:
-        (found[2],) = bias_gradients(ctx, (2,), g, g.shape[-1:])
-    found[pairs.first :] = pairs.gradients(ctx, x)
+        (grads[1],) = weight_gradients(ctx, (1,), pairs.of_product(), x, g.shape[-1:])
+    if len(grads) > 2 and ctx.needs[2]:
+        (grads[2],) = bias_gradients(ctx, (2,), g, g.shape[-1:])
+    grads[pairs.first :] = pairs.gradients(ctx, x)
     if ctx.needs[0]:
-        found[0] = input_gradient(ctx, 0, g, pairs.scaled((weight,)), ctx.attrs.get("fp8", 0), pairs.term)
-    if len(found) > 3 and ctx.needs[3]:
-        found[3] = g
-    return tuple(found)
+        grads[0] = input_gradient(ctx, 0, g, pairs.scaled((weight,)), ctx.attrs.get("fp8", 0), pairs.term)
+    if len(grads) > 3 and ctx.needs[3]:
+        grads[3] = g
+    return tuple(grads)
 
 
 def _linear_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
-    """The weight for dx, x for dW and dA; the pairs, which lie in memory anyway, with u and z."""
+    """Save the weight for dx, x for dW and dA; and the pairs, which are in memory anyway, with u and z."""
     kept = tuple([i for i, need in ((0, needs[1] or any(needs[4:])), (1, needs[0])) if need])
     return (*kept, *range(4, len(needs)), "out1", "out2") if len(needs) > 4 else kept
 
@@ -375,7 +403,7 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
     saves=_linear_saves,
     auxiliary=(1, 2),
     flops=low_rank_flops,
-    join=join_parameters(4),  # of the pairs
+    join=join_parameters(4),  # joins only the pairs
     autocast="low_precision",
     torch="torch.nn.functional.linear",
 )
@@ -390,9 +418,9 @@ def linear(
         weight: `[out, in]`.
         bias: `[out]`.
         residual: `[..., out]`.
-        pairs: inputs of low-rank pairs; see low_rank.py, which says what more the op then gives.
-        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; see fp8.py.
-        low_rank: the pairs.
+        pairs: inputs of low-rank pairs; see low_rank.py, which also lists the additional outputs.
+        fp8: smallest result width that is computed in 8-bit floats; 0 disables them. See fp8.py.
+        low_rank: description of the pairs.
     """
     if isinstance(out, tuple):
         _adapted(out, x, (weight,), () if bias is None else (bias,), residual, pairs, low_rank, fp8)
@@ -417,7 +445,7 @@ def _adapted(
     out: tuple[np.ndarray, ...], x: np.ndarray, weights: Sequence[np.ndarray], biases: Sequence[np.ndarray],
     residual: np.ndarray | None, pairs: Sequence[np.ndarray], low_rank: LowRank | None, fp8: int,
 ) -> None:  # fmt: skip
-    """The references of `linear` and `packed_linear` with low-rank pairs: y, u and, with c, z."""
+    """Run the references of `linear` and `packed_linear` with low-rank pairs; writes y, u and, with c, z."""
     assert low_rank is not None
     _, operands = split_pairs(pairs, low_rank)
     assert operands is not None
@@ -428,7 +456,7 @@ def _adapted(
         packed_linear.reference(wide, values, *(as_type(w, wide.dtype) for w in weights), fp8=fp8)
         add_low_rank(wide, u.reshape(rows, u.shape[-1]), values, operands, low_rank)
         if operands.factors is not None:
-            if len(out) > 2:  # norm_mlp finds it again
+            if len(out) > 2:  # norm_mlp does not save z
                 np.copyto(out[2], wide.reshape(y.shape), casting="unsafe")
             wide *= as_type(operands.factors, wide.dtype)
         if biases:
@@ -439,27 +467,30 @@ def _adapted(
 
 
 def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None, pairs: PairsBackward) -> list[Array | None]:
-    """Gradients of the weights and biases from input `first` on, and of the pairs behind them, from that of the result
-    `[..., Σ out]`; x `[..., in]` is read where a weight or an A learns.
+    """Return gradients of the weights and biases from input `first` on, and of the pairs' inputs, which follow.
+
+    Args:
+        g: gradient of the result, `[..., Σ out]`.
+        x: `[..., in]`; read only if a weight or an A is trained.
     """
     specs = [s for s in ctx.input_specs[first : pairs.first] if s is not None]
     count = sum(len(s.shape) == 2 for s in specs)
     sizes, numbers = [s.shape[0] for s in specs[:count]], range(first, first + len(specs))
-    found: list[Array | None] = [None] * count
+    grads: list[Array | None] = [None] * count
     if any(ctx.needs[i] for i in numbers[:count]):
         assert x is not None
-        found = weight_gradients(ctx, numbers[:count], pairs.of_product(), x, sizes)
+        grads = weight_gradients(ctx, numbers[:count], pairs.of_product(), x, sizes)
     if any(ctx.needs[i] for i in numbers[count:]):
-        found += bias_gradients(ctx, numbers[count:], g, sizes)
+        grads += bias_gradients(ctx, numbers[count:], g, sizes)
     else:
-        found += [None] * (len(specs) - count)
-    return found + pairs.gradients(ctx, x)
+        grads += [None] * (len(specs) - count)
+    return grads + pairs.gradients(ctx, x)
 
 
 def check_packed(
     name: str, x: Array, parameters: Sequence[Array], fp8: int, low_rank: LowRank | None
 ) -> Spec | tuple[Spec, ...]:
-    """The specs of the results of several layers on x."""
+    """Return the specs of the outputs of several linear layers on x."""
     weights, biases = split_parameters(own_parameters(parameters, low_rank))
     if not weights:
         raise ShapeError(f"{name} takes one weight [out, in] or more")
@@ -470,20 +501,20 @@ def check_packed(
 
 
 def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
-    """As for `linear`: dx is the sum over the weights, each weight's gradient comes from its columns of g."""
+    """As for `linear`: dx is summed over the weights; each weight's gradient comes from its columns of g."""
     low_rank = ctx.attrs.get("low_rank")
     weights, _biases = split_parameters(own_parameters(ctx.inputs[1:], low_rank))
     pairs = pairs_backward(ctx, g, low_rank, ctx.outputs[1:])
-    found = packed_gradients(ctx, g, 1, ctx.inputs[0], pairs)
+    grads = packed_gradients(ctx, g, 1, ctx.inputs[0], pairs)
     fp8 = ctx.attrs.get("fp8", 0)
-    return input_gradient(ctx, 0, g, pairs.scaled(weights), fp8, pairs.term) if ctx.needs[0] else None, *found
+    return input_gradient(ctx, 0, g, pairs.scaled(weights), fp8, pairs.term) if ctx.needs[0] else None, *grads
 
 
 @op(
     "packed_linear",
     lambda x, *parameters, fp8=0, low_rank=None: check_packed("packed_linear", x, parameters, fp8, low_rank),
     vjp=_packed_vjp,
-    # x, weights and biases (which lie in memory anyway), u and z
+    # x; weights and biases, which are in memory anyway; u and z
     saves=lambda needs: (*range(0 if any(needs[1:]) else 1, len(needs)), "out1", "out2"),
     auxiliary=(1, 2),
     flops=low_rank_flops,
@@ -494,13 +525,13 @@ def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
 def packed_linear(
     out: Out, x: np.ndarray, *parameters: np.ndarray, fp8: int = 0, low_rank: LowRank | None = None
 ) -> None:
-    """[x·W1ᵀ + b1, …, x·Wnᵀ + bn] side by side in the last dimension.
+    """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], concatenated in the last dimension.
 
     Args:
         x: `[..., in]`.
-        parameters: weights `[out_i, in]`, then for each its bias `[out_i]`, or none; then the inputs of low-rank pairs.
-        fp8: as for `linear`, of all columns together.
-        low_rank: the pairs; see low_rank.py, which says what more the op then gives.
+        parameters: weights `[out_i, in]`; then one bias `[out_i]` per weight, or none; then inputs of low-rank pairs.
+        fp8: as for `linear`, with all columns together as the width.
+        low_rank: description of the pairs; low_rank.py lists the additional outputs.
     """
     if isinstance(out, tuple):
         own = own_parameters(parameters, low_rank)
@@ -513,11 +544,11 @@ def packed_linear(
         return
     weights, biases = split_parameters(parameters)
     count, start = numel(x.shape[:-1]), 0
-    product = multiply_quantized if is_wide_enough(fp8, out.shape[-1]) else multiply
+    matmul_into = multiply_quantized if is_wide_enough(fp8, out.shape[-1]) else multiply
     rows, target = x.reshape(count, x.shape[-1]), out.reshape(count, out.shape[-1])
     for i, weight in enumerate(weights):
         part = target[:, start : start + weight.shape[0]]
-        product(rows, weight.T, part)
+        matmul_into(rows, weight.T, part)
         if biases:
             np.add(part, biases[i], out=part)
         start += weight.shape[0]

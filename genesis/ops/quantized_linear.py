@@ -1,8 +1,8 @@
-"""A linear layer whose weight is in 8 bits, for generation: codes, and a float32 scale for each row.
+"""A linear layer with an 8-bit weight, for generation: codes, and a float32 scale for each row.
 
-Only the weight is quantised: codes are converted where they are multiplied, and sums have the scales of their columns
-afterwards. (In fp8.py both factors of a product are, for training.) Codes are int8, or e4m3, whose bits are held as
-uint8. There is no gradient.
+Only the weight is quantised: codes are converted when they are multiplied, and the sums are scaled by column
+afterwards. (For training, fp8.py quantises both operands.) Codes are int8, or e4m3, whose bits are stored as uint8.
+The op has no gradient.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from genesis.ops.norm import check_norm, rms_norm
 from genesis.ops.swiglu import swiglu_packed
 from genesis.shapes import numel
 
-KINDS: dict[DType, DType] = {int8: int8, uint8: float8_e4m3fn}  # what the dtype of codes says they are
-ROWS = 4096  # of codes that are converted together
+KINDS: dict[DType, DType] = {int8: int8, uint8: float8_e4m3fn}  # dtype of the codes' array: dtype of their values
+ROWS = 4096  # rows of codes that are converted together
 
 
 def _check_codes(name: str, codes: Array, scale: Array) -> None:
     if codes.dtype not in KINDS or scale.dtype is not float32:
         raise DTypeError(
             f"{name} takes codes in int8 or uint8 (e4m3) with float32 scales, got {codes.dtype} and {scale.dtype}",
-            next="quantize after the model was cast",
+            next="quantize after casting the model",
         )
     if codes.ndim != 2 or scale.shape != codes.shape[:1]:
         raise ShapeError(f"{name}: codes of shape {codes.shape} [out, in] and scales of shape {scale.shape} [out]")
 
 
 def _values(codes: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """diag(scale)·codes."""
-    found = codes.view(KINDS[int8 if codes.dtype == np.int8 else uint8].numpy).astype(dtype)
-    found *= scale[:, None]
-    return found
+    """Return diag(scale)·codes."""
+    values = codes.view(KINDS[int8 if codes.dtype == np.int8 else uint8].numpy).astype(dtype)
+    values *= scale[:, None]
+    return values
 
 
 def _dequantize_infer(codes: Array, scale: Array, *, dtype: DType) -> Spec:
     _check_codes("dequantize_rows", codes, scale)
     if not dtype.is_floating_point:
-        raise DTypeError(f"dequantize_rows gives a float type, not {dtype}", next="float32 or bfloat16, say")
+        raise DTypeError(f"dequantize_rows gives a float type, not {dtype}", next="use float32 or bfloat16")
     return Spec(codes.shape, dtype)
 
 
@@ -66,7 +66,7 @@ def _infer(
     if not x.shape or x.shape[-1] != codes.shape[1]:
         raise ShapeError(f"{name}: an input of shape {x.shape} with codes of shape {codes.shape} [out, in]")
     if swiglu and (codes.shape[0] % 2 or bias is not None or residual is not None):
-        raise ShapeError(f"{name}: SwiGLU takes [2F, in] with gate and up side by side, neither bias nor residual")
+        raise ShapeError(f"{name}: SwiGLU takes [2F, in] (gate, then up) without bias and residual")
     if bias is not None and bias.shape != codes.shape[:1]:
         raise ShapeError(f"{name}: a bias of shape {bias.shape} with codes of shape {codes.shape}")
     out = (*x.shape[:-1], codes.shape[0] // (2 if swiglu else 1))
@@ -89,16 +89,17 @@ def quantized_linear(
     out: np.ndarray, x: np.ndarray, codes: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None,
     residual: np.ndarray | None = None, norm: np.ndarray | None = None, *, eps: float = 0.0, swiglu: bool = False,
 ) -> None:  # fmt: skip
-    """y = n·(diag(scale)·codes)ᵀ + bias + residual with n = rms_norm(x), or x itself; rounded once.
+    """y = n·(diag(scale)·codes)ᵀ + bias + residual with n = rms_norm(x), or n = x without `norm`; rounded once.
 
     Args:
         x: `[..., in]`.
-        codes: `[out, in]`, int8, or uint8 that hold the bits of e4m3.
+        codes: `[out, in]`, int8, or uint8 with the bits of e4m3.
         scale: float32 `[out]`.
         bias: `[out]`.
         residual: `[..., out]`.
-        norm: the norm's weight `[in]`; eps is its epsilon.
-        swiglu: codes are `[2F, in]`, of gate and of up below it, and the result is silu(gate)·up, `[..., F]`.
+        norm: the norm's weight `[in]`.
+        eps: the norm's epsilon.
+        swiglu: codes are `[2F, in]`, gate above up, and the result is silu(gate)·up, `[..., F]`.
     """
     wide = np.dtype(np.float32) if is_narrow(out.dtype) else out.dtype
     rows = x.size // max(x.shape[-1], 1)

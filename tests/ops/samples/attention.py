@@ -261,7 +261,7 @@ ROWS = [
         grads=packed_small,
         errors=(
             (Case((X,), {"scale": 1.0, "heads": 2, "key_heads": 1}), ShapeError, "2 query and 1 key heads"),
-            (Case((np.ones((1, 2, 7, 4)),), {"scale": 1.0, "heads": 3, "key_heads": 2}), ShapeError, "no multiple"),
+            (Case((np.ones((1, 2, 7, 4)),), {"scale": 1.0, "heads": 3, "key_heads": 2}), ShapeError, "multiple"),
         ),
         reduction=packed_terms,
         inner=1,
@@ -273,7 +273,7 @@ ROWS = [
         grads=lambda rng: [turned(rng, case, 1) for case in packed_small(rng, TURNED)],
         wrt=(0,),
         errors=(
-            (Case((PACKED, None, TABLE), ONE_EACH), ShapeError, "belong together"),
+            (Case((PACKED, None, TABLE), ONE_EACH), ShapeError, "together"),
             (Case((PACKED, None, TABLE[:1], TABLE[:1]), ONE_EACH), ShapeError, "cos"),
             (Case((PACKED[..., :3], None, TABLE, TABLE), ONE_EACH), ShapeError, "even head size"),
         ),

@@ -45,7 +45,7 @@ ROWS = [
         dtypes=("float64",),
         errors=(
             (Case((), made[0] | {"count": -1}), ShapeError, "a range of -1 elements"),
-            (Case((), made[0] | {"dtype": bool_}), DTypeError, "a range of bools"),
+            (Case((), made[0] | {"dtype": bool_}), DTypeError, "range"),
         ),
     )
     for name, oracle, made in (("arange", arange_oracle, RANGES), ("linspace", linspace_oracle, LINES))
