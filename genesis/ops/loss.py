@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary: from logits, and from hidden states without ever holding all logits."""
+"""Cross entropy over a vocabulary: from logits, and from hidden states without holding all logits in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import Shape
 
 WORKSPACE = 16 << 20  # bytes of logits that linear_cross_entropy holds at a time
-SAFE_LOGIT = 40.0  # rows whose largest logit is no further from 0 need no shift: e^40 is far inside float32
-MIN_CHUNK = 256  # tokens; below, adding up the weight gradient would cost more than the matmul
+SAFE_LOGIT = 40.0  # no maximum is subtracted from logits within ±40: e^±40 fits easily into float32
+MIN_CHUNK = 256  # tokens; with fewer, accumulating the weight gradient would cost more than the matmul
 
 
 def _check_labels(name: str, labels: Array, shape: Shape) -> None:
@@ -69,10 +69,10 @@ def cross_entropy(
     label_smoothing: float,
     z_loss: float,
 ) -> None:
-    """Loss of each row, 0 where the label is `ignore_index`; also gives each row's log-sum-exp, without gradient.
+    """Loss of each row, 0 where the label is `ignore_index`; the second output is each row's LSE (no gradient).
 
-    With l = log Σ e^x: (1 - s)·(l - x[label]) + s·(l - mean x) + z·l², s the smoothing (Szegedy et al., 2016), z the
-    weight of the z-loss (Chowdhery et al., 2022).
+    With l = log Σ e^x: (1 - s)·(l - x[label]) + s·(l - mean x) + z·l², with label smoothing s (Szegedy et al., 2016)
+    and z-loss weight z (Chowdhery et al., 2022).
 
     Args:
         logits: `[N, V]`.
@@ -150,13 +150,13 @@ def _linear_infer(
     else:
         _check_labels("linear_cross_entropy", labels, x.shape[:1])
     if isinstance(divisor, Array) and divisor.ndim:
-        raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape}, and must be one number")
+        raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape} but must be one number")
     grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype))
     return _sum_type(x), *grads[: int(with_grads) * (1 + weight_grad)]
 
 
 def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
-    """The gradients were computed with the loss; they only need the scale of the gradient that arrives."""
+    """Scale the gradients, which were computed with the loss, by the gradient of the loss."""
     from genesis.ops.elementwise import mul
 
     assert ctx.attrs["with_grads"], "linear_cross_entropy was recorded without its gradients"
@@ -198,24 +198,25 @@ def linear_cross_entropy(
     mean: bool = False,
     shift: int = 0,
 ) -> None:
-    """The cross entropy of logits x·weightᵀ, summed and divided, chunk of tokens by chunk; `with_grads` gives its
-    gradients dx and, unless `weight_grad` is False, dweight, too.
+    """Cross entropy of logits x·weightᵀ, summed and divided, computed in chunks of tokens.
 
-    With p = softmax(logits): dlogits = (p - onehot) / divisor, dx = dlogits·weight, dweight = dlogitsᵀ·x. Rows whose
-    label is `ignore_index` count for nothing.
+    `with_grads` adds the outputs dx and, unless `weight_grad` is False, dweight. With p = softmax(logits): dlogits =
+    (p - onehot) / divisor, dx = dlogits·weight, dweight = dlogitsᵀ·x. Rows whose label is `ignore_index` contribute
+    nothing.
 
     Args:
         x: `[N, H]` hidden states.
         weight: `[V, H]`, the head.
         labels: integers `[N]`, or `[B, T]` with N = B·T.
-        divisor: what the sum is divided by, one number; it gets no gradient.
-        mean: divide by the number of rows that count, where no divisor is given.
-        shift: row t of T has the label t + `shift`, the last ones none: 1 for the next token.
+        divisor: number by which the sum is divided; receives no gradient.
+        mean: without a divisor, divide by the number of rows that are not ignored.
+        shift: row t has the label t + `shift`, and the last `shift` rows none; 1 predicts the next token.
     """
     results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     loss, dx, dw = (*results, None, None)[:3]
     vocabulary, acc = weight.shape[0], np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
     labels = _shifted(labels, shift, ignore_index)
+    # Rows with a label, and the divisor.
     kept = np.flatnonzero(labels != ignore_index)
     _check_range("linear_cross_entropy", labels, labels != ignore_index, vocabulary)
     share = acc.type(kept.size if divisor is None and mean else 1 if divisor is None else divisor)
@@ -224,6 +225,7 @@ def linear_cross_entropy(
         dx.fill(0)
         if dw is not None and not kept.size:
             dw.fill(0)
+    # For each chunk: logits, losses, and the gradients of x and of the weight.
     rows = chunk_rows(vocabulary, acc.itemsize)
     w = upcast(weight)
     total = 0.0
@@ -238,7 +240,7 @@ def linear_cross_entropy(
             total += losses
             if dx is None:
                 continue
-            # each row's 1 / (Σ e^x · divisor) goes to the narrow factors, not over the logits
+            # scales the narrow operands by 1 / (Σ e^x · divisor) rather than the logits
             sums *= share
             dx[chosen] = np.matmul(logits, w) / sums
             if sum_dw is None:
@@ -247,35 +249,35 @@ def linear_cross_entropy(
                 np.matmul(logits.T, xc / sums, out=sum_dw)
             else:
                 sum_dw += np.matmul(logits.T, xc / sums, out=chunk_dw)
-    with np.errstate(invalid="ignore", divide="ignore"):  # without any target the mean is NaN
+    with np.errstate(invalid="ignore", divide="ignore"):  # the mean of no rows is NaN
         loss[...] = np.float64(total) / np.float64(share)
     if dw is not None and dw is not sum_dw:
         dw[...] = sum_dw
 
 
 def chunk_rows(vocabulary: int, itemsize: int) -> int:
-    """How many tokens have their logits, of `itemsize` bytes each, in memory at a time."""
+    """Return how many tokens' logits, of `itemsize` bytes each, are in memory at a time."""
     return max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * itemsize))
 
 
 def _shifted(labels: np.ndarray, shift: int, ignore_index: int) -> np.ndarray:
-    """`[N]`: the label of each row."""
+    """Return the label of each row, `[N]`."""
     if not shift:
         return labels.reshape(-1)
-    found = np.full(labels.shape, ignore_index, labels.dtype)
-    found[..., :-shift] = labels[..., shift:]
-    return found.reshape(-1)
+    shifted = np.full(labels.shape, ignore_index, labels.dtype)
+    shifted[..., :-shift] = labels[..., shift:]
+    return shifted.reshape(-1)
 
 
 def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> tuple[float, np.ndarray]:
-    """The summed loss of some rows, and sums `[rows, 1]`; `logits` becomes its own gradient, times `sums`."""
+    """Return the summed loss of some rows and sums `[rows, 1]`; `logits` becomes its gradient times `sums`."""
     losses = np.empty(labels.shape, np.float64)
     sums = np.empty((labels.shape[0], 1), logits.dtype)
 
     def block(start: int, stop: int) -> None:
         part, index = logits[start:stop], np.arange(stop - start)
         top = part.max(axis=1, keepdims=True)
-        if not (np.abs(top).max(initial=0) <= SAFE_LOGIT):  # also where there are NaNs
+        if not (np.abs(top).max(initial=0) <= SAFE_LOGIT):  # true for NaN, too
             part -= top
         chosen = part[index, labels[start:stop]].astype(np.float64)
         np.exp(part, out=part)

@@ -1,19 +1,19 @@
-"""Low-rank pairs of linear ops: what adapters (LoRA, DoRA) add to a product, its shape rule and reference.
+"""Low-rank pairs of linear ops, the terms that adapters (LoRA, DoRA) add: shape rule, reference and gradients.
 
     y = c∘z + b + residual        z = x·Wᵀ + u·Bᵀ        u = s·dropout(x)·Aᵀ
 
-A pair is A `[r, in]` and B `[columns, r]`, and adds to a part of the result's columns; u of all pairs of a call is one
-array `[..., Σ r]`, which is kept for backward. c, DoRA's factors, scales columns. With g' = c∘g and v = s·g'·B:
+A pair is A `[r, in]` and B `[columns, r]`, and adds to some columns of the result. u of all pairs of a call is a single
+array `[..., Σ r]`, which is saved for backward. c, DoRA's factors, scales columns. With g' = c∘g and v = s·g'·B:
 
     dx = g'·W + dropout(v·A)     dA = vᵀ·dropout(x)     dB = g'ᵀ·u     dc = Σ rows g∘z     dW = g'ᵀ·x     db = Σ rows g
 
-An op that takes pairs has an attribute `LowRank`, and these inputs behind its own: A of each pair, B of each, c if
-there is one `[out]`, the position of dropout's noise if it has one (0-d). Pairs next to each other in memory may be
-given as one A `[Σ r, in]` and one B `[Σ columns, r]`. Behind its own outputs the op has u and, with c, z. The
+An op that takes pairs has an attribute `LowRank` and, after its own inputs: A of each pair, B of each pair, c `[out]`
+if there are factors, and the 0-d position of dropout's noise if it has one. Pairs that are adjacent in memory may be
+passed as one A `[Σ r, in]` and one B `[Σ columns, r]`. After its own outputs, the op has u and, with c, z. Their
 gradients are in linear.py.
 
-DoRA's factors (Liu et al., 2024) are c = m / ‖W + s·B·A‖ by rows. The norm is a constant in backward (section 4.3 of
-the paper). B·A is never made; W·Aᵀ is `[out, r]`, A·Aᵀ `[r, r]`:
+DoRA's factors (Liu et al., 2024) are c = m / ‖W + s·B·A‖ by rows. Backward treats the norm as a constant (section 4.3
+of the paper). B·A is never computed; W·Aᵀ is `[out, r]`, A·Aᵀ `[r, r]`:
 
     ‖W + s·B·A‖² = ‖W‖² + 2s·Σ (W·Aᵀ)∘B + s²·Σ (B·(A·Aᵀ))∘B        sums along r
 """
@@ -40,7 +40,7 @@ from genesis.ops.shape import joined, window
 
 
 class Pair(NamedTuple):
-    """Where a pair adds to: columns [start, stop) of the result, with u's scale."""
+    """The columns [start, stop) of the result to which a pair adds, its rank, and u's scale."""
 
     start: int
     stop: int
@@ -49,25 +49,31 @@ class Pair(NamedTuple):
 
 
 class LowRank(NamedTuple):
-    """The pairs of a call."""
+    """The pairs of a call.
 
-    pairs: tuple[Pair, ...]  # in the order of their columns
-    inputs: int  # how many of the op's inputs, the last ones, are theirs
-    dropout: tuple[float, int, int] | None = None  # (p, seed, offset) of the noise on u's input; None: there is none
+    Attributes:
+        pairs: pairs in the order of their columns.
+        inputs: number of the op's last inputs that belong to the pairs.
+        dropout: (p, seed, offset) of the noise on u's input; None without dropout.
+    """
+
+    pairs: tuple[Pair, ...]
+    inputs: int
+    dropout: tuple[float, int, int] | None = None
 
     @property
     def rank(self) -> int:
-        """Of all pairs."""
+        """Sum of all pairs' ranks."""
         return sum(p.rank for p in self.pairs)
 
     @property
     def ranks(self) -> list[tuple[int, int]]:
-        """The columns of u of each pair."""
-        found, start = [], 0
+        """Columns of u that belong to each pair."""
+        ranges, start = [], 0
         for p in self.pairs:
-            found.append((start, start + p.rank))
+            ranges.append((start, start + p.rank))
             start += p.rank
-        return found
+        return ranges
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -77,7 +83,7 @@ class LowRank(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The inputs of the pairs: A and B of each, or one of all; c; the position of dropout's noise."""
+    """The inputs of the pairs: A and B of each pair, or one of each for all; c; the position of dropout's noise."""
 
     a: list[Any]
     b: list[Any]
@@ -91,7 +97,7 @@ class Operands(NamedTuple):
 
 
 def split_pairs(inputs: Sequence[Any], low_rank: LowRank | None) -> tuple[list[Any], Operands | None]:
-    """An op's own inputs, and those of the pairs."""
+    """Split inputs into the op's own and those of the pairs."""
     if low_rank is None:
         return list(inputs), None
     own, rest = list(inputs[: -low_rank.inputs]), inputs[-low_rank.inputs :]
@@ -102,7 +108,7 @@ def split_pairs(inputs: Sequence[Any], low_rank: LowRank | None) -> tuple[list[A
 
 
 def join_pairs(inputs: Sequence[Any], low_rank: LowRank) -> tuple[tuple[Any, ...], LowRank]:
-    """The inputs of the pairs with one A and one B where all A and all B are neighbours in memory; else as they are."""
+    """Return the pairs' inputs with one A and one B if all A and all B are adjacent in memory, else unchanged."""
     _, operands = split_pairs(inputs, low_rank)
     assert operands is not None
     if len(operands.a) > 1 and (a := joined(operands.a)) is not None and (b := joined(operands.b)) is not None:
@@ -111,26 +117,26 @@ def join_pairs(inputs: Sequence[Any], low_rank: LowRank) -> tuple[tuple[Any, ...
     return tuple(inputs), low_rank
 
 
-# --- The rule of shapes and types -------------------------------------------------------------------------------------
+# --- Shapes and dtypes ------------------------------------------------------------------------------------------------
 
 
 def check_low_rank(
     name: str, x: Array, columns: int, operands: Operands | None, low_rank: LowRank | None
 ) -> tuple[Spec, ...]:
-    """The specs of u and, with c, of z, for the pairs of an op with so many columns."""
+    """Return the specs of u and, with c, of z, for the pairs of an op with this many columns."""
     if operands is None or low_rank is None:
         return ()
     a, b, factors, position = operands
     pairs, ends = low_rank.pairs, [0, *(p.stop for p in low_rank.pairs)]
     if any(p.start < end or p.stop < p.start for p, end in zip(pairs, ends, strict=False)) or ends[-1] > columns:
-        raise ShapeError(f"{name}: pairs on the columns {[p[:2] for p in pairs]} of {columns}, each behind the last")
-    alone = len(a) == len(pairs)
-    ranks = [p.rank for p in pairs] if alone else [low_rank.rank]
-    sizes = [p.stop - p.start for p in pairs] if alone else [sum(p.stop - p.start for p in pairs)]
+        raise ShapeError(f"{name}: pairs on the columns {[p[:2] for p in pairs]} of {columns} overlap or are unordered")
+    separate = len(a) == len(pairs)
+    ranks = [p.rank for p in pairs] if separate else [low_rank.rank]
+    sizes = [p.stop - p.start for p in pairs] if separate else [sum(p.stop - p.start for p in pairs)]
     wanted = [(r, x.shape[-1]) for r in ranks], [(n, p.rank) for n, p in zip(sizes, pairs, strict=False)]
     if [w.shape for w in a] != wanted[0] or [w.shape for w in b] != wanted[1]:
         got = " and ".join(str(w.shape) for w in (*a, *b))
-        raise ShapeError(f"{name}: low-rank pairs of shape {got}: A is {wanted[0]} [r, in], B {wanted[1]} [out, r]")
+        raise ShapeError(f"{name}: low-rank pairs {got}, expected A {wanted[0]} [r, in], B {wanted[1]} [out, r]")
     same_type(name, x, *a, *b)
     if not x.dtype.is_floating_point:
         raise DTypeError(f"{name} takes low-rank pairs of floats, got {x.dtype}")
@@ -148,7 +154,7 @@ def check_low_rank(
 
 
 def add_low_rank(z: np.ndarray, u: np.ndarray, x: np.ndarray, operands: Operands, low_rank: LowRank) -> None:
-    """u = s·dropout(x)·Aᵀ, and z += u·Bᵀ; z and x are of one type of 4 bytes or more."""
+    """Compute u = s·dropout(x)·Aᵀ and z += u·Bᵀ; z and x have the same dtype, of 4 bytes or more."""
     if low_rank.dropout is not None:
         dropped = np.empty_like(x)
         dropout.reference(dropped, x, operands.position, **low_rank.noise)
@@ -201,14 +207,15 @@ def low_rank_backward(
     out: tuple[np.ndarray, ...], g: np.ndarray, u: np.ndarray, *rest: np.ndarray, pairs: tuple[Pair, ...],
     is_result: bool = False,
 ) -> None:  # fmt: skip
-    """v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and dc = Σ rows g∘z, g'i being the columns of g' = c∘g that pair i adds to;
-    without gradient.
+    """v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and dc = Σ rows g∘z; no gradient.
+
+    g'i are the columns of g' = c∘g to which pair i adds.
 
     Args:
-        g: `[..., out]`, the gradient of the result.
+        g: gradient of the result, `[..., out]`.
         u: `[..., Σ r]`.
-        rest: B of each pair; then c and z, or neither: c is then 1, and dc no output.
-        is_result: y = c∘z is given in z's place, and dc is Σ rows g∘y, divided by c.
+        rest: B of each pair; then c and z, or neither: then c is 1, and dc is not an output.
+        is_result: z's position holds the result y = c∘z, so dc is Σ rows g∘y, divided by c.
     """
     v, *d = out
     b, of_factors = rest[: len(pairs)], rest[len(pairs) :]
@@ -220,18 +227,18 @@ def low_rank_backward(
         d.pop()[...] = sums / factors if is_result else sums
         wide = wide * factors
     v, start = rows_of(v), 0
-    for p, weight, found in zip(pairs, b, d, strict=True):
+    for p, weight, db in zip(pairs, b, d, strict=True):
         columns, mine = wide[:, p.start : p.stop], slice(start, start + p.rank)
         part = np.empty((len(wide), p.rank), kind)
         multiply(columns, as_type(weight, kind), part)
         part *= kind.type(p.scale)
         np.copyto(v[:, mine], part, casting="unsafe")
-        if found.size:
-            multiply(columns.T, u[:, mine], found)
+        if db.size:
+            multiply(columns.T, u[:, mine], db)
         start += p.rank
 
 
-# --- A product and its pair's -----------------------------------------------------------------------------------------
+# --- A matmul and a low-rank matmul -----------------------------------------------------------------------------------
 
 
 def _sum_infer(x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> Spec:
@@ -247,9 +254,7 @@ def _sum_infer(x: Array, y: Array, u: Array, w: Array, addend: Array | None = No
 def matmul_sum(
     out: np.ndarray, x: np.ndarray, y: np.ndarray, u: np.ndarray, w: np.ndarray, addend: np.ndarray | None = None
 ) -> None:
-    """x @ y + u @ w + addend, rounded once; without gradient: the gradient of an input that meets a weight and a
-    low-rank pair.
-    """
+    """x @ y + u @ w + addend, rounded once. No gradient: it computes input gradients with a low-rank term."""
     work = np.float32 if is_narrow(out.dtype) else out.dtype
     with scratch(out.shape, work) as wide, scratch(out.shape, work) as more:
         multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
@@ -267,7 +272,7 @@ Columns = tuple[tuple[int, int], ...]
 
 
 def split_layers(arrays: Sequence[Any]) -> list[Sequence[Any]]:
-    """All m, all ‖W‖², all W, all A and all B of several layers."""
+    """Split arrays of several layers into all m, all ‖W‖², all W, all A and all B."""
     count = len(arrays) // 5
     return [arrays[i * count : (i + 1) * count] for i in range(5)]
 
@@ -275,9 +280,9 @@ def split_layers(arrays: Sequence[Any]) -> list[Sequence[Any]]:
 def _factors_infer(*arrays: Array, columns: Columns, scales: tuple[float, ...], width: int) -> tuple[Spec, Spec]:
     count, ends = len(columns), [0, *(stop for _, stop in columns)]
     if not count or len(arrays) != 5 * count or len(scales) != count:
-        raise ShapeError(f"dora_factors: {len(arrays)} arrays for the columns {columns}: m, ‖W‖², W, A, B for each")
+        raise ShapeError(f"dora_factors: {len(arrays)} arrays for columns {columns}, expected m, ‖W‖², W, A, B of each")
     if any(start < end or stop < start for (start, stop), end in zip(columns, ends, strict=False)) or ends[-1] > width:
-        raise ShapeError(f"dora_factors: columns {columns} of {width}, each behind the last")
+        raise ShapeError(f"dora_factors: columns {columns} of {width} overlap or are unordered")
     m, squares, w, a, b = split_layers(arrays)
     for i, (start, stop) in enumerate(columns):
         if w[i].ndim != 2 or a[i].ndim != 2 or w[i].shape != (stop - start, a[i].shape[1]):
@@ -291,23 +296,23 @@ def _factors_infer(*arrays: Array, columns: Columns, scales: tuple[float, ...], 
 
 
 def _factors_vjp(ctx: Context, g: Array, _: None) -> tuple[Array | None, ...]:
-    """dm = dc / ‖W + s·B·A‖; no other input has a gradient."""
+    """dm = dc / ‖W + s·B·A‖; the other inputs have no gradient."""
     norm, columns = ctx.outputs[1], ctx.attrs["columns"]
     assert norm is not None
-    found: list[Array | None] = [None] * len(ctx.inputs)
+    grads: list[Array | None] = [None] * len(ctx.inputs)
     wide = g if g.dtype is norm.dtype else cast(g, dtype=norm.dtype)
     slots = [ctx.gradient_slot(i) if wide is g and ctx.needs[i] else None for i in range(len(columns))]
     free = [slot for slot in slots if slot is not None]
-    is_run = all(stop == start for (_, stop), (start, _) in pairwise(columns))
-    if is_run and len(free) == len(slots) and (whole := joined(free)) is not None:  # one pass for all layers
-        div(*(window(x, columns[0][0], columns[-1][1]) for x in (wide, norm)), out=whole)
-        found[: len(slots)] = slots
-        return tuple(found)
+    are_adjacent = all(stop == start for (_, stop), (start, _) in pairwise(columns))
+    if are_adjacent and len(free) == len(slots) and (joint := joined(free)) is not None:  # one pass for all layers
+        div(*(window(x, columns[0][0], columns[-1][1]) for x in (wide, norm)), out=joint)
+        grads[: len(slots)] = slots
+        return tuple(grads)
     for i, (start, stop) in enumerate(columns):
         if ctx.needs[i]:
-            made = div(*(window(x, start, stop) for x in (wide, norm)), out=slots[i])
-            found[i] = made if wide is g else cast(made, dtype=g.dtype)
-    return tuple(found)
+            dm = div(*(window(x, start, stop) for x in (wide, norm)), out=slots[i])
+            grads[i] = dm if wide is g else cast(dm, dtype=g.dtype)
+    return tuple(grads)
 
 
 @op(
@@ -321,11 +326,11 @@ def _factors_vjp(ctx: Context, g: Array, _: None) -> tuple[Array | None, ...]:
 def dora_factors(
     out: tuple[np.ndarray, np.ndarray], *arrays: np.ndarray, columns: Columns, scales: tuple[float, ...], width: int
 ) -> None:
-    """c `[width]` of several layers side by side, 1 in columns of none; also the norms, without gradient.
+    """c `[width]` of several layers, 1 in columns without a layer; the second output is the norms (no gradient).
 
     Args:
-        arrays: of each layer m and ‖W‖² by rows `[n]`, W `[n, in]`, A `[r, in]` and B `[n, r]`: all m, then all ‖W‖², …
-        columns: of each layer, [start, stop).
+        arrays: m and ‖W‖² of rows `[n]`, W `[n, in]`, A `[r, in]` and B `[n, r]` of each layer: all m, then all ‖W‖², …
+        columns: [start, stop) of each layer.
         scales: s of each layer.
     """
     c, norm = out
@@ -334,16 +339,16 @@ def dora_factors(
         w, a, b = (as_type(x, norm.dtype) for x in (w, a, b))
         total = as_type(squares, norm.dtype) + (2 * s) * np.vecdot(w @ a.T, b)
         total += (s * s) * np.vecdot(b @ (a @ a.T), b)
-        norm[start:stop] = np.sqrt(np.maximum(total, 0))  # rounding must not make a root of less than 0
+        norm[start:stop] = np.sqrt(np.maximum(total, 0))  # rounding may have made the sum negative
         c[start:stop] = as_type(m, norm.dtype) / norm[start:stop]
 
 
 def check_factors(name: str, x: Array, columns: int, factors: Array) -> None:
-    """Check c: one for each column, float32 or wider, or of x's type."""
+    """Raise ShapeError or DTypeError unless c has one value per column, in float32 or wider or in x's dtype."""
     if factors.shape != (columns,):
         raise ShapeError(f"{name}: factors of shape {factors.shape} for {columns} columns")
     if factors.dtype not in (x.dtype, float32, float64):
-        raise DTypeError(f"{name}: factors of {factors.dtype.name} for {x.dtype.name}", next="give them in float32")
+        raise DTypeError(f"{name}: factors of {factors.dtype.name} for {x.dtype.name}", next="pass them in float32")
 
 
 # --- Scaling columns --------------------------------------------------------------------------------------------------
@@ -364,7 +369,7 @@ def scale_columns(
     out: np.ndarray, z: np.ndarray, factors: np.ndarray, bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    """y = c∘z + b + residual for z `[..., out]`, c and b `[out]`; without gradient."""
+    """y = c∘z + b + residual for z `[..., out]`, c and b `[out]`. No gradient."""
     work = np.dtype(np.float32) if is_narrow(z.dtype) else z.dtype
     wide = as_type(z, work) * as_type(factors, work)
     for more in (bias, residual):
@@ -377,12 +382,12 @@ def _scale_rows_infer(w: Array, factors: Array) -> Spec:
     if w.ndim != 2 or factors.shape != w.shape[:1]:
         raise ShapeError(f"scale_rows: factors of shape {factors.shape} for a weight of shape {w.shape}")
     if factors.dtype not in (w.dtype, float32, float64):
-        raise DTypeError(f"scale_rows: factors of {factors.dtype.name} for {w.dtype.name}", next="give them in float32")
+        raise DTypeError(f"scale_rows: factors of {factors.dtype.name} for {w.dtype.name}", next="pass them in float32")
     return w.spec
 
 
 @op("scale_rows", _scale_rows_infer)
 def scale_rows(out: np.ndarray, w: np.ndarray, factors: np.ndarray) -> None:
-    """c∘W by rows, for W `[out, in]`; without gradient: backward multiplies c∘g by W as g by c∘W, which is smaller."""
+    """c∘W by rows, for W `[out, in]`. No gradient: backward computes (c∘g)·W as g·(c∘W); W is smaller than g."""
     work = np.dtype(np.float32) if is_narrow(w.dtype) else w.dtype
     np.copyto(out, as_type(w, work) * as_type(factors, work)[:, None], casting="unsafe")

@@ -1,6 +1,6 @@
-"""Optimizer steps of whole matrices, each one op: Adafactor's factored second moment, Muon's orthogonal update.
+"""Optimizer steps on whole matrices, one op each: Adafactor's factored second moment, Muon's orthogonalized update.
 
-As in `optimizers.py`, learning rate, step count and gradient scale are inputs, and a scale of NaN leaves the step out.
+As in `optimizers.py`, learning rate, step count and gradient scale are inputs, and a scale of NaN skips the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *
     rows, columns = (*param.shape[:-1], 1), (*param.shape[:-2], 1, param.shape[-1])
     if row_var.shape != rows or col_var.shape != columns:
         raise ShapeError(
-            f"adafactor_step: for a parameter {param.shape} the states are {rows} and {columns},"
+            f"adafactor_step: a parameter {param.shape} needs states {rows} and {columns},"
             f" got {row_var.shape} and {col_var.shape}"
         )
     if row_var.dtype is not param.dtype or col_var.dtype is not param.dtype:
@@ -39,19 +39,19 @@ def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *
 
 
 def _scaled(grad: np.ndarray, grad_scale: DeviceScalar, dtype: np.dtype) -> np.ndarray:
-    """c·g in the parameter's type, in fresh memory."""
+    """Return c·g in the parameter's dtype, in new memory."""
     scaled: np.ndarray = np.multiply(grad, dtype.type(float(grad_scale)), dtype=dtype)
     return scaled
 
 
 def _move(average: np.ndarray, value: np.ndarray, weight: float) -> None:
-    """average = (1-w)·average + w·value, which loses nothing where the two differ much and w is 1."""
+    """Set average = (1-w)·average + w·value; exact for w = 1, however much the two differ."""
     average *= average.dtype.type(1 - weight)
     average += value.dtype.type(weight) * value
 
 
 def _rms(x: np.ndarray) -> float:
-    """√mean(x²), added up in float64; 0 for no elements."""
+    """Return √mean(x²), summed in float64; 0 for an empty array."""
     return math.sqrt(square_sum(x) / x.size) if x.size else 0.0
 
 
@@ -66,8 +66,9 @@ def _adafactor_update(
     d: float,
     weight_decay: float,
 ) -> None:
-    """p = (1 - lr·wd)·p - a·u / max(1, rms(u)/d), u = g / √max(v, ε1²), a = max(ε2, rms(p))·min(lr, 1/√t); v is
-    overwritten.
+    """Compute p = (1 - lr·wd)·p - a·u / max(1, rms(u)/d) in place; v is overwritten.
+
+    u = g / √max(v, ε1²), a = max(ε2, rms(p))·min(lr, 1/√t).
     """
     kind, rate = param.dtype.type, float(lr)
     tiny = float(np.finfo(param.dtype).eps) if eps1 is None else eps1
@@ -98,15 +99,15 @@ def adafactor_step(
     d: float,
     weight_decay: float,
 ) -> None:
-    """Adafactor for matrices (the last two dimensions): the second moment v kept as means of its rows r and columns q.
+    """Adafactor for matrices (the last two dimensions): keeps the second moment v as row means r and column means q.
 
     r and q move to the means of (c·g)² with weight t^`beta2_decay`; v = r·q / mean(r); then as `_adafactor_update`.
-    Shazeer & Stern, "Adafactor" (2018), with means for sums and ε1 where torch.optim.Adafactor has it.
+    Shazeer & Stern, "Adafactor" (2018), with means instead of sums, and ε1 as in torch.optim.Adafactor.
 
     Args:
         row_var: `[..., rows, 1]`.
         col_var: `[..., 1, columns]`.
-        eps1: None means the step of the dtype at 1.
+        eps1: None means the dtype's eps.
     """
     if param.size == 0 or is_left_out(grad_scale):
         return
@@ -126,7 +127,7 @@ def adafactor_vector_step(
     out: tuple[()], param: np.ndarray, grad: np.ndarray, variance: np.ndarray, lr: DeviceScalar, step: DeviceScalar,
     grad_scale: DeviceScalar, *, beta2_decay: float, **settings: Any,
 ) -> None:  # fmt: skip
-    """Adafactor for vectors and numbers: the second moment is kept whole. See `adafactor_step`."""
+    """Adafactor for vectors and numbers: keeps the full second moment. See `adafactor_step`."""
     if param.size == 0 or is_left_out(grad_scale):
         return
     g = _scaled(grad, grad_scale, param.dtype)
@@ -138,9 +139,9 @@ def adafactor_vector_step(
 
 
 def _orthogonalized(x: np.ndarray, coefficients: tuple[float, float, float], eps: float, iterations: int) -> np.ndarray:
-    """`newton_schulz` on one float32 or float64 matrix, in fresh memory."""
+    """Compute `newton_schulz` on one float32 or float64 matrix, in new memory."""
     a, b, c = (x.dtype.type(k) for k in coefficients)
-    tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is the cheaper one
+    tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is cheaper
     y = np.ascontiguousarray(x.T if tall else x)
     y = y * x.dtype.type(1 / max(math.sqrt(square_sum(y)), eps))
     for _ in range(iterations):
@@ -178,10 +179,10 @@ def _newton_schulz_flops(x: Array, iterations: int) -> int:
 def newton_schulz(
     out: np.ndarray, x: np.ndarray, *, coefficients: tuple[float, float, float], eps: float, iterations: int
 ) -> None:
-    """The orthogonal factor of a matrix, roughly: singular values are moved near 1 by y = a·y + (b·yyᵀ + c·(yyᵀ)²)·y.
+    """Approximate the orthogonal factor of a matrix: y = a·y + (b·yyᵀ + c·(yyᵀ)²)·y moves singular values towards 1.
 
     y starts as x / max(‖x‖, eps). Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
-    Computed in float32 or wider, where torch computes in bfloat16.
+    Computes in float32 or wider; torch computes in bfloat16.
     """
     out[...] = _orthogonalized(upcast(x), coefficients, eps, iterations)
 
@@ -216,7 +217,7 @@ def muon_step(
 ) -> None:
     """b = μ·b + (1-μ)·c·g; p = (1 - lr·wd)·p - lr·ratio·orthogonalized(b, or (1-μ)·c·g + μ·b with Nesterov).
 
-    See `newton_schulz`; `lr_ratio` makes up for the shape of the matrix.
+    See `newton_schulz`; `lr_ratio` compensates for the shape of the matrix.
     """
     if param.size == 0 or is_left_out(grad_scale):
         return

@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm over the last dimension, and their gradients. Statistics are float32 or wider.
 
-Backward adds what the input has accumulated, the residual connection's gradient in a transformer, in the same pass.
+Backward adds the input's accumulated gradient, such as a transformer's residual gradient, in the same pass.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from genesis.ops.elementwise import add
 
 
 def statistics_type(dtype: DType) -> DType:
-    """The type of means and roots: float32 or wider."""
+    """Return the dtype of means and inverse roots: float32 or wider."""
     return float64 if dtype is float64 else float32
 
 
 def check_norm(name: str, x: Array, *parameters: Array) -> None:
-    """Check that x is a float array with parameters for its last dimension."""
+    """Raise ShapeError or DTypeError unless x is a float array with parameters for its last dimension."""
     if not x.dtype.is_floating_point:
         raise DTypeError(f"{name} takes float tensors, got {x.dtype}")
     if x.ndim == 0:
@@ -45,31 +45,31 @@ def norm_gradients(
     plus: Array | None = None,
     with_result: bool = False,
 ) -> list[Array | None]:
-    """`backward(g, *operands)`: dx added to what input 0 has accumulated, each parameter's gradient in its slot.
+    """Run `backward(g, *operands)`: adds accumulated gradients to dx, and writes parameters' gradients into slots.
 
     Args:
-        count: the inputs that get gradients: x and the parameters behind it.
-        plus: another gradient of x, which is added, too.
-        with_result: give what forward gave as well, last.
+        count: number of inputs with gradients: x and the parameters that follow it.
+        plus: another gradient of x to add.
+        with_result: also return forward's result, as the last entry.
     """
-    so_far = ctx.take_accumulated(0) if ctx.needs[0] else None
-    if so_far is not None:
-        own = so_far.array if so_far.is_own else None
-        plus = so_far.array if plus is None else add(so_far.array, plus, out=own)
+    accumulated = ctx.take_accumulated(0) if ctx.needs[0] else None
+    if accumulated is not None:
+        own = accumulated.array if accumulated.is_own else None
+        plus = accumulated.array if plus is None else add(accumulated.array, plus, out=own)
     if backward is rms_norm_backward and not ctx.needs[1]:  # as with adapters, whose norms are frozen
-        made = backward(g, *operands, *(() if plus is None else (plus,)), learns=False, with_result=with_result)
-        return [made[0], None, made[1]] if with_result else [made, None]
+        dx = backward(g, *operands, *(() if plus is None else (plus,)), learns=False, with_result=with_result)
+        return [dx[0], None, dx[1]] if with_result else [dx, None]
     sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in range(1, count)]
     slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     given = operands if plus is None else (*operands, plus)
     if with_result:
-        found = list(backward(g, *given, out=(None, *slots, None), with_result=True))
+        grads = list(backward(g, *given, out=(None, *slots, None), with_result=True))
     else:
-        found = list(backward(g, *given, out=(None, *slots)))
+        grads = list(backward(g, *given, out=(None, *slots)))
     for i, before in enumerate(sums, 1):
         if before is not None:
-            found[i] = add(before.array, found[i], out=before.array if before.is_own else None)
-    return found
+            grads[i] = add(before.array, grads[i], out=before.array if before.is_own else None)
+    return grads
 
 
 def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
@@ -86,7 +86,7 @@ def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
     autocast="fp32",
 )
 def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarray, eps: float) -> None:
-    """y = x·r·weight with r = 1 / sqrt(mean(x²) + eps); also gives r, without gradient (Zhang & Sennrich, 2019)."""
+    """y = x·r·weight with r = 1 / sqrt(mean(x²) + eps), an output without gradient (Zhang & Sennrich, 2019)."""
     y, rstd = rows_of(out[0]), out[1].reshape(-1)
     rows = rows_of(x)
     w = upcast(weight)
@@ -107,7 +107,7 @@ def _backward_infer(
     name: str, g: Array, x: Array, parameters: tuple[Array, ...], plus: Array | None
 ) -> tuple[Spec, ...]:
     if plus is not None and plus.shape != x.shape:
-        raise ShapeError(f"{name}: a sum of gradients of shape {plus.shape} for an input of shape {x.shape}")
+        raise ShapeError(f"{name}: an accumulated gradient of shape {plus.shape} for an input of shape {x.shape}")
     return gradient_like(name, g, x, *parameters)
 
 
@@ -115,8 +115,8 @@ def _rms_norm_backward_infer(
     g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None, *, with_result: bool = False,
     learns: bool = True,
 ) -> tuple[Spec, ...]:  # fmt: skip
-    found = _backward_infer("rms_norm_backward", g, x, (weight,), plus)[: 1 + learns]
-    return (*found, Spec(x.shape, x.dtype)) if with_result else found
+    specs = _backward_infer("rms_norm_backward", g, x, (weight,), plus)[: 1 + learns]
+    return (*specs, Spec(x.shape, x.dtype)) if with_result else specs
 
 
 @op("rms_norm_backward", _rms_norm_backward_infer, flops=lambda i, o, a: 8 * o[0].size)
@@ -130,10 +130,10 @@ def rms_norm_backward(
     with_result: bool = False,
     learns: bool = True,
 ) -> None:
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n. The sums are taken from g·x.
+    """dx = r·(g·w - n·mean(g·w·n)) + plus and dw = Σ rows g·n with n = x·r. The sums are computed from g·x.
 
-    With `with_result` also n·w, the same bits as forward gave, which then need not be kept. Without `learns`, for a
-    frozen weight, there is no dw.
+    `with_result` also returns n·w, bit-identical to forward's result, which then need not be saved. With `learns`
+    False, for a frozen weight, dw is not computed.
     """
     outs = out if isinstance(out, tuple) else (out,)
     if with_result:
@@ -169,7 +169,7 @@ def _scale_infer(x: Array, weight: Array, rstd: Array) -> Spec:
     flops=lambda i, o, a: 2 * o[0].size,
 )
 def rms_norm_scale(out: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> None:
-    """y = x·r·weight with r as `rms_norm` gave it: the same bits again, where they were not kept."""
+    """y = x·r·weight with r from `rms_norm`: recomputes the same bits when they were not saved."""
     y, rows, r, w = rows_of(out), rows_of(x), rstd.reshape(-1), upcast(weight)
 
     def block(start: int, stop: int) -> None:
@@ -202,7 +202,7 @@ def _layer_norm_vjp(ctx: Context, g: Array, _m: None, _r: None) -> Grads:
 def layer_norm(
     out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float
 ) -> None:
-    """y = (x - m)·r·weight + bias with m = mean(x), r = 1 / sqrt(var(x) + eps); also gives m and r (no gradient)."""
+    """y = (x - m)·r·weight + bias, m = mean(x), r = 1 / sqrt(var(x) + eps); m and r are outputs without gradient."""
     y, mean, rstd, rows = rows_of(out[0]), out[1].reshape(-1), out[2].reshape(-1), rows_of(x)
     w, b = upcast(weight), upcast(bias)
 
@@ -233,7 +233,7 @@ def layer_norm_backward(
     rstd: np.ndarray,
     plus: np.ndarray | None = None,
 ) -> None:
-    """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)) + plus, dw = Σ rows g·n, db = Σ rows g."""
+    """dx = r·(g·w - mean(g·w) - n·mean(g·w·n)) + plus, dw = Σ rows g·n, db = Σ rows g with n = (x - m)·r."""
     dx, rows, grads = rows_of(out[0]), rows_of(x), rows_of(g)
     more = None if plus is None else rows_of(plus)
     m, r, w = mean.reshape(-1), rstd.reshape(-1), upcast(weight)

@@ -1,7 +1,7 @@
-"""RMSNorm with the linear layers that read its result: alone, and in a gated MLP with the residual around it.
+"""RMSNorm fused with the linear layers that read its result: alone, and in a gated MLP with its residual.
 
-The norm's result is not kept: backward makes it again from x and 1/rms. Of the MLP, x + down(silu(gate)·up), all that
-backward reads is kept, or gate and up alone, from which the rest is recomputed.
+The norm's result is not saved: backward recomputes it from x and 1/rms. The MLP, x + down(silu(gate)·up), saves either
+all that backward reads, or only gate and up, from which backward recomputes the rest.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from genesis.shapes import Shape
 def _infer(
     x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0, low_rank: LowRank | None = None
 ) -> tuple[Spec, ...]:
-    found = check_packed("norm_linear", x, parameters, fp8, low_rank)
+    specs = check_packed("norm_linear", x, parameters, fp8, low_rank)
     check_norm("norm_linear", x, scale)
-    y, *more = (found,) if isinstance(found, Spec) else found
+    y, *more = (specs,) if isinstance(specs, Spec) else specs
     return y, Spec(x.shape[:-1], statistics_type(x.dtype)), *more
 
 
 def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
-    """With n = rms_norm(x): the gradients of `packed_linear` at n, then those of the norm at x for dn = g·W."""
+    """The gradients of `packed_linear` at n = rms_norm(x), then the gradients of the norm at x for dn = g·W."""
     x, scale, *parameters = ctx.inputs
     rstd, *kept = ctx.outputs[1:]
     assert rstd is not None
@@ -83,12 +83,15 @@ def norm_linear(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, *parameters: np.ndarray, eps: float, fp8: int = 0,
     low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
-    """`packed_linear(rms_norm(x), …)`; also gives r = 1 / sqrt(mean(x²) + eps), without gradient.
+    """`packed_linear(rms_norm(x), …)`; the second output is r = 1 / sqrt(mean(x²) + eps), without gradient.
 
     Args:
         x: `[..., in]`.
         scale: the norm's weight `[in]`.
-        parameters, fp8, low_rank: as for `packed_linear`, whose further outputs for low-rank pairs are the last ones.
+        parameters: as for `packed_linear`, whose additional outputs for low-rank pairs come last.
+        eps: the norm's epsilon.
+        fp8: as for `packed_linear`.
+        low_rank: as for `packed_linear`.
     """
     y, rstd, *more = out
     with scratch(x.shape, np.float32 if is_narrow(x.dtype) else x.dtype) as normed:
@@ -99,7 +102,7 @@ def norm_linear(
 # --- The gated MLP ----------------------------------------------------------------------------------------------------
 
 
-FIRST = 4  # the first input of the weights and biases of gate and up
+FIRST = 4  # first input of the weights and biases of gate and up
 
 
 def _mlp_infer(
@@ -111,13 +114,13 @@ def _mlp_infer(
     sizes = [w.shape[0] for w in weights]
     if len(weights) not in (1, 2) or sizes[0] != sizes[-1] or sum(sizes) % 2:
         raise ShapeError(
-            "norm_mlp takes the weights of gate and up, both [F, in], or one [2F, in];"
+            "norm_mlp takes weights of gate and up, both [F, in], or one [2F, in];"
             f" got {' and '.join(str(w.shape) for w in weights) or 'none'}"
         )
     check_norm("norm_mlp", x, scale)
     gate_up = check_linear("norm_mlp", x, weights, biases, fp8=fp8)
     h = Spec((*x.shape[:-1], gate_up.shape[-1] // 2), x.dtype)
-    like = Array(x.storage, h.shape, h.shape, h.dtype, x.device)  # only its shape and dtype are read
+    like = Array(x.storage, h.shape, h.shape, h.dtype, x.device)  # provides only shape and dtype
     y = check_linear("norm_mlp", like, (down,), () if down_bias is None else (down_bias,), x, fp8)
     kept = (x.spec, h) if keep else ()
     of_gate_up: tuple[Spec, ...] = ()
@@ -134,15 +137,25 @@ def _mlp_infer(
 
 
 class _Kept(NamedTuple):
-    """The outputs of a call, and where its pairs' inputs are."""
+    """The saved outputs of a call, and the position of its pairs' inputs.
+
+    Attributes:
+        rstd: 1/rms.
+        gate_up: gate and up.
+        normed: the norm's result, if saved.
+        h: silu(gate)·up, if saved.
+        u: u of the pairs of gate and up, if any.
+        of_down: u and, with c, z of down's pairs.
+        end: end of the inputs of gate's and up's pairs, which down's follow.
+    """
 
     rstd: Array
     gate_up: Array
-    normed: Array | None  # where it was kept
-    h: Array | None  # where it was kept
-    u: Array | None  # of the pairs of gate and up
-    of_down: tuple[Array | None, ...]  # u and, with c, z of down's pairs
-    end: int  # where the inputs of the pairs of gate and up end, and those of down's begin
+    normed: Array | None
+    h: Array | None
+    u: Array | None
+    of_down: tuple[Array | None, ...]
+    end: int
 
 
 def _kept(ctx: Context) -> _Kept:
@@ -158,7 +171,7 @@ def _kept(ctx: Context) -> _Kept:
 
 
 def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Array | None], list[Array | None]]:
-    """The gradient of gate and up, where it is needed, those of down's weight and bias, and those of its pairs."""
+    """Return the gradients of gate and up (if needed), of down's weight and bias, and of down's pairs."""
     down, gate_up, h = ctx.inputs[2], kept.gate_up, kept.h
     d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST : kept.end])), ctx.attrs.get("fp8", 0)
     pairs = pairs_backward(ctx, g, ctx.attrs.get("down_low_rank"), kept.of_down)
@@ -171,24 +184,25 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
         dh = input_gradient(None, 0, g, pairs.scaled((down,)), fp8, pairs.term)
         return swiglu_packed_backward(dh, gate_up, with_result=with_result)
 
+    # Gradient of gate and up first if it also recomputes h for the gradients of down.
     if needs_d and reads_h and h is None:
         d, h = at_gate_up(True)
-    found: list[Array | None] = [None, None]
+    grads: list[Array | None] = [None, None]
     if reads_h:
         h = swiglu_packed(gate_up) if h is None else h
     if ctx.needs[2]:
         assert h is not None
-        (found[0],) = weight_gradients(ctx, (2,), pairs.of_product(), h, g.shape[-1:])
+        (grads[0],) = weight_gradients(ctx, (2,), pairs.of_product(), h, g.shape[-1:])
     if ctx.needs[3]:
-        (found[1],) = bias_gradients(ctx, (3,), g, g.shape[-1:])
+        (grads[1],) = bias_gradients(ctx, (3,), g, g.shape[-1:])
     of_pairs = pairs.gradients(ctx, h)
     if needs_d and d is None:
         d = at_gate_up(False)
-    return d, found, of_pairs
+    return d, grads, of_pairs
 
 
 def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array]) -> PairsBackward:
-    """The backward pass of the pairs of gate and up. For c, z is not kept: it is (gate_up - b) / c."""
+    """Return the backward values of gate's and up's pairs. With c, z is not saved but computed as (gate_up - b) / c."""
     low_rank = ctx.attrs.get("low_rank")
     pairs = pairs_backward(ctx, d, low_rank, (kept.u, kept.gate_up), kept.end, is_result=True)
     if pairs.factors is None or not biases:
@@ -204,14 +218,15 @@ def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array]) -> Pai
 
 
 def _mlp_vjp(ctx: Context, g: Array, *_: None) -> Grads:
-    """Those of `linear` at h = silu(gate)·up, of SwiGLU, of `packed_linear` at n = rms_norm(x) and of the norm; the
-    residual's, which is g, is added to the norm's.
+    """The gradients of `linear` at h = silu(gate)·up, of SwiGLU, of `packed_linear` at n = rms_norm(x), of the norm.
+
+    The residual's gradient, g, is added to the norm's.
     """
     kept = _kept(ctx)
     x, scale, _, _, *parameters = ctx.inputs[: kept.end]
-    d, found, of_down = _at_down(ctx, g, kept)
+    d, grads, of_down = _at_down(ctx, g, kept)
     if d is None:
-        return None, None, *found, *[None] * len(parameters), *of_down
+        return None, None, *grads, *[None] * len(parameters), *of_down
     needs_norm, normed, low_rank = ctx.needs[0] or ctx.needs[1], kept.normed, ctx.attrs.get("low_rank")
     weights, biases = split_parameters(own_parameters(parameters, low_rank))
     pairs = _at_gate_up(ctx, d, kept, biases)
@@ -219,21 +234,22 @@ def _mlp_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     if normed is None and learns and not needs_norm:
         normed = rms_norm_scale(x, scale, kept.rstd)
     if normed is not None or not learns:
-        found += packed_gradients(ctx, d, FIRST, normed, pairs)
+        grads += packed_gradients(ctx, d, FIRST, normed, pairs)
     if not needs_norm:
-        return None, None, *found, *of_down
-    makes = normed is None and learns
+        return None, None, *grads, *of_down
+    recomputes = normed is None and learns
     dn = input_gradient(None, 0, d, pairs.scaled(weights), ctx.attrs.get("fp8", 0), pairs.term)
-    backward = norm_gradients(ctx, rms_norm_backward, dn, x, scale, kept.rstd, count=2, plus=g, with_result=makes)
+    backward = norm_gradients(ctx, rms_norm_backward, dn, x, scale, kept.rstd, count=2, plus=g, with_result=recomputes)
     dx, dscale, *result = backward
-    if makes:
-        found += packed_gradients(ctx, d, FIRST, result[0], pairs)
-    return dx, dscale, *found, *of_down
+    if recomputes:
+        grads += packed_gradients(ctx, d, FIRST, result[0], pairs)
+    return dx, dscale, *grads, *of_down
 
 
 def _mlp_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
-    """x, the weights (which lie in memory anyway), 1/rms, gate and up, what pairs gave; n and h where a weight behind
-    them learns, or a pair.
+    """Save x, the weights (in memory anyway), 1/rms, gate and up, and outputs of pairs.
+
+    Also n and h, if a weight or a pair that reads them is trained.
     """
     kept = [name for name, need in (("out3", any(needs[FIRST:])), ("out4", any(needs[2:]))) if need]
     return (*range(len(needs)), "out1", "out2", *kept, "out5", "out6", "out7")
@@ -265,18 +281,21 @@ def norm_mlp(
 ) -> None:  # fmt: skip
     """x + h·Wdᵀ + bd with h = silu(gate)·up, [gate | up] = n·[Wg | Wu]ᵀ + [bg | bu], n = rms_norm(x).
 
-    Also gives, without gradient, r = 1 / sqrt(mean(x²) + eps) and [gate | up] `[..., 2F]`; with `keep` n and h, too,
-    which backward then need not recompute; with pairs at gate and up their u, with pairs at down what `linear` gives.
+    Outputs without gradient: r = 1 / sqrt(mean(x²) + eps) and [gate | up] `[..., 2F]`; with `keep` n and h, so that
+    backward need not recompute them; u of gate's and up's pairs; for down's pairs, the additional outputs of `linear`.
 
     Args:
         x: `[..., in]`.
         scale: the norm's weight `[in]`.
         down: `[in, F]`.
         down_bias: `[in]`.
-        parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then for each its bias, or none; then the
-            inputs of low-rank pairs at gate and up, and of those at down.
-        fp8: as for `packed_linear` and `linear`, of each product by itself.
-        low_rank, down_low_rank: the pairs; see low_rank.py.
+        parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then one bias per weight, or none; then inputs
+            of gate's and up's low-rank pairs; then of down's.
+        eps: the norm's epsilon.
+        keep: whether n and h are saved.
+        fp8: as for `packed_linear` and `linear`, decided for each matmul separately.
+        low_rank: pairs of gate and up; see low_rank.py.
+        down_low_rank: pairs of down.
     """
     own = own_parameters(parameters, down_low_rank)
     count = 5 if keep else 3
@@ -297,11 +316,11 @@ def norm_mlp(
 
 @contextmanager
 def _inner(kept: np.ndarray | None, shape: Shape, x: np.ndarray) -> Iterator[np.ndarray]:
-    """Memory for a step's result, in a type of 4 bytes or more: that where it is kept, if it is of such a type."""
+    """Yield memory for a step's result in a dtype of 4 bytes or more; the result is copied to `kept` if necessary."""
     if kept is not None and not is_narrow(x.dtype):
         yield kept
         return
-    with scratch(shape, np.float32 if is_narrow(x.dtype) else x.dtype) as room:
-        yield room
+    with scratch(shape, np.float32 if is_narrow(x.dtype) else x.dtype) as workspace:
+        yield workspace
         if kept is not None:
-            np.copyto(kept, room, casting="unsafe")
+            np.copyto(kept, workspace, casting="unsafe")

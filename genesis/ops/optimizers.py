@@ -1,19 +1,20 @@
-"""Elementwise optimizer steps: of every rule two ops, which change a parameter and its states in place.
+"""Elementwise optimizer steps: two ops per rule, which change a parameter and its states in place.
 
-`<rule>_step(param, grad, *states, lr, step, grad_scale)` updates a parameter; `<rule>_split_step(weight, residual,
-grad, ...)` the float32 master that a bfloat16 weight and its 16-bit residual are (see `rounding.py`). `grad_scale` is a
-factor on the gradient (a clip scale, the inverse of a loss scale, -1 to ascend), so that scaling costs no pass over
-memory; where it is NaN the step is left out. Learning rate, step count and scale are inputs and not attributes: they
-change from step to step, and may be 0-d arrays.
+`<rule>_step(param, grad, *states, lr, step, grad_scale)` updates a parameter. `<rule>_split_step(weight, residual,
+grad, ...)` updates a float32 master stored as a bfloat16 weight and its 16-bit residual (see `rounding.py`).
+`grad_scale` multiplies the gradient (clip factor, inverse loss scale, -1 for ascent), so that scaling needs no pass
+over memory; a scale of NaN skips the step. Learning rate, step count and scale are inputs rather than attributes,
+because they change at every step and may be 0-d arrays.
 
-A step computes in float32 (float64 for float64 parameters). The parameter is of that type, or bfloat16 that is rounded
-at random (`noise`), or split; the states are of that type, or bfloat16 rounded at random; the gradient is of any float
-type that is not wider. The same bits come for any number of threads and for any way to cut a flat buffer into tensors.
+A step computes in float32 (float64 for float64 parameters). The parameter is in that dtype, in bfloat16 with stochastic
+rounding (`noise`), or split; states are in that dtype or in bfloat16 with stochastic rounding; the gradient is in any
+float dtype that is not wider. The result has the same bits for any number of threads and for any division of a flat
+buffer into tensors.
 
-In numpy a rule's update is a list of calls that write into rows: traced once, then run on every block. Tracing calls
-the rule with stand-ins, which note each operation. Results nobody uses are left out; every other one is written over an
-operand that is not needed any more, or into a spare row. So an update allocates nothing, and makes the calls that one
-would write by hand.
+In numpy, a rule's update is a list of calls that write into rows: it is traced once, then run on every block. Tracing
+calls the rule with traced values, which record each operation. Unused results are dropped. Every other result
+overwrites an operand that is no longer needed, or a spare row. So an update allocates nothing, and makes the same calls
+as hand-written code.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ DeviceScalar = Any  # a Python number or a 0-d array
 
 
 def check_step(name: str, param: Array, grad: Array, *states: Array, noise: Noise | None = None) -> tuple[Spec, ...]:
-    """The rule of all steps; they have no outputs."""
+    """Check shapes and dtypes of a step; a step has no outputs."""
     work = float64 if param.dtype is float64 else float32
     kept = (work,) if noise is None else (work, bfloat16)
     if param.dtype not in kept or any(s.dtype not in kept for s in states):
         found = ", ".join(str(x.dtype) for x in (param, *states))
         raise DTypeError(
             f"{name} takes a parameter and states of one type, float32 or float64, got {found}",
-            next="keep a float32 master of a narrower parameter; bfloat16 is rounded at random, which needs noise",
+            next="keep a float32 master of a narrower parameter, or pass noise to round bfloat16 stochastically",
         )
     _check_gradient(name, param, grad, states, work.itemsize)
     return ()
@@ -63,7 +64,7 @@ def _check_gradient(name: str, param: Array, grad: Array, states: Sequence[Array
 
 
 def step_rule(name: str, states: int) -> Callable[..., tuple[Spec, ...]]:
-    """The shape and dtype rule of a step with so many states."""
+    """Return the shape and dtype rule of a step with this many states."""
 
     def infer(param: Array, grad: Array, *rest: Any, noise: Noise | None = None, **attrs: Any) -> tuple[Spec, ...]:
         return check_step(name, param, grad, *rest[:states], noise=noise)
@@ -87,7 +88,7 @@ def _split_rule(name: str, states: int) -> Callable[..., tuple[Spec, ...]]:
 
 
 def is_left_out(grad_scale: DeviceScalar) -> bool:
-    """Whether the step is not to be made."""
+    """Whether the step must be skipped."""
     return math.isnan(float(grad_scale))
 
 
@@ -95,7 +96,7 @@ def is_left_out(grad_scale: DeviceScalar) -> bool:
 
 
 class _Stored:
-    """An array that a step changes, as its elements are stored: in the type to compute in, rounded, or split."""
+    """An array that a step changes, in its storage format: the compute dtype, rounded, or split."""
 
     def __init__(self, array: np.ndarray, work: np.dtype, residual: np.ndarray | None, seed: int, counter: int) -> None:
         self.array, self.residual, self.seed, self.counter = array, residual, seed, counter
@@ -104,7 +105,7 @@ class _Stored:
         self.is_narrow = self.flat.dtype != work
 
     def read(self, a: int, b: int, spare: list[np.ndarray]) -> np.ndarray:
-        """Elements [a, b) to compute on; in one of the spare rows where they are narrow."""
+        """Return elements [a, b) in the compute dtype; narrow ones are converted into a spare row."""
         if not self.is_narrow:
             return self.flat[a:b]
         row = spare.pop()
@@ -120,7 +121,7 @@ class _Stored:
             self.flat[a:b] = rounded_at_random(values, self.seed, self.counter + a // 8)
 
     def finish(self) -> None:
-        """Write back what was done on a copy, where strides do not flatten."""
+        """Write back to arrays whose strides required a flat copy."""
         for x, flat in ((self.array, self.flat), (self.residual, self.flat_residual)):
             if x is not None and flat is not None and not np.may_share_memory(x, flat):
                 x[...] = flat.reshape(x.shape)
@@ -135,11 +136,12 @@ def _run(
     noise: Noise | None,
     attrs: dict[str, Any],
 ) -> None:
-    """Make a step on parameter and states, in threads; scalars: learning rate, step count from 1, gradient scale."""
+    """Run a step on parameter and states, in threads; scalars: learning rate, step count from 1, gradient scale."""
     lr, step, scale = (float(x) for x in scalars)
     if is_left_out(scale):
         return
     work = np.dtype(np.float64 if changed[0].dtype == np.float64 else np.float32)
+    # The program of the update, and the arrays that it changes.
     program, bound = bound_program(rule, work, lr, step, scale, tuple(attrs.items()))
     stored = []
     for stream, x in enumerate(changed):
@@ -149,7 +151,8 @@ def _run(
     narrow = grads.dtype != work
     rows_needed = program.spare + narrow + sum(k.is_narrow for k in stored)
 
-    def some(first: int, last: int) -> None:
+    # Read each block, run the program on it, write it back.
+    def process_units(first: int, last: int) -> None:
         start, end = first * UNIT, min(last * UNIT, size)
         with scratch((rows_needed, min(BLOCK, end - start)), work) as rows:
             for a in range(start, end, BLOCK):
@@ -165,7 +168,7 @@ def _run(
                     k.write(a, b, v)
 
     if size:
-        parallel(some, -(-size // UNIT), size)
+        parallel(process_units, -(-size // UNIT), size)
     for k in stored:
         k.finish()
 
@@ -175,10 +178,10 @@ def _run(
 
 @functools.cache
 def steps_of(rule: Rule) -> tuple[Op, Op]:
-    """The ops `<rule>_step` and `<rule>_split_step`."""
+    """Return the ops `<rule>_step` and `<rule>_split_step`."""
     states, name, split = len(rule.states), f"{rule.name}_step", f"{rule.name}_split_step"
 
-    def made(title: str, is_split: bool) -> Callable[..., None]:
+    def reference(title: str, is_split: bool) -> Callable[..., None]:
         def step(out: tuple[()], param: np.ndarray, *rest: Any, noise: Noise | None = None, **attrs: Any) -> None:
             residual, grad, *others = rest if is_split else (None, *rest)
             _run(rule, (param, *others[:states]), residual, grad, others[states:], noise, attrs)
@@ -190,7 +193,7 @@ def steps_of(rule: Rule) -> tuple[Op, Op]:
     return (
         Op(
             name,
-            made(name, False),
+            reference(name, False),
             step_rule(name, states),
             mutates=(0, *changed),
             flops=flops_of(rule.flops),
@@ -198,7 +201,7 @@ def steps_of(rule: Rule) -> tuple[Op, Op]:
         ),
         Op(
             split,
-            made(split, True),
+            reference(split, True),
             _split_rule(split, states),
             mutates=(0, 1, *(i + 1 for i in changed)),
             flops=flops_of(rule.flops + 4),  # joining and splitting the master
@@ -211,7 +214,7 @@ def steps_of(rule: Rule) -> tuple[Op, Op]:
 
 
 class Call(NamedTuple):
-    """`ufunc(*operands)`, the operands by number of the value or of the row."""
+    """A call `ufunc(*operands)`; operands and result are numbers of values, or of rows once these are assigned."""
 
     ufunc: Callable[..., Any]
     operands: tuple[int, ...]
@@ -219,7 +222,7 @@ class Call(NamedTuple):
 
 
 class Traced:
-    """A value of a rule while it is traced."""
+    """A value of a rule during tracing."""
 
     __slots__ = ("index", "trace")
 
@@ -251,11 +254,11 @@ class Traced:
         return self.trace.call(np.divide, other, self)
 
     def sqrt(self) -> Traced:
-        """√x."""
+        """Return √x."""
         return self.trace.call(np.sqrt, self)
 
     def signed(self, size: Any) -> Traced:
-        """`size` with the sign of x, 8 times faster than by np.sign; twice `huge` is above any size. 0 and NaN stay."""
+        """Return `size` with the sign of x; 0 and NaN stay. 8 times faster than np.sign: x·huge² exceeds any size."""
         huge, call = float(np.finfo(self.trace.dtype).max) ** 0.8, self.trace.call
         return call(np.maximum, call(np.minimum, self * huge * huge, size), self.trace.negative(size))
 
@@ -265,14 +268,14 @@ def _is(x: Any, value: float) -> bool:
 
 
 class _Trace:
-    """The calls of a rule. Values are numbered: operands, constants, then further scalars and results as they come."""
+    """The recorded calls of a rule. Values are numbered: operands, constants, then scalars and results in order."""
 
     def __init__(self, dtype: np.dtype, operands: int, constants: Sequence[float | None]) -> None:
         self.dtype, self.calls = dtype, list[Call]()
         self.operands = [Traced(self, i) for i in range(operands)]
         self.scalars: dict[int, Scalar] = {operands + i: Scalar(i) for i in range(len(constants))}
         self.count = operands + len(constants)
-        # 0 and 1 are known to the trace: a factor of 1 costs no call
+        # 0 and 1 are known during tracing, because a factor of 1 needs no call.
         self.constants = [Traced(self, operands + i) if c is None else c for i, c in enumerate(constants)]
 
     def call(self, ufunc: Callable[..., Any], *operands: Any) -> Traced:
@@ -281,7 +284,7 @@ class _Trace:
         return self._fresh()
 
     def negative(self, x: Traced | float) -> Any:
-        """A constant with the other sign."""
+        """Return a constant with the opposite sign."""
         return self._scalar(Scalar(self.scalars[x.index].constant, -1.0)) if isinstance(x, Traced) else -x
 
     def _scalar(self, scalar: Scalar) -> Traced:
@@ -294,27 +297,33 @@ class _Trace:
 
 
 class Scalar(NamedTuple):
-    """A number that all elements share: `factor`, times the constant of this number if one is named."""
+    """A number that all elements share: `factor`, times the constant with this index unless it is None."""
 
     constant: int | None
     factor: float = 1.0
 
 
 class Program(NamedTuple):
-    """The calls of an update over rows: the parameter, its states, the gradient, then spare ones."""
+    """The calls of an update on rows: the parameter, its states, the gradient, then spare rows.
 
-    calls: tuple[Call, ...]  # with numbers of rows, and of scalars counted from the end
-    spare: int  # rows beside the operands
-    scalars: tuple[Scalar, ...]  # where the values of the scalars come from
+    Attributes:
+        calls: calls with row numbers; scalars are numbered from the end.
+        spare: number of rows in addition to the operands.
+        scalars: definitions of the scalars' values.
+    """
+
+    calls: tuple[Call, ...]
+    spare: int
+    scalars: tuple[Scalar, ...]
 
     def bound(self, constants: Sequence[float], dtype: np.dtype) -> list[np.ndarray]:
-        """The scalars of a step as 0-d arrays: numpy takes them faster than floats, which it converts each time."""
+        """Return the scalars of a step as 0-d arrays; numpy converts Python floats at each call, which is slower."""
         return [
             np.array(s.factor if s.constant is None else s.factor * constants[s.constant], dtype) for s in self.scalars
         ]
 
     def run(self, rows: Sequence[np.ndarray], scalars: Sequence[np.ndarray]) -> None:
-        """Update the rows."""
+        """Run the calls on the rows."""
         values = [*rows, *scalars]
         for ufunc, operands, result in self.calls:
             if len(operands) == 2:
@@ -323,18 +332,18 @@ class Program(NamedTuple):
                 ufunc(values[operands[0]], out=values[result])
 
 
-@functools.lru_cache(64)  # all parameters of a group have the same
+@functools.lru_cache(64)  # all parameters of a group share the program
 def bound_program(
     rule: Rule, dtype: np.dtype, lr: float, step: float, scale: float, attrs: tuple[tuple[str, Any], ...]
 ) -> tuple[Program, list[np.ndarray]]:
-    """The program of a step, and its scalars."""
+    """Return the program of a step, and its scalars."""
     constants = rule.constants_of(lr, step, scale, dict(attrs))
     program = program_of(rule, dtype, constants, rule.choices(dict(attrs)))
     return program, program.bound(constants, dtype)
 
 
 def program_of(rule: Rule, dtype: np.dtype, constants: Sequence[float], choices: tuple[bool, ...]) -> Program:
-    """The program of a rule for constants of which only 0 and 1 matter."""
+    """Return a rule's program; it depends only on which constants are 0 or 1."""
     return _program(rule, dtype, tuple(c if c in (0.0, 1.0) else None for c in constants), choices)
 
 
@@ -343,18 +352,18 @@ def _program(rule: Rule, dtype: np.dtype, constants: tuple[float | None, ...], c
     changed = 1 + len(rule.states)
     trace = _Trace(dtype, changed + 1, constants)
     parameter, *states, gradient = trace.operands
-    found = rule.update(parameter, gradient, *states, *trace.constants, *choices)
-    results = [x.index for x in found]
+    updated = rule.update(parameter, gradient, *states, *trace.constants, *choices)
+    results = [x.index for x in updated]
     assert len(results) == changed, f"the update of {rule.name} gives {len(results)} values for {changed}"
     calls = _needed(trace.calls, results)
     used = [i for i in trace.scalars if any(i in c.operands for c in calls)]
     rows = {index: i - len(used) for i, index in enumerate(used)}
-    placed, spare = _placed(calls, results, rows)
-    return Program(tuple(placed), spare, tuple(trace.scalars[i] for i in used))
+    assigned, spare = _assign_rows(calls, results, rows)
+    return Program(tuple(assigned), spare, tuple(trace.scalars[i] for i in used))
 
 
 def _needed(calls: list[Call], results: list[int]) -> list[Call]:
-    """The calls whose results are used."""
+    """Return the calls whose results are used."""
     needed, kept = set(results), list[Call]()
     for call in reversed(calls):
         if call.result in needed:
@@ -363,26 +372,29 @@ def _needed(calls: list[Call], results: list[int]) -> list[Call]:
     return kept[::-1]
 
 
-def _placed(calls: list[Call], results: list[int], rows: dict[int, int]) -> tuple[list[Call], int]:
-    """The calls with rows for values, and how many spare rows they take; the results end in the first rows. `rows` are
-    those of scalars.
+def _assign_rows(calls: list[Call], results: list[int], rows: dict[int, int]) -> tuple[list[Call], int]:
+    """Return the calls with rows instead of values, and the number of spare rows; results end in the first rows.
+
+    `rows` maps scalars to their rows.
     """
-    changed, free, placed = len(results), list[int](), list[Call]()
+    changed, free, assigned = len(results), list[int](), list[Call]()
     gradient = spare = changed
     last = {x: i for i, call in enumerate(calls) for x in call.operands} | dict.fromkeys(results, len(calls))
     rows |= {i: i for i in range(changed + 1)}
     for i, call in enumerate(calls):
-        found = {rows[x] for x in call.operands if last[x] == i and 0 <= rows[x] != gradient}
+        # Reuse the row of an operand that is not needed any more, preferably the result's final row.
+        reusable = {rows[x] for x in call.operands if last[x] == i and 0 <= rows[x] != gradient}
         home = results.index(call.result) if call.result in results else rows[call.operands[0]]
-        if not found:
+        if not reusable:
             spare += not free
-            found = {free.pop() if free else spare}
-        row = home if home in found else min(found)
-        free += sorted(found - {row})
-        placed.append(Call(call.ufunc, tuple(rows[x] for x in call.operands), row))
+            reusable = {free.pop() if free else spare}
+        row = home if home in reusable else min(reusable)
+        free += sorted(reusable - {row})
+        assigned.append(Call(call.ufunc, tuple(rows[x] for x in call.operands), row))
         rows[call.result] = row
+    # Move results to their final rows, through copies where a move would overwrite another result.
     moves = [(rows[x], home) for home, x in enumerate(results) if rows[x] != home]
-    beside = {row: spare + 1 + i for i, row in enumerate(row for row, _ in moves if row < changed)}
-    moves = [*beside.items(), *((beside.get(row, row), home) for row, home in moves)]
-    placed += [Call(np.positive, (row,), home) for row, home in moves]
-    return placed, spare - changed + len(beside)
+    copies = {row: spare + 1 + i for i, row in enumerate(row for row, _ in moves if row < changed)}
+    moves = [*copies.items(), *((copies.get(row, row), home) for row, home in moves)]
+    assigned += [Call(np.positive, (row,), home) for row, home in moves]
+    return assigned, spare - changed + len(copies)

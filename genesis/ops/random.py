@@ -1,12 +1,12 @@
-"""Random ops: each result is a pure function of seed, offset and the element's position, on every device alike.
+"""Random ops: results are pure functions of seed, offset and the element's position, the same on every device.
 
-`genesis.random.philox` gives four 32-bit words a counter. Counting elements in row-major order of the logical shape:
+`genesis.random.philox` returns four 32-bit words per counter. With elements numbered in row-major order:
 
 * 32-bit draws: element i takes word i % 4 of counter offset + i // 4.
 * 64-bit draws: element i takes words 2j and 2j + 1 (the low half first), j = i % 2, of counter offset + i // 2.
 
-What each op makes of its words is in its docstring. Draws are made in chunks, so that temporaries stay small;
-chunks and threads have no influence on values.
+Each op's docstring says how it uses its words. Draws are made in chunks, so that temporaries stay small; chunks and
+threads do not affect values.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from genesis.ops.blocks import as_type, is_narrow
 from genesis.random import philox
 from genesis.shapes import Shape, numel
 
-_CHUNK = 1 << 13  # counters drawn at once: their 64-bit temporaries stay in cache
-UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # what each type holds exactly below 1
+_CHUNK = 1 << 13  # counters per chunk; their 64-bit temporaries fit into the cache
+UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits that each type holds exactly below 1
 
 Values = Callable[[np.ndarray, slice], Any]
 
@@ -36,14 +36,14 @@ Values = Callable[[np.ndarray, slice], Any]
 
 
 def _pairs(words: np.ndarray) -> np.ndarray:
-    """uint64 `[n, 2]` from uint32 `[n, 4]`."""
+    """Return uint64 `[n, 2]` from uint32 `[n, 4]`."""
     wide = words.astype(np.uint64)
     pairs: np.ndarray = wide[:, 0::2] | (wide[:, 1::2] << np.uint64(32))
     return pairs
 
 
 def _generate(out: np.ndarray, seed: int, offset: int, each: int, values: Values) -> None:
-    """Fill `out` by chunks; `values(words [n, 4], elements)` gives those at flat positions, `each` of one counter."""
+    """Fill `out` in chunks; `values(words [n, 4], elements)` returns a chunk of values, `each` per counter."""
     flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
     counters = -(-out.size // each)
 
@@ -51,8 +51,8 @@ def _generate(out: np.ndarray, seed: int, offset: int, each: int, values: Values
         for first in range(start * _CHUNK, min(stop * _CHUNK, counters), _CHUNK):
             count = min(_CHUNK, counters - first)
             at = slice(first * each, min((first + count) * each, out.size))
-            made = np.reshape(values(philox(seed, offset + first, count), at), -1)
-            flat[at] = made[: at.stop - at.start]
+            chunk = np.reshape(values(philox(seed, offset + first, count), at), -1)
+            flat[at] = chunk[: at.stop - at.start]
 
     parallel(piece, -(-counters // _CHUNK), out.size)
     if not out.flags.c_contiguous:
@@ -60,16 +60,16 @@ def _generate(out: np.ndarray, seed: int, offset: int, each: int, values: Values
 
 
 def words_for(dtype: DType, shape: Shape) -> int:
-    """How many 32-bit words `uniform` or `normal` of this dtype and shape uses, for `Generator.reserve`."""
+    """Return how many 32-bit words `uniform` or `normal` uses for a dtype and shape, for `Generator.reserve`."""
     return numel(shape) * (2 if dtype is float64 else 1)
 
 
 def _creates(name: str, lowest: int) -> Callable[..., Spec]:
-    """The infer of an op that creates a tensor of a dtype from category `lowest` on."""
+    """Return the rule of an op that creates a tensor whose dtype has category `lowest` or higher."""
 
     def infer(*, shape: Shape, dtype: DType, **attrs: Any) -> Spec:
         if dtype.category < lowest:
-            raise DTypeError(f"{name} does not make {dtype.name} tensors", next="choose another dtype=")
+            raise DTypeError(f"{name} cannot create {dtype.name} tensors", next="choose another dtype=")
         return Spec(tuple(shape), dtype)
 
     return infer
@@ -80,16 +80,16 @@ def _creates(name: str, lowest: int) -> Callable[..., Spec]:
 
 def _uniform_infer(*, low: float, high: float, **attrs: Any) -> Spec:
     if not (low <= high and math.isfinite(high - low)):
-        raise UsageError(f"uniform: no values between {low} and {high}", next="give finite bounds with low <= high")
+        raise UsageError(f"uniform: no values between {low} and {high}", next="pass finite bounds with low <= high")
     return _creates("uniform", FLOAT)(**attrs)
 
 
 @op("uniform", _uniform_infer)
 def uniform(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, low: float, high: float) -> None:
-    """y = low + u·(high - low), at least low and below high (where they differ).
+    """y = low + u·(high - low), in [low, high), or low if both are equal.
 
-    u is the upper b bits of the draw times 2^-b: b = 53 of a 64-bit draw for float64; of a 32-bit draw 24 for float32,
-    11 for float16 and 8 for bfloat16, so that u is exact in the type and never rounds to 1.
+    u is the upper b bits of the draw times 2^-b: b = 53 of a 64-bit draw for float64; of a 32-bit draw, b = 24 for
+    float32, 11 for float16 and 8 for bfloat16. So u is exact in the dtype and never rounds to 1.
     """
     bits = UNIFORM_BITS[dtype.name]
     work = np.dtype(np.float32 if is_narrow(out.dtype) else out.dtype)
@@ -119,11 +119,11 @@ def _normal_infer(*, std: float, **attrs: Any) -> Spec:
 
 @op("normal", _normal_infer)
 def normal(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, mean: float, std: float) -> None:
-    """y = mean + std·z, z standard normal by Box and Muller, computed in float64.
+    """y = mean + std·z with standard normal z by Box and Muller, computed in float64.
 
-    Of two draws a (of an even element) and b (of the next) in (0, 1), the even element is √(-2 ln a)·cos 2πb and the
-    odd one √(-2 ln a)·sin 2πb. For float64 a and b are (the upper 53 bits of a 64-bit draw + ½)·2^-53, for other types
-    (a 32-bit draw + ½)·2^-32.
+    Elements are drawn in pairs from draws a (of the even element) and b (of the odd one) in (0, 1): the even element is
+    √(-2 ln a)·cos 2πb, the odd one √(-2 ln a)·sin 2πb. For float64, a and b are (the upper 53 bits of a 64-bit draw +
+    ½)·2^-53; for other dtypes, (a 32-bit draw + ½)·2^-32.
     """
 
     def values(words: np.ndarray, at: slice) -> np.ndarray:
@@ -146,7 +146,7 @@ def normal(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, 
 
 def _randint_infer(*, low: int, high: int, dtype: DType, **attrs: Any) -> Spec:
     if low >= high:
-        raise UsageError(f"randint: no integers from {low} to below {high}", next="give low < high")
+        raise UsageError(f"randint: no integers from {low} to below {high}", next="pass low < high")
     if dtype.category == INTEGER:
         info = np.iinfo(dtype.numpy)
         if low < info.min or high - 1 > info.max:
@@ -158,7 +158,7 @@ def _randint_infer(*, low: int, high: int, dtype: DType, **attrs: Any) -> Spec:
 
 @op("randint", _randint_infer)
 def randint(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, low: int, high: int) -> None:
-    """y = low + d mod (high - low) of a 64-bit draw d. The bias is below (high - low)·2^-64."""
+    """y = low + d mod (high - low) with a 64-bit draw d. The bias is below (high - low)·2^-64."""
 
     def values(words: np.ndarray, at: slice) -> np.ndarray:
         draws = _pairs(words)
@@ -172,19 +172,19 @@ def randint(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType,
 
 def _randperm_infer(*, n: int, **attrs: Any) -> Spec:
     if n < 0:
-        raise UsageError(f"randperm of {n} elements", next="give n >= 0")
+        raise UsageError(f"randperm of {n} elements", next="pass n >= 0")
     return _creates("randperm", INTEGER)(shape=(n,), **attrs)
 
 
 @op("randperm", _randperm_infer)
 def randperm(out: np.ndarray, seed: int, offset: int, n: int, dtype: DType) -> None:
-    """0 … n-1 sorted by one 64-bit draw each; equal draws keep their order."""
+    """0 … n-1, sorted by a 64-bit draw for each; equal draws keep their order."""
     keys = np.empty(n, np.uint64)
     _generate(keys, seed, offset, 2, lambda words, at: _pairs(words))
     out[...] = np.argsort(keys, kind="stable")
 
 
-# --- Chance applied to tensors ----------------------------------------------------------------------------------------
+# --- Bernoulli and dropout --------------------------------------------------------------------------------------------
 
 
 def _bernoulli_infer(p: Array, seed: int, offset: int) -> Spec:
@@ -206,7 +206,7 @@ def bernoulli(out: np.ndarray, p: np.ndarray, seed: int, offset: int) -> None:
         chance = flat[at].astype(np.float64)
         wrong = ~((chance >= 0) & (chance <= 1))
         if wrong.any():
-            raise NumericError(f"bernoulli: {chance[wrong][0]} is no probability", next="give values in [0, 1]")
+            raise NumericError(f"bernoulli: {chance[wrong][0]} is not a probability", next="pass values in [0, 1]")
         hit: np.ndarray = words.reshape(-1)[: len(chance)] < chance * 2.0**32
         return hit
 
@@ -215,11 +215,11 @@ def bernoulli(out: np.ndarray, p: np.ndarray, seed: int, offset: int) -> None:
 
 def _dropout_infer(x: Array, position: Array | None = None, *, p: float, seed: int, offset: int) -> Spec:
     if not 0 <= p <= 1:
-        raise UsageError(f"dropout: {p} is no probability", next="give p in [0, 1]")
+        raise UsageError(f"dropout: {p} is not a probability", next="pass p in [0, 1]")
     if x.dtype.category != FLOAT:
         raise DTypeError(f"dropout takes float tensors, got {x.dtype.name}", next="cast with .float()")
     if position is not None and (position.shape != () or position.dtype is not int64):
-        raise ShapeError(f"dropout: a position {position.dtype.name} {position.shape} is no 0-d int64")
+        raise ShapeError(f"dropout: a position {position.dtype.name} {position.shape} is not a 0-d int64")
     return Spec(x.shape, x.dtype)
 
 
@@ -227,18 +227,19 @@ def _dropout_infer(x: Array, position: Array | None = None, *, p: float, seed: i
 def dropout(
     out: np.ndarray, x: np.ndarray, position: np.ndarray | None = None, *, p: float, seed: int, offset: int
 ) -> None:
-    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask,
-    which is not kept but drawn again.
+    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask.
+
+    The mask is not saved; backward draws it again.
 
     Args:
-        position: 0-d int64, added to `offset`: where the noise of a step starts, which a CUDA graph reads anew.
+        position: 0-d int64, added to `offset`: the start of a step's noise, which a CUDA graph reads at each replay.
     """
     if position is not None:
         offset += int(position)
     flat = x.reshape(-1)
     work = np.dtype(np.float32 if is_narrow(x.dtype) else x.dtype)
     limit = np.uint32(min(int(p * 2.0**32), 0xFFFFFFFF))
-    scale = work.type(1 / (1 - p) if p < 1 else 0)  # p = 1 leaves nothing
+    scale = work.type(1 / (1 - p) if p < 1 else 0)  # p = 1 drops everything
 
     def values(words: np.ndarray, at: slice) -> np.ndarray:
         part = as_type(flat[at], work)
@@ -249,7 +250,7 @@ def dropout(
     _generate(out, seed, offset, 4, values)
 
 
-# --- Drawing categories -----------------------------------------------------------------------------------------------
+# --- Sampling categories ----------------------------------------------------------------------------------------------
 
 
 def _multinomial_infer(p: Array, num_samples: int, replacement: bool, seed: int, offset: int) -> Spec:
@@ -259,7 +260,8 @@ def _multinomial_infer(p: Array, num_samples: int, replacement: bool, seed: int,
         raise ShapeError(f"multinomial takes weights [n] or [rows, n] with n > 0, got {p.shape}")
     if num_samples < 1 or (not replacement and num_samples > p.shape[-1]):
         raise ShapeError(
-            f"multinomial: {num_samples} samples of {p.shape[-1]} categories", next="or pass replacement=True"
+            f"multinomial: {num_samples} samples of {p.shape[-1]} categories",
+            next="pass replacement=True",
         )
     return Spec((*p.shape[:-1], num_samples), int64)
 
@@ -274,15 +276,15 @@ def _checked_weights(row: np.ndarray, needed: int) -> np.ndarray:
 
 
 def _by_position(weights: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """The categories in which the `draws` in [0, 1) fall when weights are laid end to end."""
+    """Return the categories into which `draws` in [0, 1) fall on the cumulative distribution of the weights."""
     ends = np.cumsum(weights)
-    last = np.searchsorted(ends, ends[-1])  # rounding must not choose a weight of 0 after the last positive one
-    found: np.ndarray = np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), last)
-    return found
+    last = np.searchsorted(ends, ends[-1])  # rounding must not select a zero weight after the last positive one
+    categories: np.ndarray = np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), last)
+    return categories
 
 
-def _by_race(weights: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
-    """The `count` categories that finish first, each after an exponential time with its weight as the rate."""
+def _by_gumbel_trick(weights: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
+    """Return the `count` categories with the smallest exponential times, whose rates are the weights."""
     finish = np.full(len(weights), math.inf)
     np.divide(-np.log(draws), weights, out=finish, where=weights > 0)
     return np.argsort(finish, kind="stable")[:count]
@@ -290,14 +292,15 @@ def _by_race(weights: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
 
 @op("multinomial", _multinomial_infer)
 def multinomial(out: np.ndarray, p: np.ndarray, num_samples: int, replacement: bool, seed: int, offset: int) -> None:
-    """`num_samples` categories for each row of weights `[…, n]`, which need not add up to 1.
+    """Draw `num_samples` categories for each row of weights `[…, n]`, which need not add up to 1.
 
-    With replacement, or for one sample: sample i is where its 64-bit draw (the upper 53 bits times 2^-53) falls among
-    the weights laid end to end. Without: category i of all rows' categories finishes after -ln(a) / weight with
-    a = (its 32-bit draw + ½)·2^-32, and the first ones are taken in that order.
+    With replacement, or for one sample: sample i is the category into which its 64-bit draw (the upper 53 bits times
+    2^-53) falls on the cumulative distribution. Without replacement: category i of all rows' categories has the time
+    -ln(a) / weight with a = (its 32-bit draw + ½)·2^-32, and the categories with the smallest times are returned in
+    that order.
 
     Raises:
-        NumericError: for negative, infinite or NaN weights, or too few above 0.
+        NumericError: for negative, infinite or NaN weights, or too few weights above 0.
     """
     rows, n = p.reshape(-1, p.shape[-1]), p.shape[-1]
     result = np.empty((len(rows), num_samples), np.int64)
@@ -310,5 +313,5 @@ def multinomial(out: np.ndarray, p: np.ndarray, num_samples: int, replacement: b
         times = np.empty((len(rows), n))
         _generate(times, seed, offset, 4, lambda words, at: (words + 0.5) * 2.0**-32)
         for i, row in enumerate(rows):
-            result[i] = _by_race(_checked_weights(row, num_samples), times[i], num_samples)
+            result[i] = _by_gumbel_trick(_checked_weights(row, num_samples), times[i], num_samples)
     out[...] = result.reshape(out.shape)

@@ -1,7 +1,7 @@
-"""Reductions: sums, means, products, extrema, norms and running sums.
+"""Reductions: sums, means, products, min/max, norms and cumulative sums.
 
-Floats of 2 bytes accumulate in float32 and are rounded once at the store; integer sums are int64, as in torch. `axes`
-is None for all dimensions, an int, or a tuple. In the gradient formulas below g is the gradient of the result y, both
+2-byte floats accumulate in float32 and are rounded once at the store; integer sums are int64, as in torch. `axes` is
+None for all dimensions, an int, or a tuple. In the gradient formulas, g is the gradient of the result y; both are
 repeated along the reduced dimensions.
 """
 
@@ -30,7 +30,7 @@ Axes = int | tuple[int, ...] | None
 
 
 def _axes(name: str, shape: Shape, axes: Axes) -> Shape:
-    """Sorted dimension indices, with errors that name the op."""
+    """Return sorted dimensions in [0, ndim); errors name the op."""
     try:
         return normalize_axes(axes, len(shape))
     except (IndexRangeError, ShapeError) as error:
@@ -38,7 +38,7 @@ def _axes(name: str, shape: Shape, axes: Axes) -> Shape:
 
 
 def single_axis(name: str, shape: Shape, axis: int) -> int:
-    """One dimension index, with errors that name the op."""
+    """Return one dimension in [0, ndim); errors name the op."""
     try:
         return normalize_axis(axis, len(shape))
     except IndexRangeError as error:
@@ -46,23 +46,23 @@ def single_axis(name: str, shape: Shape, axis: int) -> int:
 
 
 def _need_elements(name: str, shape: Shape, axes: Shape) -> None:
-    """An extremum of nothing does not exist (of no rows at all it is just empty)."""
+    """Raise ShapeError for an extremum over no elements; with no rows at all, the result is just empty."""
     if 0 in [shape[i] for i in axes]:
-        raise ShapeError(f"{name} of shape {shape} over dimensions {axes}: there are no elements to choose from")
+        raise ShapeError(f"{name} of shape {shape} over dimensions {axes}: no elements to choose from")
 
 
 def _rule(
     name: str, dtype: Callable[[DType], DType], *, floats: bool = False, elements: bool = False
 ) -> Callable[..., Spec]:
-    """The infer of a reduction to `dtype(input's)`; `floats` refuses other types, `elements` to reduce none."""
+    """Return the rule of a reduction: `floats` refuses other dtypes, `elements` refuses to reduce none."""
 
     def infer(x: Array, axes: Axes = None, keepdim: bool = False, **attrs: Any) -> Spec:
         if floats and x.dtype.category != FLOAT:
             raise DTypeError(f"{name} takes float tensors, got {x.dtype.name}", next="cast with .float()")
-        found = _axes(name, x.shape, axes)
+        dims = _axes(name, x.shape, axes)
         if elements:
-            _need_elements(name, x.shape, found)
-        return Spec(reduced_shape(x.shape, found, keepdim), dtype(x.dtype))
+            _need_elements(name, x.shape, dims)
+        return Spec(reduced_shape(x.shape, dims, keepdim), dtype(x.dtype))
 
     return infer
 
@@ -72,16 +72,16 @@ def _same(dtype: DType) -> DType:
 
 
 def _widest(dtype: DType) -> DType:
-    """The type of sums and products: integers and bools count in int64."""
+    """Return the dtype of sums and products: int64 for integers and bools."""
     return dtype if dtype.category == FLOAT else int64
 
 
 def _truth(dtype: DType) -> DType:
-    return uint8 if dtype is uint8 else bool_  # older code uses uint8 for bool; torch keeps it
+    return uint8 if dtype is uint8 else bool_  # uint8 was once torch's bool, and torch keeps it here
 
 
 def reads(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-    """One operation for each input element."""
+    """Return the FLOPs of one operation per input element."""
     size: int = inputs[0].size
     return size
 
@@ -90,19 +90,19 @@ def reads(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, 
 
 
 def _sum_type(dtype: np.dtype) -> np.dtype:
-    """What sums and products of `dtype` accumulate in."""
+    """Return the dtype in which sums and products of `dtype` accumulate."""
     if is_narrow(dtype):
         return np.dtype(np.float32)
     return dtype if dtype.kind == "f" else np.dtype(np.int64)
 
 
 def _kept(out: np.ndarray, axes: Shape, keepdim: bool) -> np.ndarray:
-    """`out` without its reduced dimensions (a view)."""
+    """Return `out` without its reduced dimensions (a view)."""
     return out[(*(0 if i in axes else slice(None) for i in range(out.ndim)), ...)] if keepdim else out
 
 
 def _repeat(ctx: Context, value: Array | None) -> Array:
-    """A result or its gradient as a view of the input's shape: repeated along the reduced dimensions."""
+    """Return a result or its gradient as a view in the input's shape, repeated along the reduced dimensions."""
     spec = ctx.input_specs[0]
     assert spec is not None and value is not None
     if ctx.attrs.get("keepdim", False):
@@ -113,19 +113,19 @@ def _repeat(ctx: Context, value: Array | None) -> Array:
 
 
 def _count(ctx: Context) -> int:
-    """How many elements each result was made from."""
+    """Return how many elements are reduced to one."""
     spec = ctx.spec(0)
     return numel([spec.shape[i] for i in normalize_axes(ctx.attrs.get("axes"), len(spec.shape))])
 
 
-def _again(ctx: Context) -> dict[str, Any]:
-    """The attributes that reduce another array of the input's shape in the same way."""
+def _same_reduction(ctx: Context) -> dict[str, Any]:
+    """Return the attributes that reduce another array of the input's shape in the same way."""
     return {"axes": ctx.attrs.get("axes"), "keepdim": ctx.attrs.get("keepdim", False)}
 
 
 def _share_ties(ctx: Context, g: Array, chosen: Array) -> Array:
-    """g divided evenly among the `chosen` elements behind each result."""
-    shared: Array = mul(_repeat(ctx, div(g, sum(chosen, **_again(ctx)))), chosen)
+    """Divide g evenly among the `chosen` elements of each result."""
+    shared: Array = mul(_repeat(ctx, div(g, sum(chosen, **_same_reduction(ctx)))), chosen)
     return shared
 
 
@@ -140,14 +140,14 @@ def _sum_to_shape_infer(x: Array, shape: Shape) -> Spec:
 
 
 def _sum_to_shape_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g, repeated along the dimensions that were summed (a view)."""
+    """dx = g, repeated along the summed dimensions (a view)."""
     spec = ctx.spec(0)
     return (g.view(spec.shape, broadcast_strides(g.shape, g.strides, spec.shape)),)
 
 
 @op("sum_to_shape", _sum_to_shape_infer, vjp=_sum_to_shape_vjp, flops=reads)
 def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
-    """y = x summed over the dimensions that broadcasting `shape` to x's shape repeats."""
+    """y = x summed over the dimensions that broadcasting from `shape` to x's shape repeats."""
     pad = x.ndim - len(shape)
     axes = (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
     squeezed = out[(*(0 if i + pad in axes else slice(None) for i in range(len(shape))), ...)]
@@ -158,7 +158,7 @@ def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
     "sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads, autocast="fp32", torch="torch.sum"
 )
 def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = Σ x over `axes`; 0 where there is nothing to add. dx = g."""
+    """y = Σ x over `axes`; 0 for no elements. dx = g."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.add, x, axes, _kept(out, axes, keepdim), _sum_type(x.dtype))
 
@@ -170,7 +170,7 @@ def _mean_vjp(ctx: Context, g: Array) -> Grads:
 
 @op("mean", _rule("mean", _same, floats=True), vjp=_mean_vjp, flops=reads, torch="torch.mean")
 def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = Σ x / n over `axes`; NaN where n = 0. dx = g / n."""
+    """y = Σ x / n over `axes`; NaN for n = 0. dx = g / n."""
     axes = normalize_axes(axes, x.ndim)
     work = _sum_type(x.dtype)
     kept = _kept(out, axes, keepdim)
@@ -181,7 +181,7 @@ def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
 
 @op("count_nonzero", _rule("count_nonzero", lambda dtype: int64), flops=reads, torch="torch.count_nonzero")
 def count_nonzero(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """How many elements over `axes` are not 0, as int64."""
+    """Count the elements over `axes` that are not 0, as int64."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.add, x.astype(np.bool_, copy=False), axes, _kept(out, axes, keepdim), np.dtype(np.int64))
 
@@ -190,7 +190,7 @@ def count_nonzero(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bo
 
 
 def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) -> None:
-    """Two passes: the mean, then the squared distances from it, over max(n - correction, 0)."""
+    """Compute the variance in two passes: the mean, then squared distances from it, over max(n - correction, 0)."""
     if x.size == 0:
         out.fill(math.nan)
         return
@@ -209,7 +209,7 @@ def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) ->
 
 def _distances(ctx: Context) -> Array:
     x = ctx.inputs[0]
-    distances: Array = sub(x, _repeat(ctx, mean(x, **_again(ctx))))
+    distances: Array = sub(x, _repeat(ctx, mean(x, **_same_reduction(ctx))))
     return distances
 
 
@@ -221,7 +221,7 @@ def _var_vjp(ctx: Context, g: Array) -> Grads:
 
 @op("var", _rule("var", _same, floats=True), vjp=_var_vjp, saves=(0,), flops=reads)
 def var(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
-    """y = Σ (x - mean)² / (n - correction) over `axes`; NaN where n = 0. dx = g·2·(x - mean) / (n - correction)."""
+    """y = Σ (x - mean)² / (n - correction) over `axes`; NaN for n = 0. dx = g·2·(x - mean) / (n - correction)."""
     axes = normalize_axes(axes, x.ndim)
     _variance(x, axes, _kept(out, axes, keepdim), correction)
 
@@ -248,13 +248,13 @@ def std(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
 
 
 def _prod_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g · the product of the other elements."""
+    """dx = g · product of the other elements."""
     return (prod_backward(_repeat(ctx, g), ctx.inputs[0], axes=ctx.attrs.get("axes")),)
 
 
 @op("prod", _rule("prod", _widest), vjp=_prod_vjp, saves=(0,), flops=reads, autocast="fp32")
 def prod(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = Π x over `axes`; 1 where there is nothing to multiply. dx = g · the product of the other elements."""
+    """y = Π x over `axes`; 1 for no elements. dx = g · product of the other elements."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.multiply, x, axes, _kept(out, axes, keepdim), _sum_type(x.dtype))
 
@@ -268,7 +268,7 @@ def _prod_backward_infer(g: Array, x: Array, axes: Axes = None) -> Spec:
 
 @op("prod_backward", _prod_backward_infer, flops=lambda inputs, outputs, attrs: 4 * inputs[0].size)
 def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = None) -> None:
-    """dx_i = g_i · Π x_j over j ≠ i: products from the left times products from the right, exact with zeros."""
+    """dx_i = g_i · Π x_j over j ≠ i: prefix products times suffix products, exact with zeros."""
     if x.size == 0:
         return
     axes = normalize_axes(axes, x.ndim)
@@ -294,34 +294,34 @@ def _extremum_vjp(ctx: Context, g: Array) -> Grads:
 
 @op("amax", _rule("amax", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amax")
 def amax(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = the largest element over `axes`, NaN where there is one. Equal largest elements share g evenly."""
+    """y = largest element over `axes`; NaN if any is NaN. Equal largest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.maximum, x, axes, _kept(out, axes, keepdim), work_type(x.dtype))
 
 
 @op("amin", _rule("amin", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amin")
 def amin(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = the smallest element over `axes`, NaN where there is one. Equal smallest elements share g evenly."""
+    """y = smallest element over `axes`; NaN if any is NaN. Equal smallest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.minimum, x, axes, _kept(out, axes, keepdim), work_type(x.dtype))
 
 
 def _positions(choose: Callable[..., Any], x: np.ndarray, axis: int | None) -> np.ndarray:
-    """Positions by `np.argmax` or `np.argmin` along `axis` (row-major over everything for None); the first wins."""
+    """Return positions by `np.argmax` or `np.argmin` along `axis` (None: in row-major order); the first of equals."""
     transposed = x.reshape(1, -1) if axis is None else np.moveaxis(np.atleast_1d(x), axis, -1)
     lines = transposed.reshape(numel(transposed.shape[:-1]), transposed.shape[-1])
-    found = np.empty(len(lines), np.int64)
+    positions = np.empty(len(lines), np.int64)
 
     def piece(start: int, stop: int) -> None:
-        choose(as_type(lines[start:stop], work_type(x.dtype)), axis=1, out=found[start:stop])
+        choose(as_type(lines[start:stop], work_type(x.dtype)), axis=1, out=positions[start:stop])
 
     if x.size:
         parallel(piece, len(lines), x.size)
-    return found.reshape(() if axis is None else transposed.shape[:-1])
+    return positions.reshape(() if axis is None else transposed.shape[:-1])
 
 
 def _position_rule(name: str, *, values: bool) -> Callable[..., Any]:
-    """The infer of argmax (positions) and max_with_indices (values and positions)."""
+    """Return the rule of argmax (positions) or max_with_indices (values and positions)."""
 
     def infer(x: Array, axis: int | None = None, keepdim: bool = False) -> Spec | tuple[Spec, Spec]:
         axes = normalize_axes(None, x.ndim) if axis is None else (single_axis(name, x.shape, axis),)
@@ -335,13 +335,13 @@ def _position_rule(name: str, *, values: bool) -> Callable[..., Any]:
 
 @op("argmax", _position_rule("argmax", values=False), flops=reads, torch="torch.argmax")
 def argmax(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: bool = False) -> None:
-    """Position of the largest element along `axis`, or in row-major order over everything; the first NaN wins."""
+    """Position of the largest element along `axis`, or in row-major order without it; the first NaN wins."""
     out[...] = _positions(np.argmax, x, axis).reshape(out.shape)
 
 
 @op("argmin", _position_rule("argmin", values=False), flops=reads, torch="torch.argmin")
 def argmin(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: bool = False) -> None:
-    """Position of the smallest element along `axis`, or in row-major order over everything; the first NaN wins."""
+    """Position of the smallest element along `axis`, or in row-major order without it; the first NaN wins."""
     out[...] = _positions(np.argmin, x, axis).reshape(out.shape)
 
 
@@ -356,17 +356,17 @@ def _chosen_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
 
 
 def _insert(x: Array, axis: int) -> Array:
-    """A view with a dimension of size 1 at `axis`."""
+    """Return a view with a dimension of size 1 at `axis`."""
     return x.view((*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], 1, *x.strides[axis:]))
 
 
 def _with_indices(name: str, choose: Callable[..., Any], doc: str) -> Op:
-    """The op `<name>_with_indices`."""
+    """Register the op `<name>_with_indices`."""
 
     def reference(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
-        found = np.expand_dims(_positions(choose, x, axis), axis)
-        out[0][...] = np.take_along_axis(np.atleast_1d(x), found, axis).reshape(out[0].shape)
-        out[1][...] = found.reshape(out[1].shape)
+        positions = np.expand_dims(_positions(choose, x, axis), axis)
+        out[0][...] = np.take_along_axis(np.atleast_1d(x), positions, axis).reshape(out[0].shape)
+        out[1][...] = positions.reshape(out[1].shape)
 
     reference.__doc__ = f"{doc} along `axis` and its position (the first of equals). dx = g at that position."
     title, facts = f"{name}_with_indices", {"saves": ("out",), "flops": reads, "torch": f"torch.{name}"}
@@ -388,7 +388,7 @@ def _put_infer(values: Array, indices: Array, axis: int, size: int) -> Spec:
 
 @op("put_along_axis", _put_infer)
 def put_along_axis(out: np.ndarray, values: np.ndarray, indices: np.ndarray, axis: int, size: int) -> None:
-    """Zeros, with `values` at positions `indices` along `axis`: y[…, indices, …] = values; no position comes twice."""
+    """Zeros with `values` at positions `indices` along `axis`: y[…, indices, …] = values; positions are distinct."""
     out.fill(0)
     if out.ndim:
         np.put_along_axis(out, indices, values, axis)
@@ -401,14 +401,14 @@ def put_along_axis(out: np.ndarray, values: np.ndarray, indices: np.ndarray, axi
 
 @op("any", _rule("any", _truth), flops=reads, torch="torch.any")
 def any(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """Whether an element over `axes` is not 0 (NaN is not); False where there is none."""
+    """Whether any element over `axes` is not 0 (NaN is not 0); False for no elements."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.logical_or, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
 
 
 @op("all", _rule("all", _truth), flops=reads, torch="torch.all")
 def all(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """Whether every element over `axes` is not 0 (NaN is not); True where there is none."""
+    """Whether all elements over `axes` are not 0 (NaN is not 0); True for no elements."""
     axes = normalize_axes(axes, x.ndim)
     reduce_into(np.logical_and, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
 
@@ -431,7 +431,7 @@ def _logsumexp_vjp(ctx: Context, g: Array) -> Grads:
     autocast="fp32",
 )
 def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
-    """y = log Σ e^x over `axes`, with the largest element taken out first; -∞ where there is none. dx = g·e^(x - y)."""
+    """y = log Σ e^x over `axes`, with the maximum subtracted first; -∞ for no elements. dx = g·e^(x - y)."""
     axes = normalize_axes(axes, x.ndim)
     kept = _kept(out, axes, keepdim)
     if x.size == 0:
@@ -459,7 +459,7 @@ def _norm_rule(x: Array, axes: Axes = None, keepdim: bool = False, *, p: float) 
 
 
 def _norm_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g·sign(x)·(|x| / y)^(p-1), 0 where y = 0 (or, for p < 1, x = 0); for p = ±∞ extreme elements share g."""
+    """dx = g·sign(x)·(|x| / y)^(p-1), 0 where y = 0 (or p < 1 and x = 0); for p = ±∞, extreme elements share g."""
     x, y, p = ctx.inputs[0], ctx.outputs[0], ctx.attrs["p"]
     wide = _repeat(ctx, y)
     if p == 0:
@@ -468,7 +468,7 @@ def _norm_vjp(ctx: Context, g: Array) -> Grads:
         return (mul(sign(x), _share_ties(ctx, g, eq(abs(x), wide))),)
     if p == 1:
         return (mul(sign(x), _repeat(ctx, g)),)
-    # a zero norm is replaced beforehand: 0 / 0 would be NaN
+    # A zero norm is replaced before the division, because 0 / 0 would be NaN.
     flat = eq(y, 0)
     g, ratio = where(flat, 0.0, g), div(x, _repeat(ctx, where(flat, 1.0, y)))
     if p == 2:
@@ -478,7 +478,7 @@ def _norm_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _powers(p: float) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[np.ndarray], Any]]:
-    """How the p-norm is folded: the ufunc, what is done to each element before, and to the result after."""
+    """Return how the p-norm is reduced: the ufunc, and the functions before (per element) and after it (the result)."""
     if p == 2:
         return np.add, np.square, np.sqrt
     if p == 0:
@@ -499,7 +499,7 @@ def _powers(p: float) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[np.nd
     autocast="fp32",
 )
 def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False, *, p: float) -> None:
-    """y = (Σ |x|^p)^(1/p) over `axes`; p = ±∞ is the largest or smallest |x|, p = 0 counts elements that are not 0.
+    """y = (Σ |x|^p)^(1/p) over `axes`; p = ±∞ is the largest or smallest |x|, p = 0 counts nonzero elements.
 
     dx = g·sign(x)·(|x| / y)^(p-1), 0 where y = 0.
     """
@@ -516,13 +516,13 @@ def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
         return result
 
     result = compute(_sum_type(x.dtype))
-    # powers that leave float32's range (10^±38) are rare: only then is the sum done again in float64
+    # Powers outside float32's range (10^±38) are rare; only then the sum is recomputed in float64.
     if result.dtype == np.float32 and not np.all((result > 1e-16) & (result < 1e16)):
         result = compute(np.dtype(np.float64))
     store_kept(result, order, kept)
 
 
-# --- Running sums -----------------------------------------------------------------------------------------------------
+# --- Cumulative sums --------------------------------------------------------------------------------------------------
 
 
 def _cumsum_infer(x: Array, axis: int, reverse: bool = False) -> Spec:

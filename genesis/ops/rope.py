@@ -1,5 +1,6 @@
-"""Rotary position embedding (Su et al., 2021) in the half-split layout that Llama and Qwen checkpoints use; alone, and
-behind the norms of queries and keys by head (Qwen3).
+"""Rotary position embedding (Su et al., 2021) in the half-split layout of Llama and Qwen checkpoints.
+
+`rope` is RoPE alone; `norm_rope` fuses it with the norms of queries and keys by head (Qwen3).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False, heads: in
     if x.ndim != 4 or x.shape[-1] % 2:
         raise ShapeError(f"rope takes [B, T, heads, even head size], got {x.shape}")
     if heads is not None and not 0 <= heads <= x.shape[2]:
-        raise ShapeError(f"rope: {heads} heads to turn, x has {x.shape[2]}")
+        raise ShapeError(f"rope: {heads} heads to rotate, x has {x.shape[2]}")
     half = x.shape[-1] // 2
     allowed = {(x.shape[1], half), (1, x.shape[1], half), (x.shape[0], x.shape[1], half)}
     if cos.shape != sin.shape or cos.shape not in allowed:
@@ -30,7 +31,7 @@ def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False, heads: in
 
 
 def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
-    """A rotation's transpose is the rotation back."""
+    """Apply the inverse RoPE: the transpose of a rotation is its inverse."""
     _, cos, sin = ctx.inputs
     attrs = {**ctx.attrs, "inverse": not ctx.attrs.get("inverse", False)}
     return rope(g, cos, sin, **attrs), None, None
@@ -40,12 +41,13 @@ def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
 def rope(
     out: np.ndarray, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False, heads: int | None = None
 ) -> None:
-    """Rotate each pair (x[i], x[i + D/2]) by its position's angle; `inverse` rotates back.
+    """Rotate each pair (x[i], x[i + D/2]) by its position's angle; `inverse` rotates by the negative angle.
 
     Args:
         x: `[B, T, heads, D]`.
-        cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
-        heads: how many are rotated; those after them (values behind queries and keys) are copied. None means all.
+        cos: cosines of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
+        sin: sines of the angles, in the same shape.
+        heads: number of leading heads to rotate; the others (values after queries and keys) are copied. None means all.
     """
     if heads is not None:
         out[:, :, heads:] = x[:, :, heads:]
@@ -59,7 +61,7 @@ def rope(
     s = np.concatenate([s, -s] if inverse else [-s, s], axis=-1)
 
     def piece(start: int, stop: int) -> None:
-        # whole heads at a time: numpy's inner loops are twice as long as over the halves
+        # Whole heads, because numpy's inner loops are then twice as long as over halves.
         xb, target = upcast(x[:, start:stop]), out[:, start:stop]
         rotated = np.multiply(xb, c[:, start:stop], out=working(target))
         crossed = np.empty_like(rotated)
@@ -71,13 +73,13 @@ def rope(
     parallel(piece, x.shape[1], x.size)
 
 
-# --- Behind the norm of each head -------------------------------------------------------------------------------------
+# --- Fused with the norm of each head ---------------------------------------------------------------------------------
 
 
 def _check_norm_rope(
     name: str, x: Array, weights: tuple[Array, Array], tables: tuple[Array, Array], heads: int, keys: int
 ) -> Spec:
-    """The spec of the statistics `[B, T, heads + keys]`."""
+    """Return the spec of the statistics `[B, T, heads + keys]`."""
     rope.infer(x, *tables)
     if min(heads, keys) < 0 or heads + keys > x.shape[2]:
         raise ShapeError(f"{name}: {heads} query and {keys} key heads, x has {x.shape[2]}")
@@ -93,11 +95,11 @@ def _norm_rope_infer(
 
 
 def _norm_rope_vjp(ctx: Context, g: Array, _: None) -> Grads:
-    """Rotated back, then as for `rms_norm`, each kind of head with its weight."""
+    """Apply the inverse RoPE, then the gradient of `rms_norm` with the weight of queries or of keys."""
     sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in (1, 2)]
     slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     attrs = {k: ctx.attrs[k] for k in ("heads", "key_heads")}
-    if not any(ctx.needs[1:3]):  # as with adapters
+    if not any(ctx.needs[1:3]):  # as with adapters, whose norms are frozen
         return norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], learns=False, **attrs), None, None, None, None
     dx, *weights = norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], out=(None, *slots), **attrs)
     for i, before in enumerate(sums):
@@ -107,15 +109,15 @@ def _norm_rope_vjp(ctx: Context, g: Array, _: None) -> Grads:
 
 
 def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What whole heads and heads with halves exchanged are multiplied by, `[1 or B, T, 1, D]`; see rope.py."""
+    """Return the factors `[1 or B, T, 1, D]` of heads, and of heads with their halves swapped; see `rope`."""
     c, s = (upcast(t).reshape(-1, x.shape[1], 1, x.shape[3] // 2) for t in (cos, sin))
     return np.concatenate([c, c], axis=-1), np.concatenate([s, -s] if inverse else [-s, s], axis=-1)
 
 
-def _crossed(x: np.ndarray) -> np.ndarray:
-    half, found = x.shape[-1] // 2, np.empty(x.shape, x.dtype)
-    found[..., :half], found[..., half:] = x[..., half:], x[..., :half]
-    return found
+def _swap_halves(x: np.ndarray) -> np.ndarray:
+    half, swapped = x.shape[-1] // 2, np.empty(x.shape, x.dtype)
+    swapped[..., :half], swapped[..., half:] = x[..., half:], x[..., :half]
+    return swapped
 
 
 @op(
@@ -138,12 +140,17 @@ def norm_rope(
     key_heads: int,
     eps: float,
 ) -> None:
-    """`rope(rms_norm(x))` of the first heads, the others as they are; also gives r = 1 / sqrt(mean(x²) + eps).
+    """`rope(rms_norm(x))` for queries and keys; other heads are copied. r = 1 / sqrt(mean(x²) + eps) is an output, too.
 
     Args:
         x: `[B, T, heads + key_heads + others, D]`.
-        query_weight, key_weight: of the norms of queries and of keys, `[D]`.
-        cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
+        query_weight: weight `[D]` of the queries' norm.
+        key_weight: weight `[D]` of the keys' norm.
+        cos: cosines of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
+        sin: sines of the angles, in the same shape.
+        heads: number of query heads, which come first.
+        key_heads: number of key heads, which follow.
+        eps: epsilon of the norms.
     """
     y, rstd = out
     rotated, size = heads + key_heads, x.shape[3]
@@ -159,7 +166,7 @@ def norm_rope(
         rstd[:, start:stop] = r
         n = xb * r[..., None]
         n *= weights
-        crossed = _crossed(n)
+        crossed = _swap_halves(n)
         crossed *= s[:, start:stop]
         n *= c[:, start:stop]
         np.add(n, crossed, out=y[:, start:stop, :rotated], casting="unsafe")
@@ -168,7 +175,7 @@ def norm_rope(
 
 
 def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
-    """The weight of each head, `[heads + key_heads, D]`."""
+    """Return the weight of each head, `[heads + key_heads, D]`."""
     return np.concatenate(
         [np.broadcast_to(upcast(w), (n, w.size)) for w, n in ((query_weight, heads), (key_weight, key_heads))]
     )
@@ -196,9 +203,9 @@ def norm_rope_backward(
     key_heads: int,
     learns: bool = True,
 ) -> None:
-    """With h the gradient rotated back and n = x·r: dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n.
+    """dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n, with h = inverse RoPE of g and n = x·r.
 
-    Without `learns`, for frozen weights, dx alone.
+    With `learns` False, for frozen weights, dx is the only output.
     """
     d, *grads = out if isinstance(out, tuple) else (out,)
     rotated, size = heads + key_heads, x.shape[3]
@@ -212,7 +219,7 @@ def norm_rope_backward(
 
     def block(start: int, stop: int) -> np.ndarray:
         gb, rb = upcast(g[:, start:stop, :rotated]), rstd[:, start:stop, :, None]
-        crossed = _crossed(gb)
+        crossed = _swap_halves(gb)
         crossed *= s[:, start:stop]
         h = gb * c[:, start:stop]
         h += crossed
@@ -224,7 +231,7 @@ def norm_rope_backward(
         np.multiply(h, rb, out=d[:, start:stop, :rotated], casting="unsafe")
         return np.stack([sums[:heads].sum(axis=0), sums[heads:].sum(axis=0)])
 
-    both = np.empty((2, size), weights.dtype)
-    sum_blocks(block, x.shape[1], max(x.shape[0] * rotated * size, 1), both)
-    for grad, value in zip(grads, both, strict=False):
+    weight_sums = np.empty((2, size), weights.dtype)
+    sum_blocks(block, x.shape[1], max(x.shape[0] * rotated * size, 1), weight_sums)
+    for grad, value in zip(grads, weight_sums, strict=False):
         grad[...] = value

@@ -1,7 +1,7 @@
-"""float32 values kept as bfloat16: rounded at random, or split into a bfloat16 weight and a 16-bit residual.
+"""float32 values stored as bfloat16: rounded stochastically, or split into a bfloat16 weight and a 16-bit residual.
 
-A split master is the float32 number with bits (w << 16) + r, where w are the bits of a bfloat16 weight and the residual
-r is a signed 16-bit number. The weight is the master rounded to nearest, halves away from zero, so nothing is
+A split master is the float32 value with bits (w << 16) + r, where w are the bits of the bfloat16 weight and r is the
+residual, a signed 16-bit integer. The weight is the master rounded to nearest, halves away from zero, so nothing is
 stored twice.
 """
 
@@ -22,28 +22,34 @@ from genesis.ops.blocks import BLOCK, UNIT
 from genesis.random import philox
 from genesis.shapes import Shape
 
-COUNTED = 8  # elements whose noise one counter gives
-STREAMS = 3  # values of an element that an optimizer step may round: the parameter and two averages
+COUNTED = 8  # elements whose noise comes from one counter
+STREAMS = 3  # values per element that an optimizer step may round: the parameter and two averages
 
 
 class Noise(NamedTuple):
-    """Where the noise of an optimizer step starts, so that no counter serves twice."""
+    """Position of an optimizer step's noise, chosen so that no counter is used twice.
 
-    seed: int  # of the generator
-    first: int  # the first counter of the step's tensor within a stream
-    each: int  # counters of one stream of one step, for all parameters of the optimizer
+    Attributes:
+        seed: seed of the generator.
+        first: first counter of the tensor within a stream.
+        each: counters of one stream of one step, for all parameters of the optimizer.
+    """
+
+    seed: int
+    first: int
+    each: int
 
     def counter(self, step: float, stream: int) -> int:
-        """The first counter for stream 0 (the parameter), 1 or 2 (its averages) in step `step`, which counts from 1."""
+        """Return the first counter of step `step` (from 1) for stream 0 (the parameter), 1 or 2 (its averages)."""
         return self.first + ((int(step) - 1) * STREAMS + stream) * self.each
 
 
 def flops_of(per_element: int) -> Callable[..., int]:
-    """The arithmetic of an op, by elements of its first input."""
+    """Return the `flops` function of an op with this many operations per element of its first input."""
     return lambda inputs, outputs, attrs: per_element * inputs[0].size
 
 
-# --- At random --------------------------------------------------------------------------------------------------------
+# --- Stochastic rounding ----------------------------------------------------------------------------------------------
 
 
 def _rounding_infer(x: Array, *, dtype: DType, seed: int, offset: int) -> Spec:
@@ -53,7 +59,7 @@ def _rounding_infer(x: Array, *, dtype: DType, seed: int, offset: int) -> Spec:
 
 
 def rounded_at_random(values: np.ndarray, seed: int, counter: int) -> np.ndarray:
-    """float32 `[n]` rounded to bfloat16 with the noise of `stochastic_round` from `counter` on."""
+    """Return float32 `[n]` rounded to bfloat16 with the noise of `stochastic_round` from `counter` on."""
     words = philox(seed, counter, -(-values.size // 8))
     noise = words.astype("<u4", copy=False).view("<u2").reshape(-1)[: values.size]
     bits = np.ascontiguousarray(values).view(np.uint32)
@@ -63,25 +69,25 @@ def rounded_at_random(values: np.ndarray, seed: int, counter: int) -> np.ndarray
 
 @op("stochastic_round", _rounding_infer, flops=flops_of(12))
 def stochastic_round(out: np.ndarray, x: np.ndarray, *, dtype: DType, seed: int, offset: int) -> None:
-    """x rounded up or down at random, with odds that make the mean exact.
+    """Round x up or down at random, with probabilities that make the expected value exact.
 
-    Sixteen random bits are added below bfloat16's last one and the 16 lowest are cut off. Element i uses half-word i of
-    the generator's counters from `offset` on (eight to a counter). Infinities and NaN stay.
+    Adds 16 random bits below bfloat16's last bit and truncates the 16 lowest bits. Element i uses half-word i of the
+    generator's counters from `offset` on (eight half-words per counter). Infinities and NaN stay unchanged.
     """
     flat = x.reshape(-1)
     rounded = np.empty(flat.size, dtype.numpy)
 
-    def some(first: int, last: int) -> None:
+    def round_units(first: int, last: int) -> None:
         for a in range(first * UNIT, min(last * UNIT, flat.size), BLOCK):
             b = min(a + BLOCK, last * UNIT, flat.size)
             rounded[a:b] = rounded_at_random(flat[a:b], seed, offset + a // 8)
 
-    parallel(some, -(-flat.size // UNIT), flat.size)
+    parallel(round_units, -(-flat.size // UNIT), flat.size)
     out[...] = rounded.reshape(x.shape)
 
 
 def rounding_counters(shape: Shape, place: int = 32) -> int:
-    """How many counters the noise of a tensor of `shape` takes; tensors start at multiples of `place` elements."""
+    """Return how many counters a tensor's noise needs; tensors start at multiples of `place` elements."""
     return -(-math.prod(shape) // place) * (place // 8)
 
 
@@ -89,16 +95,16 @@ def rounding_counters(shape: Shape, place: int = 32) -> int:
 
 
 def joined(weight: np.ndarray, residual: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """The float32 masters of `[n]` bfloat16 weights and their residuals (int16), written into `out`."""
+    """Write the float32 masters of `[n]` bfloat16 weights and int16 residuals into `out`, and return it."""
     bits = out.view(np.uint32)
     np.copyto(bits, weight.view(np.uint16))
     bits <<= np.uint32(16)
-    bits += residual.astype(np.int32).view(np.uint32)  # wraps around, which subtracts
+    bits += residual.astype(np.int32).view(np.uint32)  # a negative residual wraps around, which subtracts
     return out
 
 
 def split_into(weight: np.ndarray, residual: np.ndarray, master: np.ndarray) -> None:
-    """Write `[n]` float32 masters into weights and residuals. NaN is written as one NaN with a residual of 0."""
+    """Write `[n]` float32 masters into weights and residuals; every NaN becomes the same NaN with residual 0."""
     bits = np.where(np.isnan(master), np.uint32(0x7FC00000), master.view(np.uint32))
     np.copyto(residual.view(np.uint16), bits & np.uint32(0xFFFF), casting="unsafe")
     bits += np.uint32(0x8000)
@@ -122,7 +128,7 @@ def _join_infer(weight: Array, residual: Array) -> Spec:
 
 @op("join_master", _join_infer, flops=flops_of(2))
 def join_master(out: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> None:
-    """The float32 master whose bits are (w << 16) + r, w the bits of the weight."""
+    """Compute the float32 master with bits (w << 16) + r, where w are the bits of the weight."""
     flat = np.empty(weight.size, np.float32)
     joined(weight.reshape(-1), residual.reshape(-1), flat)
     out[...] = flat.reshape(weight.shape)

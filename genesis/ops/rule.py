@@ -1,14 +1,15 @@
-"""An optimizer's update as one rule on values, and the functions that a rule may call. What runs it is elsewhere.
+"""An optimizer's update as a rule on values, and the functions that a rule may call; other modules run the rules.
 
 A rule is two functions, written once with Python's operators and the functions below:
 
-* `constants(lr, step, scale, *hyper, *choices)` is computed once a step, in float64: what all elements share;
-* `update(p, g, *states, *constants, *choices)` is computed for each element, and gives the new p and states.
+* `constants(lr, step, scale, *hyper, *choices)` computes, in float64 and once per step, the values that all elements
+  share;
+* `update(p, g, *states, *constants, *choices)` returns the new p and states of an element.
 
-numpy runs them in blocks (`genesis.ops.optimizers`), tensor operations run them (`foreach=False`), and one Triton
-kernel does (`genesis.kernels.optim.optimizers`, where the names below stand for Triton functions). None of these look
-at how a value is stored, and a rule does not either: float32 or float64, a bfloat16 weight with a 16-bit residual,
-bfloat16 rounded at random are their affair, as are the gradient's dtype and steps that are left out.
+numpy runs rules in blocks (`genesis.ops.optimizers`), tensor operations run them (`foreach=False`), and one Triton
+kernel does (`genesis.kernels.optim.optimizers`, where the names below are Triton functions). A rule does not depend on
+how values are stored: as float32 or float64, as a bfloat16 weight with a 16-bit residual, or as randomly rounded
+bfloat16. The modules that run a rule handle storage, the gradient's dtype and skipped steps.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Value = Any  # a float, a traced value, a tensor, or a tile of a kernel
+Value = Any  # a float, a traced value, a tensor, or a kernel's tile
 RULES: dict[str, Rule] = {}
 _followers: list[Callable[[Rule], None]] = []
 
 
 def for_each_rule(follow: Callable[[Rule], None]) -> None:
-    """Call `follow` with every rule: now with those that there are, later with each that is written."""
+    """Call `follow` with every rule: with the existing ones now, with others when they are defined."""
     for each in RULES.values():
         follow(each)
     _followers.append(follow)
@@ -32,15 +33,17 @@ def for_each_rule(follow: Callable[[Rule], None]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """An elementwise update, whose ops are `<name>_step` and `<name>_split_step`; the docstring of `update` is theirs.
+    """An elementwise update; its ops are `<name>_step` and `<name>_split_step`, with the docstring of `update`.
 
     Attributes:
-        name: of its ops.
-        states: names of the tensors that it keeps, at most two, of the parameter's shape and 0 at first.
-        hyper: names of the hyper-parameters that `constants` takes, which are numbers.
-        constants, update: see above.
-        flops: arithmetic for each element.
-        choices: bools that both functions branch on, from the ops' attributes: code is compiled for each combination.
+        name: name of the rule, from which its ops are named.
+        states: names of the state tensors, at most two; they have the parameter's shape and start at 0.
+        hyper: names of the numeric hyper-parameters that `constants` takes.
+        constants: computes the constants of a step, see above.
+        update: computes the new values, see above.
+        flops: arithmetic operations per element.
+        choices: returns the bools, from the op's attributes, on which both functions branch; each combination is
+            compiled separately.
     """
 
     name: str
@@ -59,31 +62,31 @@ class Rule:
             follow(self)
 
     def constants_of(self, lr: float, step: float, scale: float, attrs: Mapping[str, Any]) -> tuple[float, ...]:
-        """The constants of a step."""
+        """Return the constants of a step."""
         hyper = (float(attrs[name]) for name in self.hyper)
         return tuple(float(c) for c in self.constants(lr, step, scale, *hyper, *self.choices(attrs)))
 
 
 def sqrt(x: Value) -> Value:
-    """√x, rounded to nearest."""
+    """Return √x, rounded to nearest."""
     return math.sqrt(x) if isinstance(x, float) else x.sqrt()
 
 
 def power(x: Value, y: Value) -> Value:
-    """x to the power of y; of constants."""
+    """Return x to the power of y; only for constants."""
     return x**y
 
 
 def divide(x: Value, y: Value) -> Value:
-    """x / y, rounded to nearest, where a kernel's own division is not."""
+    """Return x / y, rounded to nearest, even where a kernel's own division is not."""
     return x / y
 
 
 def where(condition: Value, x: Value, y: Value) -> Value:
-    """x or y; the condition is one of constants."""
+    """Return x or y; the condition must depend only on constants."""
     return x if condition else y
 
 
 def sign(x: Value, size: Value) -> Value:
-    """`size` with the sign of x; where x is 0 or NaN, x."""
+    """Return `size` with the sign of x; x itself where x is 0 or NaN."""
     return x.sign() * size if not hasattr(x, "signed") else x.signed(size)

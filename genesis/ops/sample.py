@@ -1,12 +1,11 @@
-"""Drawing the next token of each sequence from its logits: penalties, temperature, top-k, top-p, min-p.
+"""Sampling each sequence's next token from its logits: penalties, temperature, top-k, top-p, min-p.
 
-A token's random number depends on seed, sequence and position alone, so that it is the same in whichever batch and row
-the sequence is. No pass orders the whole vocabulary: the likeliest tokens are put in order, some more where the draw
-goes beyond them.
+A token's random number depends only on seed, sequence and position, so it is the same in every batch and row. No step
+sorts the whole vocabulary: only the likeliest tokens are sorted, and more of them if the draw goes beyond.
 
-`next_tokens` hands the tokens on to the next step, and ends sequences that are complete. The state of a batch is a few
-arrays with a row for each sequence. They live on the device, so that a step of generation needs the host for nothing;
-the host reads the ring of drawn tokens some steps later.
+`next_tokens` passes the tokens to the next step and ends sequences that are complete. The state of a batch consists of
+a few arrays with one row per sequence. They stay on the device, so a generation step does not synchronize with the
+host; the host reads the ring of drawn tokens some steps later.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import op
 from genesis.random import philox_rounds
 
-FAILED = -1  # the token of a row whose logits are not finite
-INACTIVE = -2  # in the ring of `next_tokens`: the row drew nothing in this step
-FEW = 256  # tokens put in order at first
+FAILED = -1  # token of a row whose logits are not finite
+INACTIVE = -2  # entry in the ring of `next_tokens` for a row that drew no token in the step
+FEW = 256  # tokens sorted in the first attempt
 LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -44,20 +43,21 @@ def _infer(
 
 
 def uniforms(keys: np.ndarray) -> np.ndarray:
-    """A float64 in [0, 1) of 53 random bits for each (seed, sequence, position) `[B, 3]`: Philox's key is the seed, its
-    counter the position and, 64 bits higher, the sequence.
+    """Return a float64 in [0, 1) with 53 random bits for each (seed, sequence, position) of `keys` `[B, 3]`.
+
+    Philox's key is the seed; its counter is the position and, 64 bits higher, the sequence.
     """
     words = keys.astype(np.int64).view(np.uint64)
     seed, sequence, position = words[:, 0], words[:, 1], words[:, 2]
-    found = np.empty(len(keys))
+    uniform = np.empty(len(keys))
     for each in np.unique(seed).tolist():
         rows = seed == each
         low = (position[rows], sequence[rows])
         counter = tuple(half for word in low for half in (word & LOW, word >> np.uint64(32)))
         bits = philox_rounds(counter, (each & 0xFFFFFFFF, each >> 32))
         high, rest = bits[:, 0].astype(np.uint64), bits[:, 1].astype(np.uint64)
-        found[rows] = ((high << np.uint64(21)) | (rest >> np.uint64(11))).astype(np.float64) * 2.0**-53
-    return found
+        uniform[rows] = ((high << np.uint64(21)) | (rest >> np.uint64(11))).astype(np.float64) * 2.0**-53
+    return uniform
 
 
 @op("sample", _infer, auxiliary=(0, 1))
@@ -70,20 +70,20 @@ def sample(
     seen: np.ndarray | None = None,
     log_probs: bool = False,
 ) -> None:
-    """The next token of each row, and with `log_probs` the log of its probability under the logits as they are.
+    """Draw the next token of each row; with `log_probs`, also return its log-probability under the unmodified logits.
 
-    Of the distribution at the temperature the `top_k` likeliest tokens are kept; of these the fewest whose probability
-    reaches top-p; of these, those at least min-p times as likely as the likeliest. The draw inverts their cumulated
-    probabilities, the likeliest token first, and of equals the lowest id. A row with NaN or infinite logits gives -1.
+    The `top_k` likeliest tokens at the temperature are kept; of these the fewest whose total probability reaches top-p;
+    of these the ones at least min-p times as likely as the likeliest. The draw inverts their cumulative distribution,
+    ordered from the likeliest token on, equal ones by id. A row with NaN or infinite logits returns -1.
 
     Args:
         logits: `[B, V]`.
-        keys: seed, sequence and position of each draw, int64 `[B, 3]`; a seed of 2^63 or more by its bits.
-        settings: temperature (0 takes the likeliest token), top-p (1: all), min-p (0: all) and repetition penalty
-            (1: none; Keskar et al., "CTRL", 2019: logits of seen tokens are divided by it where positive, else
-            multiplied) of each row, `[B, 4]`.
-        top_k: integers `[B]`; 0 for all.
-        seen: which tokens the sequence has, bool `[B, V]`; None where nothing is penalized.
+        keys: seed, sequence and position of each draw, int64 `[B, 3]`; a seed of 2^63 or more as its bits.
+        settings: `[B, 4]`: temperature (0 selects the likeliest token), top-p (1 keeps all), min-p (0 keeps all) and
+            repetition penalty (1 disables it; Keskar et al., "CTRL", 2019: divides positive logits of seen tokens and
+            multiplies negative ones).
+        top_k: integers `[B]`; 0 keeps all.
+        seen: tokens that occur in the sequence, bool `[B, V]`; None without penalties.
     """
     tokens, chances = out
     draws = uniforms(keys)
@@ -122,6 +122,7 @@ def _draw(scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_
     most = min(top_k, vocabulary) if top_k > 0 else vocabulary
     total = None if most < vocabulary else float(_weights(scores, scores.max(), temperature).sum())
     count = most if most < vocabulary else min(FEW, most)
+    # Sort more and more tokens until the cut or the draw is among them.
     while True:
         order = _likeliest(scores, count)
         weights = _weights(scores[order], scores[order[0]], temperature)
@@ -134,28 +135,28 @@ def _draw(scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_
         is_cut = kept < len(order)
         mass = float(cumulated[kept - 1]) if is_cut or count == most else 1.0
         if is_cut or count == most or uniform < cumulated[-1] * (top_p >= 1 and min_p <= 0):
-            found = int(np.searchsorted(cumulated[:kept], uniform * mass, side="right"))
-            return int(order[min(found, kept - 1)])
+            position = int(np.searchsorted(cumulated[:kept], uniform * mass, side="right"))
+            return int(order[min(position, kept - 1)])
         count = min(8 * count, most)
 
 
 def _weights(scores: np.ndarray, top: float, temperature: float) -> np.ndarray:
-    """Probabilities relative to the likeliest token's."""
-    found: np.ndarray = np.exp((scores.astype(np.float64) - float(top)) / temperature)
-    return found
+    """Return probabilities relative to the likeliest token's."""
+    weights: np.ndarray = np.exp((scores.astype(np.float64) - float(top)) / temperature)
+    return weights
 
 
 def _likeliest(scores: np.ndarray, count: int) -> np.ndarray:
-    """The `count` likeliest tokens in order; of equals those with the lowest ids."""
+    """Return the `count` likeliest tokens in order; equal ones by id, lowest first."""
     if count >= len(scores):
         return np.argsort(-scores, kind="stable")
     least = np.partition(scores, len(scores) - count)[len(scores) - count]
-    found = np.flatnonzero(scores >= least)  # in order of ids, and more than `count` where the last are equal
-    order: np.ndarray = found[np.argsort(-scores[found], kind="stable")][:count]
+    candidates = np.flatnonzero(scores >= least)  # by id; more than `count` if the last ones are equal
+    order: np.ndarray = candidates[np.argsort(-scores[candidates], kind="stable")][:count]
     return order
 
 
-# --- What follows a draw ----------------------------------------------------------------------------------------------
+# --- After a draw -----------------------------------------------------------------------------------------------------
 
 
 def _next_infer(
@@ -205,30 +206,31 @@ def next_tokens(
     ring_log_probs: np.ndarray,
     step: np.ndarray,
 ) -> None:
-    """Hand each row's drawn token on to the next step; `left` is 0 from then on where the row is complete.
+    """Pass each row's drawn token to the next step; `left` becomes 0 for rows that are complete.
 
-    A row is active while its `left` is above 0. Of an active row:
+    A row is active while its `left` is above 0. For an active row:
 
-    - the token goes to ring[step mod R, row], its log-probability to ring_log_probs[step mod R, row];
-    - where it is `FAILED` (-1), `left` becomes 0, and nothing else changes, so that `tokens` stays a valid id;
-    - else tokens[row] = token, lengths[row] += 1, keys[row, 2] += 1, seen[row, token] = True, and `left` becomes 0
-      where the token is one of the row's stop ids, else it is one less.
+    - the token is written to ring[step mod R, row], its log-probability to ring_log_probs[step mod R, row];
+    - if it is `FAILED` (-1), `left` becomes 0 and nothing else changes, so that `tokens` stays a valid id;
+    - otherwise tokens[row] = token, lengths[row] += 1, keys[row, 2] += 1, seen[row, token] = True, and `left` becomes
+      0 if the token is one of the row's stop ids, else it decreases by 1.
 
-    Of a row that is not active only the ring changes: to `INACTIVE` (-2) and NaN. At last step[0] += 1.
+    For an inactive row, only the ring changes: to `INACTIVE` (-2) and NaN. Finally step[0] += 1.
 
     All arrays are contiguous; integers are int64.
 
     Args:
-        drawn, log_probs: `[B]` each, the outputs of `sample`; `log_probs` is `[0]` where it gave none.
+        drawn: `[B]`, tokens from `sample`.
+        log_probs: `[B]`, log-probabilities from `sample`; `[0]` if it returned none.
         stops: ids that end each row, `[B, N]`, padded with -1.
-        tokens: `[B]`, the last token of each row: the next step's input.
-        lengths: `[B]`, tokens in the row's cache; the next step writes its key and value there.
-        left: `[B]`, how many tokens the row may still draw. 0: it is complete, or not in use.
-        keys: `[B, 3]`, seed, sequence and position of the row's next draw, as `sample` takes them.
-        seen: `[B, V]` bool, the tokens that a row has; `[B, 0]` where nobody asks.
+        tokens: `[B]`, the last token of each row, which is the next step's input.
+        lengths: `[B]`, tokens in the row's cache; the next step writes its key and value at this position.
+        left: `[B]`, number of tokens that the row may still draw; 0 for a complete or unused row.
+        keys: `[B, 3]`, seed, sequence and position of the row's next draw, for `sample`.
+        seen: `[B, V]` bool, the tokens that occur in a row; `[B, 0]` if no row has a penalty.
         ring: `[R, B]`, the tokens of the last R steps.
-        ring_log_probs: `[R, B]` of a float type, which `log_probs` has, too; `[R, 0]` where it is `[0]`.
-        step: `[1]`, how many steps were made.
+        ring_log_probs: `[R, B]`, in the float dtype of `log_probs`; `[R, 0]` if that is `[0]`.
+        step: `[1]`, number of steps so far.
     """
     place = int(step[0]) % len(ring)
     active, failed = left > 0, drawn == FAILED

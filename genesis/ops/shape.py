@@ -1,7 +1,7 @@
-"""Shape ops: views, which only re-describe memory, and the ops that move elements without computing on them.
+"""Shape ops: views, which only describe memory differently, and ops that move elements without arithmetic.
 
-A view's layout (shape, strides, offset of its first element) follows from the layout it is taken of; its gradient puts
-g back into zeros of the source's shape. In the gradient formulas below g is the gradient of the result.
+A view's layout (shape, strides, offset of its first element) depends on the source's layout. Its gradient is zeros of
+the source's shape with g at the view's position. In the gradient formulas, g is the gradient of the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, 
 
 
 class Layout(NamedTuple):
-    """A window on a source: sizes, steps in elements, and where it starts relative to the source's first element."""
+    """A window on a source: sizes, strides in elements, and its start relative to the source's first element."""
 
     shape: Shape
     strides: Shape
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
 
 def overlaps(shape: Shape, strides: Shape) -> bool:
-    """Whether two indices may reach one element. Never wrongly False; interleaved windows may be called overlapping."""
+    """Whether two indices may reach the same element. True may be wrong for interleaved windows; False never is."""
     reach = 0
     for stride, size in sorted((st, s) for s, st in zip(shape, strides, strict=True) if s > 1):
         if stride <= reach:
@@ -44,23 +44,23 @@ def overlaps(shape: Shape, strides: Shape) -> bool:
 
 
 def extent(shape: Shape, strides: Shape) -> int:
-    """Elements from the first to the last one that a window reaches; 0 for an empty window."""
+    """Return the elements from the first to the last one that a window reaches; 0 for an empty window."""
     return 1 + sum(st * (s - 1) for s, st in zip(shape, strides, strict=True)) if numel(shape) else 0
 
 
 def contiguous(x: Array) -> Array:
-    """x, or a contiguous copy of it."""
+    """Return x, or a contiguous copy if it is not contiguous."""
     return x if x.is_contiguous else copy(x)
 
 
 def reshaped(x: Array, shape: Shape) -> Array:
-    """x as `shape` (of the same element count): a view where its strides allow, else a view of a copy."""
-    found = view_strides(x.shape, x.strides, shape)
-    return x.view(shape, found) if found is not None else copy(x).view(shape, contiguous_strides(shape))
+    """Return x as `shape` (of the same element count): a view if its strides allow it, else a view of a copy."""
+    steps = view_strides(x.shape, x.strides, shape)
+    return x.view(shape, steps) if steps is not None else copy(x).view(shape, contiguous_strides(shape))
 
 
 def _window(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    """A strided window on a contiguous 1-D array; numpy checks that it stays inside."""
+    """Return a strided window on a contiguous 1-D array; numpy checks that it stays inside."""
     item = flat.itemsize
     steps = tuple(s * item for s in strides)
     return np.ndarray(shape, flat.dtype, flat.view(np.uint8), offset * item if numel(shape) else 0, steps)
@@ -75,8 +75,12 @@ def _view_op(
     reference: Callable[..., np.ndarray],
     vjp: Callable[..., Grads] | None = None,
 ) -> Op:
-    """An op that only re-describes memory; `layout(shape, strides, **attrs)` raises where the attributes do not suit
-    the shape, `reference` is the same in numpy. Unless `vjp` is given, g is put into zeros of the source's shape.
+    """Register a view op.
+
+    Args:
+        layout: `layout(shape, strides, **attrs)` returns the view's layout; raises if the attributes do not fit.
+        reference: the same view in numpy.
+        vjp: by default, g is put into zeros of the source's shape.
     """
 
     def infer(x: Array, **attrs: Any) -> Spec:
@@ -84,11 +88,11 @@ def _view_op(
 
     def view(x: Array, **attrs: Any) -> Array:
         shape, strides, offset = layout(x.shape, x.strides, **attrs)
-        # an empty window has no first element, and its start may lie outside the storage
+        # An empty window has no first element, and its start may be outside the storage.
         return Array(x.storage, shape, strides, x.dtype, x.device, x.offset + (offset if numel(shape) else 0))
 
     def put_back(ctx: Context, g: Array) -> Grads:
-        """dx = zeros of x's shape with g in the window."""
+        """dx = zeros of x's shape with g at the window's position."""
         spec = ctx.spec(0)
         source = contiguous_strides(spec.shape)
         _, strides, offset = layout(spec.shape, source, **ctx.attrs)
@@ -100,13 +104,13 @@ def _view_op(
 def _reshape_layout(shape: Shape, strides: Shape, *, target: Shape) -> Layout:
     if numel(shape) != numel(target):
         raise ShapeError(f"shape {target} has {numel(target)} elements, the tensor of shape {shape} has {numel(shape)}")
-    found = view_strides(shape, strides, target)
-    if found is None:
+    target_strides = view_strides(shape, strides, target)
+    if target_strides is None:
         raise ShapeError(
-            f"a tensor of shape {shape} and strides {strides} cannot be seen as {target} without a copy",
-            next="use reshape(), which copies where it must",
+            f"a tensor of shape {shape} and strides {strides} cannot be viewed as {target} without a copy",
+            next="use reshape(), which copies if necessary",
         )
-    return Layout(target, found)
+    return Layout(target, target_strides)
 
 
 reshape = _view_op(
@@ -124,7 +128,7 @@ def _permute_layout(shape: Shape, strides: Shape, *, dims: Shape) -> Layout:
 
 
 def _permute_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g with its dimensions put back."""
+    """dx = g with the inverse permutation."""
     dims = ctx.attrs["dims"]
     return (permute(g, dims=tuple(dims.index(i) for i in range(len(dims)))),)
 
@@ -144,8 +148,10 @@ Item = int | tuple[int, int, int] | None
 
 
 def slice_layout(shape: Shape, strides: Shape, *, items: tuple[Item, ...]) -> Layout:
-    """`items` go over the dimensions from the left: an index takes one away, (start, count, step) keeps part of it,
-    None adds one of size 1; dimensions that are not named stay. Indices and starts count from 0.
+    """Return the layout that `items` select, one per dimension from the left; indices and starts count from 0.
+
+    An index removes its dimension, (start, count, step) keeps part of it, None adds a dimension of size 1. Dimensions
+    without an item are kept.
     """
     sizes: list[int] = []
     steps: list[int] = []
@@ -170,7 +176,7 @@ def slice_layout(shape: Shape, strides: Shape, *, items: tuple[Item, ...]) -> La
 
 
 def numpy_items(items: tuple[Item, ...]) -> tuple[Any, ...]:
-    """`items` as numpy takes them."""
+    """Return `items` as a numpy index."""
     return tuple(
         builtins.slice(i[0], i[0] + max((i[1] - 1) * i[2] + 1, 0) if i[1] else i[0], i[2])
         if isinstance(i, tuple)
@@ -221,18 +227,18 @@ unfold = _view_op("unfold", _unfold_layout, _unfold_numpy)
 
 
 class _WindowOp(Op):
-    """An op whose gradient depends on where the source's elements lie: it notes the strides, and saves no input."""
+    """An op whose gradient depends on the source's strides, which it saves instead of an input."""
 
     def context(
         self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], needs: tuple[bool, ...]
     ) -> Context:
-        """As any op's, with the source's strides among the attributes."""
+        """Return an op's context with the source's strides among the attributes."""
         return super().context(inputs, outputs, attrs | {"source_strides": inputs[0].strides}, needs)
 
 
 def _as_strided_view(x: Array, shape: Shape, strides: Shape, offset: int = 0) -> Array:
     if len(shape) != len(strides) or any(s < 0 for s in (*shape, *strides)):
-        raise ShapeError(f"as_strided: shape {shape} and strides {strides} must be of one length and not negative")
+        raise ShapeError(f"as_strided: shape {shape} and strides {strides} must have one length and no negative entry")
     start, size = x.offset + offset, x.storage.nbytes // x.dtype.itemsize
     if numel(shape) and not 0 <= start <= start + extent(shape, strides) <= size:
         raise ShapeError(
@@ -242,14 +248,14 @@ def _as_strided_view(x: Array, shape: Shape, strides: Shape, offset: int = 0) ->
 
 
 def _as_strided_vjp(ctx: Context, g: Array) -> Grads:
-    """dx[j] = sum of g[i] over the i whose element is x[j]'s."""
+    """dx[j] = sum of g[i] over the indices i of the window that reach the element x[j]."""
     spec, source = ctx.spec(0), ctx.attrs["source_strides"]
     strides, offset = ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     return (as_strided_backward(g, strides=strides, offset=offset, source_shape=spec.shape, source_strides=source),)
 
 
 def _as_strided_numpy(x: np.ndarray, shape: Shape, strides: Shape, offset: int = 0) -> np.ndarray:
-    """y[i] = the element at x's first + offset + i·strides, in elements of the storage."""
+    """y[i] = the element at x's first + offset + i·strides, counted in elements of the storage."""
     flat = np.lib.stride_tricks.as_strided(x, (offset + extent(shape, strides),), (x.itemsize,), writeable=False)
     steps = tuple(s * x.itemsize for s in strides)
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
@@ -280,18 +286,20 @@ def _as_strided_backward_infer(
 def as_strided_backward(
     out: np.ndarray, g: np.ndarray, strides: Shape, offset: int, source_shape: Shape, source_strides: Shape
 ) -> None:
-    """Gradient of `as_strided`: zeros of the source's shape with g added into the window.
+    """Compute the gradient of `as_strided`: zeros of the source's shape with g added into the window.
 
-    Elements that several indices of the window reach get the sum, in float64; an element that several indices of the
-    source reach is shared out equally among them.
+    An element that several indices of the window reach receives their sum, computed in float64. An element that several
+    indices of the source reach is divided equally among them.
     """
     inside = offset >= 0 and offset + extent(g.shape, strides) <= out.size
     distinct = not overlaps(g.shape, strides)
     plain = tuple(source_strides) == contiguous_strides(source_shape)
+    # The common case: write g directly into the result.
     if plain and inside and distinct and out.flags.c_contiguous:
         out.fill(0)
         _window(out.reshape(-1), g.shape, strides, offset)[...] = g
         return
+    # The general case: accumulate in flat memory that covers source and window.
     low = min(0, offset)
     reach = max(extent(source_shape, source_strides), offset + extent(g.shape, strides)) - low
     with scratch((max(reach, 1),), out.dtype if distinct else np.float64) as flat:
@@ -324,17 +332,17 @@ def _as_strided_scatter_infer(x: Array, src: Array, shape: Shape, strides: Shape
 
 
 def _as_strided_scatter_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g with the window zeroed, dsrc = g's window. Needs shapes, strides and attributes only."""
+    """dx = g with the window zeroed, dsrc = the window of g; depends only on shapes, strides and attributes."""
     spec, source = ctx.spec(0), ctx.attrs["source_strides"]
     shape, strides, offset = ctx.attrs["shape"], ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     low = min(0, offset)
     reach = max(extent(spec.shape, source), offset + extent(shape, strides)) - low
     field = fill(value=0, shape=(reach,), dtype=g.dtype, device=g.device)
-    whole, window = field.view(spec.shape, source, -low), field.view(shape, strides, offset - low)
-    copy(g, out=whole)
+    dx, window = field.view(spec.shape, source, -low), field.view(shape, strides, offset - low)
+    copy(g, out=dx)
     dsrc = copy(window) if ctx.needs[1] else None
     fill(out=window, value=0, shape=shape, dtype=g.dtype)
-    return whole, dsrc
+    return dx, dsrc
 
 
 def _as_strided_scatter_numpy(
@@ -360,17 +368,17 @@ as_strided_scatter = _WindowOp(
 )
 
 
-# --- Joining ----------------------------------------------------------------------------------------------------------
+# --- Concatenation ----------------------------------------------------------------------------------------------------
 
 
-def _joined(arrays: tuple[Any, ...]) -> list[int]:
-    """Which operands of cat have something to give: torch skips tensors of shape (0,)."""
+def _operands(arrays: tuple[Any, ...]) -> list[int]:
+    """Return the operands that cat concatenates: torch skips tensors of shape (0,)."""
     return [i for i, x in enumerate(arrays) if x.shape != (0,)]
 
 
 def _cat_infer(*arrays: Array, dim: int) -> Spec:
     dtype = functools.reduce(promote_types, (x.dtype for x in arrays))
-    kept = [arrays[i].shape for i in _joined(arrays)]
+    kept = [arrays[i].shape for i in _operands(arrays)]
     if not kept:
         return Spec((0,), dtype)
     first = kept[0]
@@ -383,28 +391,28 @@ def _cat_infer(*arrays: Array, dim: int) -> Spec:
 
 
 def _cat_vjp(ctx: Context, g: Array) -> Grads:
-    """dx_i = its part of g."""
+    """dx_i = the part of g that belongs to x_i."""
     specs = [s for s in ctx.input_specs if s is not None]
     dim, start = ctx.attrs["dim"], 0
     parts: list[Array | None] = [g.view((0,), (1,)) if s.shape == (0,) else None for s in specs]
-    for i in _joined(tuple(specs)):
+    for i in _operands(tuple(specs)):
         count = specs[i].shape[dim]
         if ctx.needs[i]:
-            whole = tuple((0, size, 1) for size in g.shape[:dim])
-            parts[i] = slice(g, items=(*whole, (start, count, 1)))
+            leading = tuple((0, size, 1) for size in g.shape[:dim])
+            parts[i] = slice(g, items=(*leading, (start, count, 1)))
         start += count
     return tuple(parts)
 
 
 @op("cat", _cat_infer, vjp=_cat_vjp)
 def cat(out: np.ndarray, *arrays: np.ndarray, dim: int) -> None:
-    """The arrays one after another along `dim`, in their common dtype."""
-    kept = [arrays[i] for i in _joined(arrays)]
+    """Concatenate the arrays along `dim`, in their common dtype."""
+    kept = [arrays[i] for i in _operands(arrays)]
     if kept:
         np.concatenate(kept, axis=dim, out=out, casting="unsafe")
 
 
-# --- Moving -----------------------------------------------------------------------------------------------------------
+# --- Flip and roll ----------------------------------------------------------------------------------------------------
 
 
 def _flip_infer(x: Array, *, dims: Shape) -> Spec:
@@ -415,7 +423,7 @@ def _flip_infer(x: Array, *, dims: Shape) -> Spec:
 
 @op("flip", _flip_infer, vjp=through("flip"))
 def flip(out: np.ndarray, x: np.ndarray, dims: Shape) -> None:
-    """x with the order of elements along `dims` reversed. dx = g flipped."""
+    """x with its elements along `dims` in reverse order. dx = g flipped."""
     np.copyto(out, np.flip(x, dims))
 
 
@@ -433,7 +441,7 @@ def _roll_vjp(ctx: Context, g: Array) -> Grads:
 
 @op("roll", _roll_infer, vjp=_roll_vjp)
 def roll(out: np.ndarray, x: np.ndarray, shifts: Shape, dims: Shape) -> None:
-    """x moved by `shifts` along `dims`; what leaves at the end comes back at the start. dx = g moved back."""
+    """x rotated by `shifts` along `dims`: elements that leave at one end enter at the other. dx = g rotated back."""
     np.copyto(out, np.roll(x, shifts, dims))
 
 
@@ -450,20 +458,20 @@ def _matrix_infer(name: str) -> Callable[..., Spec]:
 
 
 def _keep(out: np.ndarray, x: np.ndarray, kept: np.ndarray) -> None:
-    """out = x where `kept` holds, else 0; out may be x."""
+    """Set out = x where `kept` is true, else 0; out may be x."""
     np.copyto(out, x)
     np.copyto(out, np.zeros((), out.dtype), where=~kept)
 
 
 @op("tril", _matrix_infer("tril"), vjp=through("tril"), elementwise=True)
 def tril(out: np.ndarray, x: np.ndarray, diagonal: int) -> None:
-    """The matrices of the last two dimensions with 0 above the given diagonal. dx = tril(g)."""
+    """The matrices of the last two dimensions with 0 above `diagonal`. dx = tril(g)."""
     _keep(out, x, np.tri(x.shape[-2], x.shape[-1], diagonal, dtype=bool))
 
 
 @op("triu", _matrix_infer("triu"), vjp=through("triu"), elementwise=True)
 def triu(out: np.ndarray, x: np.ndarray, diagonal: int) -> None:
-    """The matrices of the last two dimensions with 0 below the given diagonal. dx = triu(g)."""
+    """The matrices of the last two dimensions with 0 below `diagonal`. dx = triu(g)."""
     _keep(out, x, ~np.tri(x.shape[-2], x.shape[-1], diagonal - 1, dtype=bool))
 
 
@@ -474,23 +482,23 @@ def _pad_infer(x: Array, *, widths: tuple[tuple[int, int], ...], value: float) -
 
 
 def _pad_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = the inside of g."""
+    """dx = the inner part of g."""
     inside = zip(ctx.attrs["widths"], ctx.spec(0).shape, strict=True)
     return (slice(g, items=tuple((before, size, 1) for (before, _), size in inside)),)
 
 
 @op("pad", _pad_infer, vjp=_pad_vjp)
 def pad(out: np.ndarray, x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> None:
-    """x inside a border of `value`, (before, after) wide along each dimension."""
+    """x with a border of `value`, (before, after) elements wide along each dimension."""
     out.fill(value)
     out[tuple(builtins.slice(a, a + s) for (a, _), s in zip(widths, x.shape, strict=True))] = x
 
 
-# --- Arrays next to each other ----------------------------------------------------------------------------------------
+# --- Adjacent arrays --------------------------------------------------------------------------------------------------
 
 
 def joined(arrays: Sequence[Array]) -> Array | None:
-    """One window `[Σ n, ...]` over arrays `[n, ...]` that lie one behind the other in memory, or None."""
+    """Return a single window `[Σ n, ...]` over arrays `[n, ...]` that follow each other in memory, else None."""
     first = arrays[0]
     end, rows = first.offset, 0
     for a in arrays:
@@ -504,20 +512,20 @@ def joined(arrays: Sequence[Array]) -> Array | None:
     return first.view(shape, contiguous_strides(shape))
 
 
-def slices(whole: Array, sizes: Sequence[int]) -> list[Array]:
-    """Windows of `sizes` rows each, one behind the other."""
-    found, start, step = [], whole.offset, whole.strides[0]
+def slices(joint: Array, sizes: Sequence[int]) -> list[Array]:
+    """Return consecutive windows of `sizes` rows each."""
+    windows, start, step = [], joint.offset, joint.strides[0]
     for size in sizes:
-        found.append(whole.view((size, *whole.shape[1:]), whole.strides, start))
-        start += size * step if whole.size else 0  # no elements: no offset beyond the memory
-    return found
+        windows.append(joint.view((size, *joint.shape[1:]), joint.strides, start))
+        start += size * step if joint.size else 0  # without elements, the offset must stay inside the memory
+    return windows
 
 
 def columns(x: Array, sizes: Sequence[int]) -> list[Array]:
-    """Windows of `sizes` entries each along the last dimension."""
+    """Return consecutive windows of `sizes` entries each along the last dimension."""
     return [window(x, stop - size, stop) for size, stop in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
 def window(x: Array, start: int, stop: int) -> Array:
-    """Columns [start, stop) of x."""
+    """Return a view of the columns [start, stop) of x."""
     return x.view((*x.shape[:-1], stop - start), x.strides, x.offset + (start * x.strides[-1] if x.size else 0))

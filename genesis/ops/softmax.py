@@ -21,12 +21,12 @@ def _infer(x: Array, dim: int) -> Spec:
 
 
 def _last(x: np.ndarray, dim: int) -> np.ndarray:
-    """`x` with `dim` last, as a view; a number counts as one row."""
+    """Return a view of `x` with `dim` last; a number counts as one row."""
     return np.moveaxis(x, dim, -1) if x.ndim else x.reshape(1)
 
 
 def _rowwise(function: Callable[..., np.ndarray], out: np.ndarray, *inputs: np.ndarray, dim: int) -> None:
-    """`function(*rows) -> rows` over blocks of rows of dimension `dim`."""
+    """Run `function(*rows) -> rows` on blocks of rows along dimension `dim`."""
     views = [_last(x, dim) for x in inputs]
     target = _last(out, dim)
     if target.size == 0:

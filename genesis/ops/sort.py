@@ -1,8 +1,8 @@
 """Ops on order and occurrence: sorting, the k largest, positions of nonzeros, counts, distinct values.
 
-NaN counts as larger than every number, as in torch. Equal elements keep their order, in topk too, so that results
-depend on values only. Ops whose result's size depends on values take it as the attribute `size`, which a counting op
-tells first.
+NaN counts as larger than every number, as in torch. Equal elements keep their order, also in topk, so results depend
+only on values. An op whose result's size depends on values takes that size as the attribute `size`, which a counting op
+computes first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INDEX_BITS = np.uint64(32)
 
 
 def _order_bits(x: np.ndarray) -> np.ndarray:
-    """uint32 that order as `x` does, for types of up to 4 bytes: NaNs are the largest value, both zeros are equal."""
+    """Return uint32 in the order of `x`, for dtypes of up to 4 bytes: NaN is the largest value, the zeros are equal."""
     sign = np.uint32(1 << 31)
     if x.dtype.kind in "iub":
         integers: np.ndarray = x.astype(np.int32).view(np.uint32) ^ sign
@@ -41,16 +41,16 @@ def _order_bits(x: np.ndarray) -> np.ndarray:
 
 
 def _ranked(lines: np.ndarray, count: int, descending: bool) -> np.ndarray:
-    """Positions of the first `count` elements of each line `[n, length]` in stable order."""
+    """Return positions of the first `count` elements of each line `[n, length]` in stable order."""
     length = lines.shape[1]
     if lines.dtype.itemsize > 4:
         if not descending:
             return np.argsort(lines, axis=1, kind="stable")[:, :count]
-        # reversed twice, so that equal elements keep their order
+        # Reversing twice keeps the order of equal elements.
         backward: np.ndarray = length - 1 - np.argsort(lines[:, ::-1], axis=1, kind="stable")[:, ::-1]
         return backward[:, :count]
     bits = _order_bits(lines)
-    # value and position in one key: keys are distinct, so that a fast unstable sort gives the stable order
+    # One key holds value and position. Keys are distinct, so a fast unstable sort returns the stable order.
     keys = (~bits if descending else bits).astype(np.uint64) << _INDEX_BITS
     keys |= np.arange(length, dtype=np.uint64)
     if count < length // 4:
@@ -60,24 +60,24 @@ def _ranked(lines: np.ndarray, count: int, descending: bool) -> np.ndarray:
 
 
 def _take_ranked(out: Pair, x: np.ndarray, axis: int, count: int, descending: bool) -> None:
-    """Values and positions of the first `count` elements along `axis`."""
+    """Write values and positions of the first `count` elements along `axis`."""
     values, positions = (np.moveaxis(np.atleast_1d(o), axis, -1) for o in out)
     moved = np.moveaxis(np.atleast_1d(x), axis, -1)
     if moved.size == 0:
         return
     lines = moved.reshape(-1, moved.shape[-1])
-    found = np.empty((len(lines), count), np.int64)
+    ranked = np.empty((len(lines), count), np.int64)
 
     def piece(start: int, stop: int) -> None:
-        found[start:stop] = _ranked(lines[start:stop], count, descending)
+        ranked[start:stop] = _ranked(lines[start:stop], count, descending)
 
     parallel(piece, len(lines), x.size)
-    positions[...] = found.reshape(positions.shape)
-    values[...] = np.take_along_axis(lines, found, 1).reshape(values.shape)
+    positions[...] = ranked.reshape(positions.shape)
+    values[...] = np.take_along_axis(lines, ranked, 1).reshape(values.shape)
 
 
 def _ranked_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
-    """dx = g at the positions that the elements came from, 0 elsewhere."""
+    """dx = g at the original positions of the elements, 0 elsewhere."""
     spec = ctx.spec(0)
     axis: int = ctx.attrs["axis"]
     return (put_along_axis(g, ctx.outputs[1], axis=axis, size=spec.shape[axis] if spec.shape else 1),)
@@ -96,7 +96,7 @@ def _sort_infer(x: Array, axis: int, descending: bool = False) -> tuple[Spec, Sp
 
 @op("sort", _sort_infer, vjp=_ranked_vjp, saves=("out",), flops=_comparisons, torch="torch.sort")
 def sort(out: Pair, x: np.ndarray, axis: int, descending: bool = False) -> None:
-    """x in order along `axis`, and the position that each element came from; equal elements keep their order.
+    """x sorted along `axis`, and the original position of each element; equal elements keep their order.
 
     dx = g at those positions.
     """
@@ -114,7 +114,7 @@ def _topk_infer(x: Array, k: int, axis: int, largest: bool = True) -> tuple[Spec
 
 @op("topk", _topk_infer, vjp=_ranked_vjp, saves=("out",), flops=_comparisons)
 def topk(out: Pair, x: np.ndarray, k: int, axis: int, largest: bool = True) -> None:
-    """The k largest (or smallest) elements along `axis` in that order, and their positions; of equals the first ones.
+    """The k largest (or smallest) elements along `axis`, sorted, and their positions; of equals, the first ones.
 
     dx = g at those positions, 0 elsewhere.
     """
@@ -131,7 +131,7 @@ def _as_bool(x: np.ndarray) -> np.ndarray:
 
 @op("nonzero_count", lambda x: Spec((), int64), flops=reads)
 def nonzero_count(out: np.ndarray, x: np.ndarray) -> None:
-    """How many elements are not 0: the `size` that `nonzero` wants."""
+    """Count the elements that are not 0: the `size` of `nonzero`."""
     out[...] = np.count_nonzero(_as_bool(x))
 
 
@@ -146,7 +146,7 @@ def nonzero(out: np.ndarray, x: np.ndarray, size: int) -> None:
     """Indices `[size, ndim]` of the elements that are not 0, in row-major order.
 
     Raises:
-        ShapeError: if there are not `size` of them.
+        ShapeError: if their number is not `size`.
     """
     flat = np.flatnonzero(_as_bool(x))
     if len(flat) != size:
@@ -167,10 +167,10 @@ def _bincount_infer(x: Array, *weights: Array, size: int) -> Spec:
 
 @op("bincount", _bincount_infer, flops=reads)
 def bincount(out: np.ndarray, x: np.ndarray, *weights: np.ndarray, size: int) -> None:
-    """How often each of 0 … size-1 occurs in x `[n]`; with weights `[n]`, their sums in float64.
+    """How often each of 0 … size-1 occurs in x `[n]`; with weights `[n]`, sums of the weights in float64.
 
     Raises:
-        IndexRangeError: for values outside of that.
+        IndexRangeError: for values outside that range.
     """
     wrong = x[(x < 0) | (x >= size)]
     if wrong.size:
@@ -185,7 +185,7 @@ def _comparable(x: np.ndarray) -> np.ndarray:
 
 @op("unique_count", lambda x: Spec((), int64), flops=reads)
 def unique_count(out: np.ndarray, x: np.ndarray) -> None:
-    """How many distinct values x has, each NaN being one: the `size` that `unique` wants."""
+    """Count the distinct values of x, where each NaN counts as one: the `size` of `unique`."""
     out[...] = len(np.unique(_comparable(x), equal_nan=False))
 
 
@@ -197,10 +197,10 @@ def _unique_infer(x: Array, size: int) -> tuple[Spec, Spec, Spec]:
 
 @op("unique", _unique_infer, flops=reads)
 def unique(out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, size: int) -> None:
-    """The distinct values of x in order, the position of each element of x among them, and how often each occurs.
+    """The sorted distinct values of x, the position of each element of x among them, and their counts.
 
     Raises:
-        ShapeError: if there are not `size` of them.
+        ShapeError: if their number is not `size`.
     """
     values, inverse, counts = np.unique(_comparable(x), return_inverse=True, return_counts=True, equal_nan=False)
     if len(values) != size:

@@ -1,7 +1,7 @@
-"""SwiGLU and GEGLU on gate and up side by side, as one product gives them (Shazeer, 2020), and SwiGLU's gradient behind
-the product that follows. GEGLU has the tanh form of GELU.
+"""SwiGLU and GEGLU on packed gate and up (Shazeer, 2020), and SwiGLU's gradient fused with the next layer's.
 
-SwiGLU of two tensors is in activation.py.
+Packed means concatenated in the last dimension, as one matmul produces them. GEGLU uses the tanh form of GELU. SwiGLU
+of two separate tensors is in activation.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from genesis.ops.linalg import is_wide_enough, multiply, same_type
 
 
 def _half(name: str, gate_up: Array) -> Spec:
-    """The spec of gate, one half of gate and up side by side."""
+    """Return the spec of gate, which is one half of the packed array."""
     if not gate_up.dtype.is_floating_point:
         raise DTypeError(f"{name} takes float tensors, got {gate_up.dtype}", next="cast with .float()")
     if not gate_up.shape or gate_up.shape[-1] % 2:
-        raise ShapeError(f"{name} takes [..., 2F] with gate and up side by side, got {gate_up.shape}")
+        raise ShapeError(f"{name} takes [..., 2F], gate and then up, got {gate_up.shape}")
     return Spec((*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up.dtype)
 
 
@@ -61,19 +61,20 @@ def _backward_infer(g: Array, gate_up: Array, *, with_result: bool = False) -> S
 def swiglu_packed_backward(
     out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, gate_up: np.ndarray, with_result: bool = False
 ) -> None:
-    """[dgate, dup] with dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, σ = sigmoid(gate); with `with_result` also
-    gate·σ·up, the forward's result, which then need not be kept.
+    """[dgate, dup] with dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, σ = sigmoid(gate).
+
+    `with_result` also returns gate·σ·up, forward's result, which then need not be saved.
     """
-    whole, result = out if isinstance(out, tuple) else (out, None)
+    d_packed, result = out if isinstance(out, tuple) else (out, None)
     half = g.shape[-1]
     if not g.size:
         return
-    d, x, grad = rows_of(whole), rows_of(gate_up), rows_of(g)
+    d, x, grad = rows_of(d_packed), rows_of(gate_up), rows_of(g)
     h = None if result is None else rows_of(result)
 
     def block(start: int, stop: int) -> None:
         gate, up, gb = upcast(x[start:stop, :half]), upcast(x[start:stop, half:]), upcast(grad[start:stop])
-        s = sigmoid_values(gate)  # in memory without gaps, as all that follows but the last steps
+        s = sigmoid_values(gate)  # contiguous, like all intermediate values below
         silu = s * gate
         if h is not None:
             np.multiply(silu, up, out=h[start:stop], casting="unsafe")
@@ -118,18 +119,20 @@ def swiglu_linear_backward(
     out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray,
     v: np.ndarray | None = None, a: np.ndarray | None = None, with_result: bool = False, fp8: int = 0,
 ) -> None:  # fmt: skip
-    """[dgate, dup] for the gradient g `[..., out]` behind the product with W `[out, F]`; with `with_result` also
-    silu(gate)·up, which then need not be kept.
+    """[dgate, dup] for the gradient g `[..., out]` of the result of the linear layer W `[out, F]` that follows.
+
+    `with_result` also returns silu(gate)·up, which then need not be saved.
 
     Args:
-        v, a: of a low-rank pair at that product, `[..., r]` and `[r, F]`, which add v·A to g·W; see low_rank.py.
-        fp8: the fewest columns F with which g·W is made in 8-bit floats, 0: none; see fp8.py.
+        v: v of a low-rank pair of that layer, `[..., r]`; v·A is added to g·W, see low_rank.py.
+        a: A of the pair, `[r, F]`.
+        fp8: smallest width F for which g·W is computed in 8-bit floats; 0 disables them. See fp8.py.
     """
     if not gate_up.size:
         return
     with scratch((*g.shape[:-1], weight.shape[1]), work_type(gate_up.dtype)) as dh:
-        product = multiply_scaled if is_wide_enough(fp8, weight.shape[1]) else multiply
-        product(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
+        matmul_into = multiply_scaled if is_wide_enough(fp8, weight.shape[1]) else multiply
+        matmul_into(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
         if v is not None and a is not None:
             with scratch(dh.shape, dh.dtype) as more:
                 multiply(as_type(v, dh.dtype), as_type(a, dh.dtype), more)

@@ -401,7 +401,7 @@ def test_an_overwritten_result_no_longer_depends_on_what_made_it() -> None:
 @pytest.mark.parametrize(
     ("draw", "kind", "message"),
     [
-        (lambda g: genesis.rand(3, dtype="int64", generator=g), DTypeError, "uniform does not make int64"),
+        (lambda g: genesis.rand(3, dtype="int64", generator=g), DTypeError, "uniform .*int64"),
         (lambda g: genesis.zeros(3).uniform_(2.0, 1.0, generator=g), UsageError, "no values between 2.0 and 1.0"),
         (lambda g: genesis.zeros(3).normal_(0.0, -1.0, generator=g), UsageError, "deviation of -1.0 is negative"),
         (lambda g: genesis.randint(5, 5, (2,), generator=g), UsageError, "no integers from 5 to below 5"),
@@ -413,7 +413,7 @@ def test_an_overwritten_result_no_longer_depends_on_what_made_it() -> None:
         ),
         (lambda g: genesis.randperm(-1, generator=g), UsageError, "randperm of -1 elements"),
         (lambda g: genesis.bernoulli(tensor([1]), generator=g), DTypeError, "takes float probabilities"),
-        (lambda g: genesis.dropout(genesis.ones(2), 1.5, generator=g), UsageError, "dropout: 1.5 is no probability"),
+        (lambda g: genesis.dropout(genesis.ones(2), 1.5, generator=g), UsageError, "dropout: 1.5 is not a probability"),
         (lambda g: genesis.multinomial(tensor([1, 2]), 1, generator=g), DTypeError, "takes float weights"),
         (lambda g: genesis.rand([1.5], generator=g), TypeError, "integer"),
         (lambda g: genesis.rand_like([1.5], generator=g), DTypeError, "rand_like takes a tensor"),
@@ -429,7 +429,7 @@ def test_a_refused_draw_leaves_the_generator_where_it_was(
 
 
 def test_values_and_devices_that_do_not_exist() -> None:
-    with pytest.raises(NumericError, match=r"bernoulli: 2\.0 is no probability"):
+    with pytest.raises(NumericError, match=r"bernoulli: 2\.0 is not a probability"):
         genesis.bernoulli(tensor([0.5, 2.0]), generator=seeded())
     with pytest.raises(NumericError, match="need as many categories"):
         genesis.multinomial(tensor([0.0, 1.0]), 2, generator=seeded())

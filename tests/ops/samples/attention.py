@@ -302,7 +302,11 @@ ROWS = [
         lambda rng: [turned(rng, case, 4) for case in packed_backwards(rng, TURNED)],
         dtypes=("float64", "float32"),
         errors=(
-            (Case((X[:, :, :1], PACKED, X[:, :, :1], np.ones((1, 1, 2)), None, TABLE), ONE_EACH), ShapeError, "belong"),
+            (
+                Case((X[:, :, :1], PACKED, X[:, :, :1], np.ones((1, 1, 2)), None, TABLE), ONE_EACH),
+                ShapeError,
+                "together",
+            ),
         ),
         reduction=packed_terms,
     ),

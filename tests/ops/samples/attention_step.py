@@ -100,7 +100,7 @@ ROWS = [
         errors=(
             (Case((QKV[0], CACHE, LENGTHS), ONE), ShapeError, "qkv"),
             (Case((QKV, CACHE[:, :1], LENGTHS), ONE), ShapeError, "a cache"),
-            (Case((QKV[:, :2], CACHE, LENGTHS), ONE), ShapeError, "of 0 query heads"),
+            (Case((QKV[:, :2], CACHE, LENGTHS), ONE), ShapeError, "0 query heads"),
             (Case((QKV, CACHE, LENGTHS[:1]), ONE), ShapeError, r"lengths must be integers \[2\]"),
             (Case((QKV, CACHE, LENGTHS.astype(np.int32)), ONE), DTypeError, "int64 lengths"),
             (Case((QKV, CACHE, LENGTHS, np.ones((5, 2))), ONE), ShapeError, "together"),

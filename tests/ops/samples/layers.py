@@ -104,7 +104,7 @@ def swiglu_linear_backward_oracle(
     return packed_swiglu_backward_oracle(dh, gate_up, with_result=with_result)
 
 
-ODD = (Case((np.ones((2, 3)),)), ShapeError, "side by side")
+ODD = (Case((np.ones((2, 3)),)), ShapeError, "2F")
 SWIGLU_ROWS = [
     Rows(
         "swiglu_packed", packed_swiglu_oracle, packed_swiglus, grads=lambda rng: [Case((normal(rng, 2, 6),))],
@@ -217,7 +217,7 @@ NORM_ROWS = [
             (mlp(np.ones((5, 3))), ShapeError, "both .F, in., or one"),
             (mlp(), ShapeError, "got none"),
             (mlp(np.ones((4, 2)), np.ones((4, 2))), ShapeError, "a weight of shape"),
-            (mlp(np.ones((4, 3)), np.ones((4, 3)), np.ones(4)), ShapeError, "each with its own"),
+            (mlp(np.ones((4, 3)), np.ones((4, 3)), np.ones(4)), ShapeError, "own bias"),
             (mlp(np.ones((4, 3)), np.ones((4, 3)), down=np.ones((2, 4))), ShapeError, "a residual of shape"),
             (mlp(np.ones((4, 3)), np.ones((4, 3)), scale=np.ones(2)), ShapeError, "weight"),
         ),

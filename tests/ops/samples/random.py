@@ -162,7 +162,7 @@ ROWS: list[Rows] = [
         "uniform", uniform, lambda rng: created(low=0.0, high=1.0) + created(low=-2.0, high=2.0), exact=True,
         dtypes=("float64",),
         errors=(
-            (Case((), {**NEW, "dtype": dtypes.int64, "low": 0, "high": 1}), DTypeError, "uniform does not make int64"),
+            (Case((), {**NEW, "dtype": dtypes.int64, "low": 0, "high": 1}), DTypeError, "uniform .*int64"),
             (Case((), {**NEW, "dtype": dtypes.float32, "low": 1, "high": 0}), UsageError, "no values between 1 and 0"),
         ),
     ),
@@ -170,7 +170,7 @@ ROWS: list[Rows] = [
         "normal", gauss, lambda rng: created(mean=0.0, std=1.0) + created(mean=3.0, std=0.5), dtypes=("float64",),
         reduction=lambda case: 2,
         errors=(
-            (Case((), {**NEW, "dtype": dtypes.bool_, "mean": 0, "std": 1}), DTypeError, "normal does not make bool"),
+            (Case((), {**NEW, "dtype": dtypes.bool_, "mean": 0, "std": 1}), DTypeError, "normal .*bool"),
             (Case((), {**NEW, "dtype": dtypes.float32, "mean": 0, "std": -1}), UsageError, "deviation of -1 is neg"),
         ),
     ),
@@ -180,7 +180,7 @@ ROWS: list[Rows] = [
             (Case((), {**NEW, "dtype": dtypes.int64, "low": 2, "high": 2}), UsageError, "no integers from 2"),
             (Case((), {**NEW, "dtype": dtypes.uint8, "low": 0, "high": 257}), DTypeError, "0 to 256 does not fit"),
             (Case((), {**NEW, "dtype": dtypes.float32, "low": -1, "high": 2**63}), UsageError, "too wide for float32"),
-            (Case((), {**NEW, "dtype": dtypes.bool_, "low": 0, "high": 2}), DTypeError, "randint does not make bool"),
+            (Case((), {**NEW, "dtype": dtypes.bool_, "low": 0, "high": 2}), DTypeError, "randint .*bool"),
         ),
     ),
     Rows(
@@ -189,15 +189,15 @@ ROWS: list[Rows] = [
         dtypes=("float64",), exact=True,
         errors=(
             (Case((), {**AT, "n": -1, "dtype": dtypes.int64}), UsageError, "randperm of -1 elements"),
-            (Case((), {**AT, "n": 3, "dtype": dtypes.bool_}), DTypeError, "randperm does not make bool"),
+            (Case((), {**AT, "n": 3, "dtype": dtypes.bool_}), DTypeError, "randperm .*bool"),
         ),
     ),
     Rows(
         "bernoulli", coins, lambda rng: [Case((rng.random(s),), START) for s in SHAPES]
         + [Case((np.array([0.0, 1.0] * 8),), START)], exact=True,
         errors=(
-            (Case((np.array([0.5, 1.5]),), AT), NumericError, "1.5 is no probability"),
-            (Case((np.array([math.nan]),), AT), NumericError, "nan is no probability"),
+            (Case((np.array([0.5, 1.5]),), AT), NumericError, "1.5 is not a probability"),
+            (Case((np.array([math.nan]),), AT), NumericError, "nan is not a probability"),
             (Case((np.array([1]),), AT), DTypeError, "takes float probabilities, got int64"),
         ),
     ),
@@ -205,14 +205,14 @@ ROWS: list[Rows] = [
         "dropout", dropout, dropout_cases,
         grads=lambda rng: [Case((normal(rng, 3, 4),), {**START, "p": 0.3})],
         errors=(
-            (Case((np.ones(2),), {**AT, "p": 1.5}), UsageError, "dropout: 1.5 is no probability"),
+            (Case((np.ones(2),), {**AT, "p": 1.5}), UsageError, "dropout: 1.5 is not a probability"),
             (Case((np.ones(2, np.int64),), {**AT, "p": 0.5}), DTypeError, "dropout takes float tensors, got int64"),
         ),
     ),
     Rows(
         "dropout", dropout, positioned_dropouts, extremes=False,  # a position is one number
         grads=lambda rng: [Case((normal(rng, 3, 4), np.array(1 << 35)), {**START, "p": 0.3})],
-        errors=((Case((np.ones(2), np.ones(1)), {**AT, "p": 0.5}), ShapeError, "is no 0-d int64"),),
+        errors=((Case((np.ones(2), np.ones(1)), {**AT, "p": 0.5}), ShapeError, "0-d int64"),),
     ),
     Rows(
         "multinomial", categories, category_cases, exact=True,

@@ -43,7 +43,7 @@ ROWS = [
         errors=(
             (_bad(A, A, A), ShapeError, r"others' \[ranks - 1, n\]"),
             (_bad(np.zeros(4), A, ROWS_OF_A), ShapeError, r"got \(4,\)"),
-            (_bad(A, A, ROWS_OF_A, 2), ShapeError, "no rank 2 among 2"),
+            (_bad(A, A, ROWS_OF_A, 2), ShapeError, "rank 2 .* 2 ranks"),
             (_bad(A, A, np.zeros((1, 3), np.int64)), DTypeError, "one dtype"),
             (_bad(A, N, np.zeros((1, 3), np.int64)), DTypeError, "cannot be stored in"),
             (_bad(np.zeros(6)[::2], A, ROWS_OF_A), ShapeError, "contiguous"),

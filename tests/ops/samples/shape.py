@@ -301,7 +301,7 @@ ROWS = [
         errors=(
             wrong((4,), ShapeError, "reach outside a storage of 4 elements", shape=(3,), strides=(2,), offset=0),
             wrong((4,), ShapeError, "reach outside", shape=(1,), strides=(1,), offset=-1),
-            wrong((4,), ShapeError, "must be of one length and not negative", shape=(2,), strides=(-1,), offset=1),
+            wrong((4,), ShapeError, "as_strided: shape .2,. and strides .-1,.", shape=(2,), strides=(-1,), offset=1),
         ),
     ),
     Rows(
