@@ -81,8 +81,8 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
     scales = (abs(scale) or 1.0) / math.log(2), sign, scale
     scale_log2, sign_argument, scale = (float_argument(value, q.dtype) for value in scales)
     if padded_head_dim(head_dim) > 256:
-        what = f"attention: a head size of {head_dim}; the CUDA kernels take at most 256"
-        raise ShapeError(what, next="use more heads")
+        what = f"attention: head size {head_dim} exceeds 256, the limit of the CUDA kernels"
+        raise ShapeError(what, next="use more heads of a smaller size")
     capability = backend_of(q.device).driver.properties.capability
     uses_tma = q.dtype.itemsize == 2 and capability >= (9, 0) and all(is_describable(x, *tma_region(x)) for x in read)
     precision = "tf32" if q.dtype is float32 and allow_tf32 else "ieee"

@@ -155,7 +155,7 @@ def _tile(k: int, *, column_scale: bool = False) -> dict[str, Any]:
 
 def _check(device: Device) -> None:
     if (lack := lacking(backend_of(device).driver.properties.capability, device)) is not None:
-        raise DeviceError(f"fp8 {lack}", next="leave fp8 out")
+        raise DeviceError(f"fp8 {lack}", next="use bfloat16 instead of fp8")
 
 
 def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Array | None = None) -> None:

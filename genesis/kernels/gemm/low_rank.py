@@ -91,13 +91,13 @@ def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
 
 @cuda_impl("low_rank_backward")
 def low_rank_backward(
-    out: tuple[Array, ...], g: Array, u: Array, *rest: Array, pairs: tuple[Pair, ...], is_result: bool = False
+    out: tuple[Array, ...], g: Array, u: Array, *arrays: Array, pairs: tuple[Pair, ...], is_result: bool = False
 ) -> None:
     """Write v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and, with c and z, dc, in one pass over g if possible."""
     count, (v, *d) = len(pairs), out
-    c, z = (contiguous(x) for x in rest[count:]) if len(rest) > count else (None, None)
+    c, z = (contiguous(x) for x in arrays[count:]) if len(arrays) > count else (None, None)
     sums = None if c is None else d.pop()
-    b, rows, ranges = [contiguous(x) for x in rest[:count]], as_matrix(contiguous(g)), [p[:2] for p in pairs]
+    b, rows, ranges = [contiguous(x) for x in arrays[:count]], as_matrix(contiguous(g)), [p[:2] for p in pairs]
     operands = as_matrix(v), d, rows, b, as_matrix(contiguous(u))
     # One pass over g, if the kernel supports the ranges.
     covers = sums is None or (sums.dtype is float32 and sum(p.stop - p.start for p in pairs) == g.shape[-1])

@@ -43,13 +43,13 @@ def norm_mlp(
     down_low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
     """Write x + h·Wdᵀ + bd. If one weight without bias holds gate and up, one kernel computes them and h."""
-    own, _ = split_pairs(parameters, down_low_rank)
-    at_down, of_pairs = parameters[len(own) :], out[5 if keep else 3 :]
+    params, _ = split_pairs(parameters, down_low_rank)
+    down_pairs, pair_outputs = parameters[len(params) :], out[5 if keep else 3 :]
     y, rstd, gate_up = out[:3]
     # Few rows: kernels that stream the weights once.
-    if not (keep or of_pairs or fp8) and all(w.ndim == 2 for w in own) and is_for_few_rows(x, *own, down):
+    if not (keep or pair_outputs or fp8) and all(w.ndim == 2 for w in params) and is_for_few_rows(x, *params, down):
         h = _empty_like(x, gate_up.shape[-1] // 2)
-        gate, up = own if len(own) == 2 else slices(own[0], [own[0].shape[0] // 2] * 2)
+        gate, up = params if len(params) == 2 else slices(params[0], [params[0].shape[0] // 2] * 2)
         norm = Norm(contiguous(scale), eps, rstd)
         few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
         linear(y, h, down, down_bias, x)
@@ -60,22 +60,22 @@ def norm_mlp(
     parts = tuple(map(as_matrix, (h, gate_up, normed)))
     is_quantized = is_wide_enough(fp8, gate_up.shape[-1])
     if low_rank is not None:
-        u, *of_pairs = of_pairs
-        inner, operands = split_pairs(own, low_rank)
+        u, *pair_outputs = pair_outputs
+        fused, operands = split_pairs(params, low_rank)
         assert operands is not None
-        is_plain = len(inner) == 1 and not is_quantized
-        if not is_plain or not adapted_gemm_swiglu_into(*parts[:2], as_matrix(u), parts[2], *inner, operands, low_rank):
-            packed_linear((gate_up, u), normed, *own, fp8=fp8, low_rank=low_rank)
+        is_plain = len(fused) == 1 and not is_quantized
+        if not is_plain or not adapted_gemm_swiglu_into(*parts[:2], as_matrix(u), parts[2], *fused, operands, low_rank):
+            packed_linear((gate_up, u), normed, *params, fp8=fp8, low_rank=low_rank)
             swiglu_packed(h, gate_up)
-    elif is_quantized and len(own) == 1:
-        quantized_gemm_swiglu_into(*parts, contiguous(own[0]))
-    elif is_quantized or len(own) != 1 or not gemm_swiglu_into(*parts, own[0]):
-        packed_linear(gate_up, normed, *own, fp8=fp8)
+    elif is_quantized and len(params) == 1:
+        quantized_gemm_swiglu_into(*parts, contiguous(params[0]))
+    elif is_quantized or len(params) != 1 or not gemm_swiglu_into(*parts, params[0]):
+        packed_linear(gate_up, normed, *params, fp8=fp8)
         swiglu_packed(h, gate_up)
     # Free the normalized input before the down projection.
     del normed, parts
-    results = (y, *of_pairs) if of_pairs else y
-    linear(results, h, down, down_bias, x, *at_down, fp8=fp8, low_rank=down_low_rank)
+    results = (y, *pair_outputs) if pair_outputs else y
+    linear(results, h, down, down_bias, x, *down_pairs, fp8=fp8, low_rank=down_low_rank)
 
 
 def _empty_like(x: Array, width: int) -> Array:

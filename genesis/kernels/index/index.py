@@ -205,23 +205,23 @@ def sorted_index_keys(index: IndexArrays, span: int, unit: int) -> SortedKeys:
 def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape], inner: tuple[Shape, Shape]) -> None:
     """Write out[outer, n, inner] = x[outer, indices at n, inner]. `outer` and `inner` are (sizes, strides of x)."""
     # `rows_of` merges dimensions.
-    before = rows_of((1,), (0,), outer[0], outer[1], outer[1])
-    after = rows_of((1,), (0,), inner[0], inner[1], inner[1])
-    count, width = index.count, after.width
-    rows = before.width * count
+    outer_rows = rows_of((1,), (0,), outer[0], outer[1], outer[1])
+    inner_rows = rows_of((1,), (0,), inner[0], inner[1], inner[1])
+    count, width = index.count, inner_rows.width
+    rows = outer_rows.width * count
     if rows == 0 or width == 0:
         return
     r, c, warps = segment.tile_of(width)
     wide = (
         needs_int64((rows + r, width))
-        or needs_int64(before.row_sizes, before.target_strides)
-        or needs_int64(after.row_sizes, after.target_strides)
+        or needs_int64(outer_rows.row_sizes, outer_rows.target_strides)
+        or needs_int64(inner_rows.row_sizes, inner_rows.target_strides)
     )
     launch(
         gather_kernel, triton.cdiv(rows, r) * triton.cdiv(width, c), out, x, *index.arrays, faults.flag(x.device),
-        rows, count, width, index.sizes, index.strides, index.extents, index.steps, index.sites, before.row_sizes,
-        before.target_strides, after.row_sizes, after.target_strides, NEGATIVE=index.negative, OUTER=rows != count,
-        INT64=wide, OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
+        rows, count, width, index.sizes, index.strides, index.extents, index.steps, index.sites, outer_rows.row_sizes,
+        outer_rows.target_strides, inner_rows.row_sizes, inner_rows.target_strides, NEGATIVE=index.negative,
+        OUTER=rows != count, INT64=wide, OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 

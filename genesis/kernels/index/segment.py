@@ -203,10 +203,10 @@ class Rows(NamedTuple):
         return int(np.prod(self.row_sizes, dtype=np.int64))
 
 
-def rows_of(sizes: Shape, strides: Shape, rest: Shape, target: Shape, values: Shape) -> Rows:
+def rows_of(sizes: Shape, strides: Shape, row_sizes: Shape, target_strides: Shape, value_strides: Shape) -> Rows:
     """Return `Rows` with as few dimensions as possible."""
     merged, steps = collapse(sizes, strides)
-    inner, so, sv = collapse(rest, target, values)
+    inner, so, sv = collapse(row_sizes, target_strides, value_strides)
     far = any(sum((n - 1) * st for n, st in zip(inner, each, strict=True)) >= INT32_END for each in (so, sv))
     return Rows(merged, steps, inner, so, sv, far or int(np.prod(inner, dtype=np.int64)) >= INT32_END - 4096)
 
