@@ -227,7 +227,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("chat/completions", {"messages": [{"role": "user", "content": "a"}, {"role": "user"}]}, 400,
      "messages[1].content: the content is null"),
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
-     "messages[0].content[0]: the part is 'image_url', and only text is read"),
+     "messages[0].content[0]: the part is 'image_url', but only text is supported"),
     ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, "nothing to answer"),
     ("chat/completions", {"messages": [{"role": "user", "content": "a " * 200}]}, 400, "the context holds 128"),
     ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 400, "tools"),
