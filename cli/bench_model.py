@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from genesis.errors import UsageError, escape
-from genesis_cli.measured import STDOUT, device_name, raise_first, show, sizes
+from genesis_cli.measured import STDOUT, command_of, device_name, given_in, raise_first, show, sizes, words_of
 from genesis_cli.nproc import asked_ranks, is_rank, launched
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 from genesis_cli.recipes import shape_named
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PROMPTS, GENERATED = "128", "1,8,32"
 LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
 NEW_TOKENS = 64
+OF_STEPS, OF_GENERATION = ("checkpointing", "vs", "nproc"), ("new_tokens", "temperature")
 CHECKPOINTING = ("none", "selective", "full")
 
 Size = Annotated[
@@ -41,10 +42,8 @@ REPEATED = "What backward computes again: none, selective or full."
 Checkpointing = Annotated[str, typer.Option("--checkpointing", metavar="HOW", help=REPEATED)]
 PROMPTED = "Measure generation instead; --seq-len is the length of the prompts."
 Generate = Annotated[bool, typer.Option("--generate", help=PROMPTED)]
-DRAWN = f"Tokens to generate for each prompt.  [default: {NEW_TOKENS}]"
-NewTokens = Annotated[int | None, typer.Option("--new-tokens", metavar="N", help=DRAWN)]
-GREEDY = "Of generation.  [default: 0, greedy]"
-Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help=GREEDY)]
+NewTokens = Annotated[int, typer.Option("--new-tokens", metavar="N", help="Tokens to generate for each prompt.")]
+Temperature = Annotated[float, typer.Option("--temperature", metavar="T", help="Of generation; 0 is greedy.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Take little time for each case.")]
 RANKS = (
     "Take steps in N processes of this host, ranks, each with a batch of its own, and in one alone; all: one for each"
@@ -57,6 +56,7 @@ Recipes = Annotated[str | None, typer.Option("--recipes", metavar="NAME,…", he
 
 
 def bench_model(
+    context: typer.Context,
     size: Size,
     batch_size: BatchSize = None,
     seq_len: SeqLen = None,
@@ -64,8 +64,8 @@ def bench_model(
     dtype: WeightType = None,
     checkpointing: Checkpointing = "none",
     generate: Generate = False,
-    new_tokens: NewTokens = None,
-    temperature: Temperature = None,
+    new_tokens: NewTokens = NEW_TOKENS,
+    temperature: Temperature = 0.0,
     fast: Fast = False,
     nproc: NProc = None,
     vs: Vs = None,
@@ -80,31 +80,24 @@ def bench_model(
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """
-    of_steps = {"--checkpointing": None if checkpointing == "none" else checkpointing, "--vs": vs, "--nproc": nproc}
-    of_generation = {"--new-tokens": new_tokens, "--temperature": temperature}
-    _refuse(of_steps if generate else of_generation, generate)
+    for name in given_in(context):
+        if name in (OF_STEPS if generate else OF_GENERATION):
+            option, kind = f"--{name.replace('_', '-')}", "training steps" if generate else "generation"
+            advice = "omit --generate, or this" if generate else "add --generate"
+            raise UsageError(f"{option} is for {kind}", where=option, next=advice)
     config, asked = shape_named(size, "--size"), weight_dtype(dtype, trains=not generate, quantized=generate)
     batches = sizes(batch_size or (GENERATED if generate else BATCHES), "--batch-size")
     usual = PROMPTS if generate else _usual_lengths(config)
     lengths = sizes(usual if seq_len is None else seq_len, "--seq-len")
-    new = NEW_TOKENS if new_tokens is None else new_tokens
     count, chosen = 1, tuple[str, ...]()
     if generate:
-        _check_generation(config, max(lengths), new)
+        _check_generation(config, max(lengths), new_tokens)
     else:
         _check_steps(config, lengths, checkpointing)
         count = 1 if nproc is None else asked_ranks(nproc, device)
         chosen = _recipes(vs, recipes, torch_python, in_ranks=count > 1 or is_rank())
-    values = {
-        "--size": size, "--batch-size": ",".join(map(str, batches)), "--seq-len": ",".join(map(str, lengths)),
-        "--device": device, "--checkpointing": None if generate else checkpointing, "--dtype": dtype,
-        "--new-tokens": new_tokens, "--temperature": temperature, "--vs": vs, "--recipes": ",".join(chosen) or None,
-    }  # fmt: skip
-    given = {name: str(value) for name, value in values.items() if value is not None}
     if count > 1:
-        others = {"--torch-python": torch_python, "--json": json}
-        words = [f"{name}={value}" for name, value in (given | others).items() if value is not None]
-        raise typer.Exit(launched("bench-model", words + ["--fast"] * fast, count))
+        raise typer.Exit(launched("bench-model", words_of(context, "nproc", between="="), count))
 
     from genesis.measure.peer import started
     from genesis.measure.record import to_text
@@ -112,11 +105,12 @@ def bench_model(
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.weights import AUTO, QUANTIZED, weight_type
 
-    with together(device, given, is_quiet=json == STDOUT) as ranks:
+    command = command_of(context, "bench-model")
+    with together(device, command, is_quiet=json == STDOUT) as ranks:
         where, quantized = resolve_device(device, ranks), next((kind for kind in QUANTIZED if kind == asked), None)
         kind = weight_type(AUTO if quantized else asked, where, config.stored_dtype, trains=not generate).name
         plan = steps.FAST if fast else steps.THOROUGH
-        settings = steps.Settings(kind, checkpointing, plan, new * generate, temperature or 0.0, quantized)
+        settings = steps.Settings(kind, checkpointing, plan, new_tokens * generate, temperature, quantized)
         settings.sampling.check()
         if vs is not None and ranks.is_main:
             with started("steps", where, vs, torch_python):
@@ -126,21 +120,11 @@ def bench_model(
         measured = model.measure_model(request, ranks)
     if not ranks.is_main:
         return
-    given |= {} if ranks.size == 1 else {"--nproc": str(ranks.size)}
-    words = ["--generate"] * generate + [f"{name} {value}" for name, value in given.items()] + ["--fast"] * fast
-    report = _report(size, words, measured)
+    report = _report(size, command + (f" --nproc {ranks.size}" if ranks.size > 1 else ""), measured)
     show(report, to_text(report), json)
     if measured.interrupted:
         raise KeyboardInterrupt
     raise_first(report.failures, len(measured.cases))
-
-
-def _refuse(options: Mapping[str, object], generates: bool) -> None:
-    """Raises: UsageError, for an option of the other kind of measurement."""
-    kind, next = ("training steps", "omit --generate, or this") if generates else ("generation", "add --generate")
-    for option, value in options.items():
-        if value is not None:
-            raise UsageError(f"{option} is for {kind}", where=option, next=next)
 
 
 def _usual_lengths(config: ModelConfig) -> str:
@@ -189,11 +173,11 @@ def _recipes(vs: str | None, asked: str | None, python: str | None, *, in_ranks:
 
 
 @contextmanager
-def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iterator[Ranks]:
+def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
     """The ranks that measure, which end together; this process alone where nothing started others.
 
     Args:
-        options: of the command, which must be the same on all ranks.
+        command: must be the same on all ranks.
         is_quiet: print nothing about ranks.
     """
     from genesis.backend.cpu import threads
@@ -206,18 +190,17 @@ def together(device: str, options: Mapping[str, str], *, is_quiet: bool) -> Iter
     if not is_rank():
         yield ALONE
         return
-    facts = {"the options of bench-model": " ".join(f"{name}={value}" for name, value in options.items())}
     console = Output(None if is_quiet else sys.stdout)
     with (
         Interrupts(saves=False) as interrupts,
-        met(facts, device, console, interrupts) as ranks,
+        met({"the command": command}, device, console, interrupts) as ranks,
         cpu_threads(max(1, threads() // (ranks.local_size or 1))),
         ranks.during("measuring", PREPARING_S),
     ):
         yield ranks
 
 
-def _report(size: str, words: Sequence[str], measured: Measured) -> Report:
+def _report(size: str, command: str, measured: Measured) -> Report:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
     from genesis.measure.record import Cell, Report, format_rate
@@ -243,5 +226,4 @@ def _report(size: str, words: Sequence[str], measured: Measured) -> Report:
     notes = [f"Limits, measured now: {', '.join(rates)}."]
     notes += [note for each in measured.cases for note in each.notes] if generates else []
     kind, name = "bench-generation" if generates else "bench-model", device_name(request.device, machine)
-    command, place = escape(" ".join(["genesis bench-model", *words])), str(request.device)
-    return Report(kind, command, place, name, machine, shown, measured.tables(), measured.failures, notes)
+    return Report(kind, command, str(request.device), name, machine, shown, measured.tables(), measured.failures, notes)

@@ -34,16 +34,20 @@ def given_in(context: typer.Context) -> list[str]:
     return [n for n in context.params if getattr(context.get_parameter_source(n), "name", "") == "COMMANDLINE"]
 
 
-def command_of(context: typer.Context, command: str) -> str:
-    """The command with the given options, without those that say where the report goes."""
-    given, words = given_in(context), ["genesis", command]
+def words_of(context: typer.Context, *omitted: str, between: str = " ") -> list[str]:
+    """The given options with their values, without the parameters that are omitted."""
+    given, words = given_in(context), []
     for parameter in context.command.params:
         value = context.params.get(str(parameter.name))
-        if parameter.name in given and parameter.name not in ("json", "out"):
-            option = parameter.opts[0]
-            values = value if isinstance(value, (list, tuple)) else [value]
-            words += [option] if value is True else [f"{option} {each}" for each in values]
-    return escape(" ".join(words))
+        if parameter.name in given and parameter.name not in omitted:
+            option, values = parameter.opts[0], value if isinstance(value, (list, tuple)) else [value]
+            words += [option] if value is True else [f"{option}{between}{each}" for each in values]
+    return words
+
+
+def command_of(context: typer.Context, command: str) -> str:
+    """The command with the given options, without places of files and interpreters."""
+    return escape(" ".join(["genesis", command, *words_of(context, "json", "out", "torch_python")]))
 
 
 def device_name(device: Device, machine: dict[str, Any]) -> str:

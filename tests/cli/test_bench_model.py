@@ -78,7 +78,7 @@ def test_json_alone_on_stdout(shape: str) -> None:
     report, found = json.loads(text), tables(text)
     assert (report["kind"], report["schema_version"], report["device_name"]) == ("bench-model", 2, "a processor")
     assert report["command"] == (
-        f"genesis bench-model --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --checkpointing none --fast"
+        f"genesis bench-model --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --fast"
     )
     assert (report["settings"]["type"], report["settings"]["dtype"]) == ("qwen3", "float32")
     assert [row["case"] for row in found["steps"]] == ["1x8", "1x16", "2x8", "2x16"]
@@ -109,7 +109,6 @@ def test_lengths_that_nobody_gave_fit_the_models_positions(shape: str, tmp_path:
         code, text, told = benched("--size", shape, "--batch-size", "1", "--fast", "--json", "-")
         assert (code, told) == (0, "")
         assert [row["case"] for row in tables(text)["steps"]] == [f"1x{length}" for length in lengths]
-        assert f" --seq-len {','.join(map(str, lengths))} " in json.loads(text)["command"]
 
 
 def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
@@ -132,9 +131,9 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
     [
         (["--size", "0.6b"], "'0.6b' is neither a model size nor a file", "--size", "did you mean qwen3-0.6B?"),
         (["--size", "quickstrat"], "'quickstrat' is neither a model size nor a file", "--size", "mean quickstart?"),
-        (["--size", "0.5B", "--batch-size", "0"], "'0' are no sizes", "--batch-size", "1,2,4"),
-        (["--size", "0.5B", "--batch-size", "x"], "'x' are no sizes", "--batch-size", "1,2,4"),
-        (["--size", "0.5B", "--seq-len", ""], "'' are no sizes", "--seq-len", "1,2,4"),
+        (["--size", "0.5B", "--batch-size", "0"], "'0' is not a list of sizes", "--batch-size", "1,2,4"),
+        (["--size", "0.5B", "--batch-size", "x"], "'x' is not a list of sizes", "--batch-size", "1,2,4"),
+        (["--size", "0.5B", "--seq-len", ""], "'' is not a list of sizes", "--seq-len", "1,2,4"),
         (["--size", "0.5B", "--seq-len", "1"], "a length of 1 is not between", "--seq-len", "in that range"),
         (["--size", "0.5B", "--seq-len", "99999"], "the model's 32768 positions", "--seq-len", "in that range"),
         (
@@ -169,7 +168,7 @@ def test_steps_against_a_peer(shape: str) -> None:
     with mock.patch.object(versus, "versus_torch", taken), mock.patch.object(peer, "started"):
         code, text, _ = benched("--size", shape, *words, "--torch-python", "p")
     assert (code, given) == (0, [([(1, 8)], ("lean",), "p")])
-    assert json.loads(text)["command"].endswith(" --vs torch --recipes lean --fast")
+    assert json.loads(text)["command"].endswith(" --fast --vs torch --recipes lean")
     assert [row["note"] for row in tables(text)["peers"]] == ["no room"]
 
 
@@ -223,7 +222,7 @@ def test_generation_has_a_row_for_each_case_and_the_ops_of_the_last(shape: str) 
     report, found = json.loads(text), tables(text)
     assert (report["kind"], report["settings"]["temperature"]) == ("bench-generation", 0.8)
     assert report["command"] == (
-        f"genesis bench-model --generate --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --new-tokens 4"
+        f"genesis bench-model --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --generate --new-tokens 4"
         " --temperature 0.8 --fast"
     )
     assert [row["case"] for row in found["generation"]] == ["1x8+4", "1x16+4", "2x8+4", "2x16+4"]
@@ -264,7 +263,7 @@ def test_generation_that_fails_does_not_end_the_others(shape: str) -> None:
         (("--generate", "--new-tokens", "1"), "no time between them"),
         (("--generate", "--seq-len", "60"), "beyond the model's 64 positions"),
         (("--generate", "--temperature", "-1", "--seq-len", "8", "--new-tokens", "4"), "temperature is -1"),
-        (("--generate", "--batch-size", "x"), "'x' are no sizes"),
+        (("--generate", "--batch-size", "x"), "'x' is not a list of sizes"),
         (("--new-tokens", "3"), "--new-tokens is for generation"),
         (("--temperature", "1"), "--temperature is for generation"),
     ],

@@ -77,7 +77,7 @@ def test_two_ranks_and_one(tmp_path: Path) -> None:
     assert (code, told) == (0, ""), told
     found = tables(text)
     (row,), (alone,) = found["ranks"], found["steps"]
-    assert row["case"] == alone["case"] == "2x8" and json.loads(text)["command"].endswith(" --nproc 2 --fast")
+    assert row["case"] == alone["case"] == "2x8" and json.loads(text)["command"].endswith(" --fast --nproc 2")
     assert row["tokens_per_second"] == 2 * 2 * 8 / row["step"]
     assert row["scaling"] == pytest.approx(row["tokens_per_second"] / 2 / alone["tokens_per_second"])
     assert [each["rank"] for each in found["each"]] == [0, 1] and all(each["seconds"] > 0 for each in found["each"])
