@@ -75,6 +75,7 @@ class Graphed:
         if seen != self._seen:
             self._entries.clear()
             self._seen = seen
+        # Each combination of padded shapes and dtypes has its own graph.
         size, bucket = self._bucket(inputs)
         shapes = tuple(self._padded(x.shape, bucket) for x in inputs)
         key = tuple((shape, x.dtype, x.device) for shape, x in zip(shapes, inputs, strict=True))

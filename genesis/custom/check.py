@@ -134,6 +134,7 @@ class _Case:
 
     def checks(self) -> Iterator[Checked]:
         """Run the comparisons in order."""
+        # The reference runs in float64, the kernel in the tested dtype.
         exact = [_tensor(x.astype(np.float64) if x.dtype.kind not in "iub" else x) for x in self.inputs]
         on_device = [_tensor(x, self.device) for x in self.inputs]
         floats = [i for i, x in enumerate(exact) if x.is_floating_point()]
@@ -144,6 +145,7 @@ class _Case:
         want, got = self._run(exact), self._poisoned(on_device)
         for one, other in zip(want, got, strict=True):
             yield self._compare("value", one.detach().array.numpy(), other.detach().array.numpy())
+        # The kernel must also handle inputs with strides.
         strided = self._poisoned([_strided(_tensor(x, self.device)) for x in self.inputs])
         for one, other in zip(want, strided, strict=True):
             yield self._compare("strided value", one.detach().array.numpy(), other.detach().array.numpy())

@@ -188,6 +188,7 @@ def _compiled(
             raise DeviceError(f"NVRTC refused the options {' '.join(words)}: {log}", where=title)
         if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise DeviceError(f"NVRTC failed: {code.name} {log}", where=title)
+        # C++ mangles names; NVRTC reports the name in the machine code.
         name = _call(nvrtc.nvrtcGetLoweredName, program, entry.encode()).decode()
         ptx = _read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0").decode()
         return Compiled(name, ptx, _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log)

@@ -71,9 +71,9 @@ def triton_op(
         UsageError: the definition is invalid; at a call, a grid or the arguments do not fit the kernel.
     """
     if not hasattr(kernel, "arg_names") or not hasattr(kernel, "fn") or hasattr(kernel, "configs"):
-        found = "an autotuned kernel" if hasattr(kernel, "configs") else f"a plain {type(kernel).__name__}"
+        kind = "an autotuned kernel" if hasattr(kernel, "configs") else f"a plain {type(kernel).__name__}"
         raise UsageError(
-            f"{name}: the kernel must be a @triton.jit function, not {found}",
+            f"{name}: the kernel must be a @triton.jit function, not {kind}",
             next="decorate it with @triton.jit, and pass fixed sizes as constants=",
         )
     cuda_impl = _TritonLaunch(name, grid, arguments, constants, contiguous, kernel)
@@ -132,6 +132,7 @@ class _TritonLaunch(KernelLaunch):
 
         words = {k: TRITON[v.name] if isinstance(v, DType) else v for k, v in constants.items()}
         names = self.kernel.arg_names
+        # Check names and the number of arguments, which Triton reports less clearly.
         unknown = [word for word in words if word not in names and word not in OPTIONS]
         if unknown:
             what, takes = f"{self.name}: the kernel has no parameter {unknown[0]}", f"it takes {', '.join(names)}"
@@ -141,6 +142,7 @@ class _TritonLaunch(KernelLaunch):
             takes = f"{len(wanted)} arguments ({', '.join(wanted)})"
             what = f"{self.name}: without its constants the kernel takes {takes}, not {len(args)}"
             raise UsageError(what, where="arguments=", next="pass the arguments in the kernel's order")
+        # Launch; errors in the kernel appear when it is compiled.
         driver = backend_of(operands[1].device).driver
         try:
             launch(self.kernel, programs, *args, **words)

@@ -245,6 +245,7 @@ class AtomicFolder(FolderWriter):
         read_manifest(self.target)
 
     def _commit(self) -> None:
+        # Step 3 of the protocol: the manifest makes the folder a version.
         own = {name: file.record() for name, file in self._files.items()}
         manifest = Manifest({**own, **self._of_others}, self.metadata)
         with self._fs.create(self._folder / MANIFEST_NAME) as file:
@@ -253,6 +254,7 @@ class AtomicFolder(FolderWriter):
         for folder in self._folders:
             self._fs.fsync_dir(self._folder / folder)
         self._fs.fsync_dir(self._folder)
+        # Step 4: rename the folder to the target.
         self._check_target()
         if os.path.lexists(self.target):
             self._exchange()
@@ -446,9 +448,9 @@ def _obstacle(folder: Path, names: Collection[str]) -> str:
     return ""
 
 
-def _is_fixed(path: Path, found: os.stat_result) -> bool:
+def _is_fixed(path: Path, status: os.stat_result) -> bool:
     """Whether a regular file cannot be removed although its folder is writable."""
-    flags: int | None = getattr(found, "st_flags", None)  # macOS
+    flags: int | None = getattr(status, "st_flags", None)  # macOS
     if flags is not None:
         return bool(flags & (stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND))
     try:
@@ -544,6 +546,7 @@ def verify_manifest(folder: str | os.PathLike[str], without: Collection[str] = (
     inside = {name.rpartition("/")[0] for name in manifest.files} - {""}
     present = set(os.listdir(folder)) - inside
     present |= {f"{name}/{entry}" for name in inside for entry in os.listdir(Path(folder) / name)}
+    # Names and sizes first, because hashing takes long.
     extra = sorted(present - set(manifest.files) - {MANIFEST_NAME})
     if extra:
         what = f"the file {quote(extra[0])} is not in {MANIFEST_NAME}"

@@ -26,7 +26,7 @@ _ADVICE = {
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the file system again",
 }
-# Our own errors that are about tensors, and not about what the user provided.
+# Our own errors about tensors, rather than about what the user provided.
 _OF_TENSORS = (ShapeError, DTypeError, IndexRangeError)
 
 

@@ -153,6 +153,7 @@ class Cache:
         name = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
         if (entry := self._find(name)) is not None:
             return Cached(entry, "found")
+        # Wait for another process that is building the entry, then look again.
         folder, path = self._open(), self.folder / name
         with self._fs.errors("lock", path):
             lock = EntryLock(folder, name, f"{kind} in {self.folder}", self._tell)
@@ -160,6 +161,7 @@ class Cache:
         try:
             if (entry := self._find(name)) is not None:
                 return Cached(entry, "found")
+            # Remove what is damaged or left over, and build the entry.
             with self._fs.errors("remove", path):
                 if is_first:  # left by a process that died while it built this entry
                     for other in os.listdir(folder):
@@ -167,6 +169,7 @@ class Cache:
                             _discard(folder, other)
                 state: State = "rebuilt" if _discard(folder, name) else "made"
             self._write(folder, name, make, flush=True)
+            # Read it back, so that a faulty disk is noticed now.
             entry = None
             with suppress(Refused, Damaged), self._fs.errors("read", path):
                 entry = self._read(name, None)

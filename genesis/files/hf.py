@@ -192,6 +192,7 @@ class WeightFolder:
         shards = sorted(set(weight_map.values()))
         for shard in shards:
             self._open(shard, where)
+        # Compare the index with the headers of all shards.
         held = Counter(tensor for file in self._files.values() for tensor in file.names)
         problems = {
             "missing": [name for name, shard in weight_map.items() if name not in self._files[shard].entries],
@@ -240,6 +241,7 @@ def save_weights(
         shards[-1].append(name)
         size += array.nbytes
     names = [shard_name("model", i, len(shards)) for i in range(len(shards))] if len(shards) > 1 else [WEIGHTS_NAME]
+    # Write the shards, then the index, and remove files of an earlier save.
     for name, shard in zip(names, shards, strict=True):
         with writer.create(name) as file:
             write_tensors(file, {tensor: tensors[tensor] for tensor in shard})

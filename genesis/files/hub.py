@@ -268,6 +268,7 @@ class _Fetch:
             files = self._wanted(check)
         self.total = sum(file.size for file in files)
         check_room(self.blobs, sum(file.size - self._present(file) for file in files))
+        # Fetch all blobs before any of them gets a name in the snapshot.
         for file in files:
             self._fetch(file)
         # The config is last, because a snapshot with a config counts as a model.
@@ -351,6 +352,7 @@ class _Fetch:
                     break
                 with self.hub.get(self.hub.url(self.commit, file.name), start, file) as (response, at):
                     begun, window = time.monotonic(), at
+                    # Append each piece, ending a transfer that has stalled.
                     for piece in response.iter_raw():
                         if time.monotonic() - begun > WINDOW_S:
                             if at - window < SLOWEST:

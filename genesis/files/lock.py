@@ -246,6 +246,7 @@ class EntryLock:
 def _try(folder: int, name: str) -> tuple[int, str | None]:
     """Return a descriptor that holds the lock, or who else holds it; -1 and None if the file system cannot lock."""
     while True:
+        # Open or create the file, removing anything that is not ours.
         try:
             descriptor = os.open(name, _FLAGS | os.O_CREAT, 0o600, dir_fd=folder)
         except OSError as error:
@@ -259,6 +260,7 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
             close_read(descriptor)
             _remove_foreign(folder, name, None)
             continue
+        # Lock it. If the file was replaced meanwhile, start over.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, name, folder):

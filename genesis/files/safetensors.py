@@ -363,6 +363,7 @@ def _check_entry(name: str, value: object, data_bytes: int, base: int, where: st
     if len(fields) != len(value) or fields.keys() != _FIELDS:
         names = ", ".join(quote(key, 40) for key, _ in value[:8])
         raise _bad(name, f"has the fields {names or 'none'} instead of dtype, shape and data_offsets", where)
+    # Each field has the right type and range.
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
         raise _bad(name, f"has the unknown dtype {quote(code, 40)}, which is not one of {', '.join(DTYPES)}", where)
@@ -378,6 +379,7 @@ def _check_entry(name: str, value: object, data_bytes: int, base: int, where: st
     # Sizes next to a 0 count too: numpy refuses an empty array whose other sizes overflow.
     if math.prod(size for size in shape if size) * dtype.itemsize > _LARGEST:
         raise _bad(name, f"has a shape too large for any memory: {quote(shape, 60)}", where)
+    # Shape, dtype and byte range agree.
     needed = math.prod(shape) * dtype.itemsize
     if needed != stop - start:
         raise _bad(name, f"has {stop - start:,} bytes, but {code} {quote(shape, 60)} needs {needed:,}", where)

@@ -72,9 +72,11 @@ def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict
             raise ModelError(f"the number {quote(text)} is not finite", where=where, next=_NEXT)
         return number
 
+    # Limits first, because the parser allocates memory for everything it reads.
     check_structure(data, where=where, max_depth=max_depth)
     try:
         result = json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_float=finite, parse_constant=finite)
+        # Escapes can produce unpaired surrogates, which encoding reveals.
         if _SURROGATE.search(data):
             json.dumps(result, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:

@@ -54,12 +54,12 @@ def open_folder(path: str | os.PathLike[str], *, own: int = 1) -> int:
     parts = list(Path(os.path.abspath(path)).parts[1:])
     own = min(own, len(parts))
     above, ours = parts[: len(parts) - own], parts[len(parts) - own :]
-    here, shown = _walk(above)
+    descriptor, shown = _walk(above)
     for name in ours:
         shown = shown / name
-        with closed_after(here):
-            here = _open_own(here, name, shown)
-    return here
+        with closed_after(descriptor):
+            descriptor = _open_own(descriptor, name, shown)
+    return descriptor
 
 
 def open_file(folder: int, name: str) -> int:
@@ -90,19 +90,21 @@ def _check_owned(info: os.stat_result, name: str) -> None:
 def _walk(names: list[str]) -> tuple[int, Path]:
     """A descriptor of the folder at the absolute path of `names`, with links followed, and the path."""
     left, links, shown = names[::-1], 0, Path("/")
-    here = os.open("/", _PASS)
+    descriptor = os.open("/", _PASS)
     try:
-        _check_parent(here, shown)
+        _check_parent(descriptor, shown)
         while left:
             name = left.pop()
+            # Step into the next folder, creating it if it is missing.
             try:
-                here = _replaced(here, os.open(name, _PASS, dir_fd=here))
+                descriptor = _replaced(descriptor, os.open(name, _PASS, dir_fd=descriptor))
             except FileNotFoundError:
-                _make(here, shown / name, 0o755)
+                _make(descriptor, shown / name, 0o755)
                 left.append(name)
                 continue
             except OSError:
-                target = _link(here, name, shown)
+                # A link cannot be opened: continue with the names of its target.
+                target = _link(descriptor, name, shown)
                 if target is None:
                     raise
                 links += 1
@@ -110,14 +112,14 @@ def _walk(names: list[str]) -> tuple[int, Path]:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
                 left += Path(target).parts[:0:-1] if target.startswith("/") else Path(target).parts[::-1]
                 if target.startswith("/"):
-                    here, shown = _replaced(here, os.open("/", _PASS)), Path("/")
+                    descriptor, shown = _replaced(descriptor, os.open("/", _PASS)), Path("/")
                 continue
             shown = Path(os.path.normpath(shown / name))
-            _check_parent(here, shown)
+            _check_parent(descriptor, shown)
     except BaseException:
-        close_read(here)
+        close_read(descriptor)
         raise
-    return here, shown
+    return descriptor, shown
 
 
 def _replaced(old: int, new: int) -> int:
@@ -142,7 +144,7 @@ def _make(folder: int, path: Path, mode: int) -> None:
 
 def _link(folder: int, name: str, shown: Path) -> str | None:
     """The target of the link `name`, or None if it is not a visible link."""
-    info = _looked_at(folder, name)
+    info = _status_of(folder, name)
     if info is None or not stat.S_ISLNK(info.st_mode):
         return None
     if info.st_uid not in _trusted():
@@ -150,7 +152,7 @@ def _link(folder: int, name: str, shown: Path) -> str | None:
     return os.readlink(name, dir_fd=folder)
 
 
-def _looked_at(folder: int, name: str) -> os.stat_result | None:
+def _status_of(folder: int, name: str) -> os.stat_result | None:
     """The status of `name` without following links, or None if unknown; the error of opening says more."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -165,7 +167,7 @@ def _open_own(folder: int, name: str, shown: Path) -> int:
         _make(folder, shown, 0o700)
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:
-        info = _looked_at(folder, name)
+        info = _status_of(folder, name)
         if info is not None and stat.S_ISLNK(info.st_mode):
             raise Refused(f"{shown} is a symbolic link") from None
         raise

@@ -259,7 +259,7 @@ def test_finalizers_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[object] = [graph, pinned, on_device]
     del graph, pinned, on_device
     with monkeypatch.context() as patch:
-        for name in ("record_event", "synchronize", "create_event", "flush", "_ordered"):
+        for name in ("record_event", "synchronize", "create_event", "flush", "_enter_and_flush"):
             if hasattr(backend.driver, name):
                 patch.setattr(backend.driver, name, lambda *args, name=name: pytest.fail(f"{name} was called"))
         with backend.pool._lock:

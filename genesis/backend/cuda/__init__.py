@@ -215,6 +215,7 @@ class CudaBackend(Backend):
         if call is not None:
             call.run(operands)
             return
+        # A new call: run it, and remember its launches if its key contains everything they depend on.
         arrays = tuple([x for x in operands if hasattr(x, "storage")])
         with self.owned_by(op.name):
             plan = record(arrays, lambda: cuda_impl(out, *inputs, **attrs), self.driver, self.temporary, op.name)

@@ -240,6 +240,7 @@ def compiled(kernel: Any, signature: Signature, capability: tuple[int, int]) -> 
     else:
         from triton.compiler import ASTSource
     source = ASTSource(kernel, types, constants, attributes)
+    # Only the parsing of Python is serialized; passes and assembly run in parallel.
     make_ir = source.make_ir
 
     def make_ir_alone(*args: Any, **settings: Any) -> Any:
@@ -263,6 +264,7 @@ def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict
     constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
 
+    # Triton addresses nested arguments by path.
     def enter(entry: Any, path: tuple[int, ...]) -> Any:
         if isinstance(entry, str):
             kind, _, divides = entry.partition(":")

@@ -162,6 +162,7 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
         if x is not None and y is not None:
             return (op, allow_tf32.on, mode.grad, mode.fixed_weights, x, y)
+    # Inputs by layout or exact value, and which of them are the same array or memory.
     parts: list[Any] = [op, allow_tf32.on, mode.grad, mode.fixed_weights]
     seen: list[Any] = []
     for x in inputs:

@@ -317,6 +317,7 @@ class Driver:
             )
         if static + shared > 48 << 10:  # above the default limit, a kernel must opt in
             self._call(cuda.cuFuncSetAttribute, function, of.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        # The launch buffer needs the offset and size of each parameter.
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
 

@@ -141,6 +141,7 @@ class RawGraph:
         pool.take_back()  # otherwise blocks that are already free would be held
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may make driver calls that invalidate a capture
+        # Capture: launches enter the graph, and returned blocks are held.
         driver.begin_capture(stream)
         pool.capturing = True
         try:
@@ -157,6 +158,7 @@ class RawGraph:
         finally:
             if collecting:
                 gc.enable()
+        # Instantiate; if that fails, the blocks held meanwhile are returned.
         held, graph = pool.end_capture(), None
         try:
             graph = driver.end_capture(stream)

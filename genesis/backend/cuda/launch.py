@@ -346,6 +346,7 @@ def _pack(launch: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, valu
     room = (ctypes.c_uint64 * (count + 7))()  # padding, because tensor maps start at a multiple of 64 bytes
     skip = -ctypes.addressof(room) % 64
     words, base = (ctypes.c_uint64 * count).from_buffer(room, skip), ctypes.addressof(room) + skip
+    # The driver reads each parameter through a pointer to it.
     for i, (at, _) in enumerate(function.parameters):
         words[pointers + i] = base + at
     slots: list[int] = []
@@ -361,11 +362,13 @@ def _pack(launch: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, valu
             kinds[size].from_address(base + at).value = value
     run = driver.launcher(function.handle, grid, kernel.block, kernel.shared, base + 8 * pointers, cluster)
 
+    # Tensor maps contain addresses, so they are encoded at each launch.
     def run_with_maps(stream: int) -> None:
         for where, target, encoded in maps:
             ctypes.memmove(target, encoded(words[where]), MAP_BYTES)
         run(stream)
 
+    # Code without a wait must not start early.
     def run_in_order(stream: int) -> None:
         if driver.capturing:
             driver.serialize_next_launch()

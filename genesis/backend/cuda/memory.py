@@ -262,6 +262,7 @@ class Pool:
             if self.waiting and not self.capturing:
                 self._collect_waiting()
             arena = self.private or self.arenas[stream]
+            # A block of the same size needs no search.
             blocks = arena.quick.get(size)
             if blocks and not arena.compact:
                 block = blocks.pop()
@@ -465,6 +466,7 @@ class Pool:
 
     def _explain(self, request: str) -> str:
         free, total = self.driver.memory_info()
+        # Group the blocks in use by owner, and list the largest owners.
         holders: dict[str, list[dict[str, Any]]] = {}
         for row in self.snapshot():
             if row["state"] == "allocated":
@@ -491,6 +493,7 @@ def room_for(events: Sequence[tuple[int, int]]) -> int:
 
     Blocks still in use at the end of `events` are excluded, because they outlive the segment.
     """
+    # Find the large blocks that are returned within the events.
     ended: set[int] = set()
     passing = [False] * len(events)
     for i, (address, nbytes) in reversed([*enumerate(events)]):
@@ -499,6 +502,7 @@ def room_for(events: Sequence[tuple[int, int]]) -> int:
         elif address in ended:
             ended.remove(address)
             passing[i] = nbytes > SMALL
+    # Replay the events in one endless segment, and measure how far it is filled.
     driver: Any = SimpleNamespace(allocate=lambda nbytes: 0)  # one segment of any size at address 0
     pool = Pool(driver)
     pool.private = arena = Arena(pool, compact=True)

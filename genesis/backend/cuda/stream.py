@@ -196,6 +196,7 @@ class PinnedPool:
         driver, capturing = self.backend.driver, self.backend.pool.capturing
         for _ in range(len(self.returned)):
             self._settle(*self.returned.popleft(), capturing)
+        # Reuse a block whose last uses are done. During a capture events must not be queried.
         kept = self.free.setdefault(size, [])
         for i, (pointer, events) in enumerate(kept):
             if not events or (not capturing and all(driver.is_event_done(event) for event in events)):
