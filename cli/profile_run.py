@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 STEPS = 5  # profiled unless said otherwise
 MOST_STEPS = 1000
 OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "generate", "nproc")
-OF_BOTH = ("json",)
 
 
 def is_run(context: typer.Context) -> bool:
-    """Whether the command line asks for a training run, not for an op.
+    """Whether the command line profiles a training run, not an op.
 
     Raises:
-        UsageError: it asks for neither or both, or has an option of the other one.
+        UsageError: it names neither or both, or has an option of the other one.
     """
     given = [
         name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
@@ -38,16 +37,15 @@ def is_run(context: typer.Context) -> bool:
     run, op = "config" in given, "op" in given
     if run == op:
         what = "a training run and --op exclude each other" if run else "Missing option '--op', or a CONFIG"
-        next = "name one of them: genesis profile CONFIG, or genesis profile --op NAME; see genesis profile --help"
-        raise UsageError(what, where="command line", next=next)
+        advice = "name one of them: genesis profile CONFIG, or genesis profile --op NAME; see genesis profile --help"
+        raise UsageError(what, where="command line", next=advice)
     for name in given:
-        if name not in OF_BOTH and (name in OF_RUNS) != run:
-            of, other = ("ops", "a run") if run else ("runs", "an op")
+        if name != "json" and (name in OF_RUNS) != run:
             option = {"stage": "--show"}.get(name, f"--{name.replace('_', '-')}")
+            kind, other = ("ops", "a run") if run else ("runs", "an op")
             hint = "; set train.device=cpu or train.device=cuda" if name == "device" else ""
-            raise UsageError(
-                f"{option} is for {of}", where=option, next=f"leave it out of the profile of {other}{hint}"
-            )
+            advice = f"leave it out of the profile of {other}{hint}"
+            raise UsageError(f"{option} is for {kind}", where=option, next=advice)
     return run
 
 
@@ -61,10 +59,10 @@ def profile_run(
     nproc: str | None,
     json: str | None,
 ) -> None:
-    """Profile the first steps of a run, and print, and write into the folder `out`, what was found.
+    """Profile the first steps of a run, print the report, and write the files into the folder `out`.
 
     Raises:
-        GenesisError: of the class that says what is wrong, as `genesis train` does.
+        GenesisError: as `genesis train` does.
     """
     from genesis.measure.record import to_text
     from genesis.measure.recorder import Nvtx
@@ -80,23 +78,21 @@ def profile_run(
     folder = _folder(out) if out is not None and is_main() else None
     options = ["--steps", str(count), *(["--nvtx"] if nvtx else []), *(["--generate"] if generate else [])]
     if ranks > 1:
-        files = {"--out": out, "--json": json}
-        words = [*options, *(f"{option}={file}" for option, file in files.items() if file is not None)]
-        raise typer.Exit(launched("profile", [*words, "--", config, *overrides], ranks))
+        files = [f"{option}={file}" for option, file in (("--out", out), ("--json", json)) if file is not None]
+        raise typer.Exit(launched("profile", [*options, *files, "--", config, *overrides], ranks))
     from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
         found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges, generates=generate)
-    if found is None:  # rank 0 has it
-        return
-    options += ["--nproc", str(found.ranks)] if found.ranks > 1 else []
-    report = _report(" ".join(["genesis profile", config, *overrides, *options]), loaded, found)
-    written = [] if folder is None else list(_write(folder, report, found))
-    show(report, [*to_text(report), *written], json)
+    if found is not None:  # rank 0
+        options += ["--nproc", str(found.ranks)] if found.ranks > 1 else []
+        report = _report(" ".join(["genesis profile", config, *overrides, *options]), loaded, found)
+        written = [] if folder is None else list(_write(folder, report, found))
+        show(report, [*to_text(report), *written], json)
 
 
 def _folder(out: str) -> Path:
-    """The folder to write into, created before anything is measured."""
+    """The folder for the files, created before anything is measured."""
     from genesis.files.filesystem import disk_error
 
     folder = Path(out)
@@ -117,8 +113,8 @@ def _report(command: str, config: Config, found: Profile) -> Report:
     from genesis_cli.environment import facts
     from genesis_cli.session.bench.steps import generation_table
 
-    machine, device = facts(), found.device
-    tables = list(step_tables(found.recorded, device != CPU))
+    machine = facts()
+    tables = list(step_tables(found.recorded, found.device != CPU))
     if found.collectives is not None:
         tables.append(collective_table(found.collectives, found.ranks, median(found.recorded[0].plain)))
     tables += memory_tables(found.memory)
@@ -134,13 +130,13 @@ def _report(command: str, config: Config, found: Profile) -> Report:
         "ranks": found.ranks if found.ranks > 1 else None,
         "threads": found.threads,
     }
-    notes = ["The tables of steps and of memory are rank 0's."] if found.ranks > 1 else []
-    name = device_name(device, machine)
-    return Report("profile-run", command, str(device), name, machine, settings, tables, notes=notes)
+    notes = ["The tables of steps and memory are rank 0's."] if found.ranks > 1 else []
+    name = device_name(found.device, machine)
+    return Report("profile-run", command, str(found.device), name, machine, settings, tables, notes=notes)
 
 
 def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
-    """Write all files; a line for each."""
+    """Write all files, and return a line for each."""
     from genesis.backend import CPU
     from genesis.files.atomic import write_file
     from genesis.measure.svg import flame_graph
@@ -150,17 +146,14 @@ def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
     parts = stacks(main.steps, found.device != CPU)
     steps = {f"{r.mode} step {i}": step for r in found.recorded for i, step in enumerate(r.steps, 1)}
     steps["step with its memory"] = found.memory_step
+    trace = chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()])
     title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
-    files = {
-        "trace.json": (
-            chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()]),
-            "every op and kernel, and memory, for ui.perfetto.dev",
-        ),
-        "stacks.txt": (collapsed(parts), f"collapsed stacks of the {main.mode} step, in microseconds"),
-        "flamegraph.svg": (flame_graph(parts, title), "the same, drawn"),
-        "report.json": (report.to_json(), "all figures"),
-    }
     yield ""
-    for name, (content, meaning) in files.items():
+    for name, content, meaning in (
+        ("trace.json", trace, "every op and kernel, and memory, for ui.perfetto.dev"),
+        ("stacks.txt", collapsed(parts), f"collapsed stacks of the {main.mode} step, in microseconds"),
+        ("flamegraph.svg", flame_graph(parts, title), "the same, drawn"),
+        ("report.json", report.to_json(), "all figures"),
+    ):
         write_file(folder / name, content)
         yield f"wrote   {escape(folder / name)}: {meaning}"

@@ -25,21 +25,15 @@ from genesis.errors import UsageError
 from genesis.files.atomic import write_file
 from genesis.keywords import check_calls
 from genesis.measure.averages import EventList, averages, metric_of
-from genesis.measure.limits import wait_for
 from genesis.measure.recorder import Recorder, recorders
 from genesis.measure.session import Recording, Session
 from genesis.measure.svg import flame_graph
 from genesis.measure.trace import chrome_trace, collapsed, stacks
 
 __all__ = [
-    "ProfilerAction",
-    "ProfilerActivity",
-    "benchmark",
-    "profile",
-    "record_function",
-    "schedule",
+    "ProfilerAction", "ProfilerActivity", "benchmark", "profile", "record_function", "schedule",
     "tensorboard_trace_handler",
-]
+]  # fmt: skip
 
 _running: list[Profiler] = []  # at most one
 
@@ -115,20 +109,20 @@ class record_function(ContextDecorator):  # noqa: N801  torch's name
             self._entered.pop().__exit__(*error)
 
 
-def _cuda_in_use() -> bool:
-    """Whether the program has used a GPU so far."""
+def _gpu() -> Any:
+    """The current GPU's backend, or None if the program has not used a GPU so far."""
     loaded = sys.modules.get("genesis.backend.cuda")
     if loaded is None or not loaded.backend_of.cache_info().currsize:
-        return False
+        return None
     # A simulated device has a backend too, but it starts no driver.
     driver = sys.modules["genesis.backend.cuda.driver"]
-    return bool(driver.is_interpreted() or driver.start.cache_info().currsize)
+    has_started = driver.is_interpreted() or driver.start.cache_info().currsize
+    return backend_for(Device("cuda")) if has_started else None
 
 
 def _refuse_in_capture(what: str) -> None:
-    if _cuda_in_use():
-        backend: Any = backend_for(Device("cuda"))
-        backend.refuse_in_capture(what)
+    if (gpu := _gpu()) is not None:
+        gpu.refuse_in_capture(what)
 
 
 @dataclass(eq=False)
@@ -236,7 +230,7 @@ class Profiler:
     def _new_session(self) -> Session:
         from genesis import cuda
 
-        on_gpu = _cuda_in_use() if self.activities is None else ProfilerActivity.CUDA in self.activities
+        on_gpu = _gpu() is not None if self.activities is None else ProfilerActivity.CUDA in self.activities
         device = Device("cuda") if on_gpu and cuda.is_available() else CPU
         lines, flops = self.with_stack, self.with_flops
         recorder = Recorder(ambient="", has_lines=lines, has_flops=flops, outermost=self._outermost)
@@ -370,8 +364,8 @@ def benchmark(description: str, run: Callable[[], object], num_warmups: int = 1,
         raise UsageError(f"{description}: num_trials={num_trials} times no call", next="use 1 or more")
 
     def wait() -> None:
-        if _cuda_in_use():
-            wait_for(Device("cuda"))()
+        if (gpu := _gpu()) is not None:
+            gpu.driver.synchronize()
 
     for _ in range(num_warmups):
         run()

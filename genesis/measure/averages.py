@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from genesis.errors import UsageError, nearest
 from genesis.measure.record import Column, Unit, aligned, format_seconds, table
@@ -15,13 +14,7 @@ from genesis.measure.recorder import OUTSIDE, Frame, divided
 from genesis.measure.session import Recording
 from genesis.shapes import Shape
 
-
-class RowKey(NamedTuple):
-    """The attributes that distinguish rows."""
-
-    name: str
-    shapes: tuple[Shape, ...] = ()
-    stack: tuple[str, ...] = ()
+RowKey = tuple[str, tuple[Shape, ...], tuple[str, ...]]  # name, shapes of inputs, Python calls
 
 
 @dataclass
@@ -165,18 +158,20 @@ def averages(
         by_shapes: different shapes of inputs are different rows.
         by_stack: so are this many different innermost Python calls.
     """
+    nowhere = (OUTSIDE, (), ())
     rows: dict[RowKey, Average] = {}
 
     def row_of(key: RowKey) -> Average:
         if key not in rows:
-            rows[key] = Average(key.name, input_shapes=[list(shape) for shape in key.shapes], stack=list(key.stack))
+            name, shapes, stack = key
+            rows[key] = Average(name, input_shapes=list(map(list, shapes)), stack=list(stack))
         return rows[key]
 
     def keys(frame: Frame | None) -> Iterator[RowKey]:
         """The rows of a frame and of those around it, innermost first; an op that raised has none."""
         while frame is not None:
             if frame.end > 0 and (frame.level != "module" or has_modules):
-                yield RowKey(frame.name, frame.shapes[0] if by_shapes else (), frame.lines[:by_stack])
+                yield frame.name, frame.shapes[0] if by_shapes else (), frame.lines[:by_stack]
             frame = frame.parent
 
     def add(around: Sequence[RowKey], metric: str, amount: float) -> None:
@@ -194,20 +189,20 @@ def averages(
                 row.count += 1
                 row.flops += frame.flops
                 row.cpu_time_total += 0 if key in around else (frame.end - frame.start) * 1e6
-        outside = row_of(RowKey(OUTSIDE))
+        outside = row_of(nowhere)
         outside.count += 1
         for innermost, seconds in divided(recording.frames, recording.start, recording.end).items():
-            row = row_of(next(keys(innermost), RowKey(OUTSIDE)))
+            row = row_of(next(keys(innermost), nowhere))
             row.self_cpu_time_total += seconds * 1e6
             row.cpu_time_total += seconds * 1e6 if row is outside else 0
         for kernel in recording.kernels:
             around = list(keys(kernel.frame))
             if kernel.frame.level != "op":  # a copy or a graph
-                around.insert(0, RowKey(kernel.op))
+                around.insert(0, (kernel.op, (), ()))
                 row_of(around[0]).count += kernel.op != OUTSIDE
             add(around, "device_time_total", kernel.seconds * 1e6)
         for track in recording.tracks:
             metric = "cpu_memory_usage" if track.device == "cpu" else "device_memory_usage"
             for change in track.changes:
-                add(list(keys(change.frame)) or [RowKey(OUTSIDE)], metric, change.nbytes)
+                add(list(keys(change.frame)) or [nowhere], metric, change.nbytes)
     return EventList(rows.values())

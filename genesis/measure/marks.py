@@ -73,20 +73,18 @@ class Marks:
         self.backend, self._current, self._before_wait = backend, current, launched
         self._in_collective = False
         self._marks: list[_Mark] = []
-        self._kernels: list[Kernel] = []
-        self._free: list[int] = []  # events to reuse
+        self._kernels: list[Kernel] = []  # of graphs that were replayed again
         self._capture: list[_Mark] = []  # begins with a mark for the start of the capture
         self._graphs: dict[int, list[_Mark]] = {}  # by executable
         self._replayed: list[int] = []
-        self._main = 0
-        self._base = backend.driver.create_event(True)
-        self._events, self._graph_events = [self._base], list[int]()
+        self._base = self._main = 0
+        self._events, self._graph_events = list[int](), list[int]()
 
     def begin(self) -> None:
         """Forget the previous step's marks."""
-        self._free += [event for mark in self._marks for event in (mark.before, mark.after)]
+        self._destroy(self._events)
         self._marks, self._kernels, self._replayed = [], [], []
-        self._main = self.backend.stream
+        self._base, self._main = self._event(self._events), self.backend.stream
         self.backend.driver.record_time(self._base, self._main)
 
     def kernels(self) -> list[Kernel]:
@@ -106,8 +104,17 @@ class Marks:
 
     def close(self, keeps_graphs: bool) -> None:
         """Destroy the events; those in graphs only if the graphs are not replayed any more."""
-        for event in (*self._events, *(() if keeps_graphs else self._graph_events)):
-            self.backend.driver.destroy_event(event)
+        self._destroy(self._events)
+        if not keeps_graphs:
+            self._destroy(self._graph_events)
+
+    def _event(self, into: list[int]) -> int:
+        into.append(self.backend.driver.create_event(True))
+        return into[-1]
+
+    def _destroy(self, events: list[int]) -> None:
+        while events:
+            self.backend.driver.destroy_event(events.pop())
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -139,12 +146,6 @@ class Marks:
         driver.record_time(after, stream)
         is_concurrent = not in_graph and stream != self._main
         into.append(_Mark(Kernel(name, self._current(), grid, outside, is_concurrent, in_graph), before, after))
-
-    def _event(self, into: list[int]) -> int:
-        if into is self._events and self._free:
-            return self._free.pop()
-        into.append(self.backend.driver.create_event(True))
-        return into[-1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -69,28 +69,21 @@ class Nvtx:
     """
 
     def __init__(self) -> None:
-        packages = [Path(folder, "nvidia", "nvtx", "lib") for folder in sys.path]
         names = ("libnvToolsExt.so.1", "libnvToolsExt.so", "libnvtx3interop.so.1", "libnvtx3interop.so")
-        for path in (*names, *(folder / name for folder in packages for name in names)):
-            try:
-                self._library = ctypes.CDLL(str(path))
-                self._library.nvtxRangePushA.argtypes = [ctypes.c_char_p]
+        folders = ("", *(f"{folder}/nvidia/nvtx/lib/" for folder in sys.path))
+        for path in (folder + name for folder in folders for name in names):
+            with contextlib.suppress(OSError, AttributeError):  # the file or its function is missing
+                library = ctypes.CDLL(path)
+                library.nvtxRangePushA.argtypes = [ctypes.c_char_p]
+                self._push, self.pop = library.nvtxRangePushA, library.nvtxRangePop
                 return
-            except (OSError, AttributeError):  # the file or its function is missing
-                continue
-        raise DeviceError(
-            "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found",
-            where="--nvtx",
-            next="pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH",
-        )
+        what = "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found"
+        advice = "pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH"
+        raise DeviceError(what, where="--nvtx", next=advice)
 
     def push(self, name: str) -> None:
-        """Begin a range."""
-        self._library.nvtxRangePushA(name.encode())
-
-    def pop(self) -> None:
-        """End this thread's innermost range."""
-        self._library.nvtxRangePop()
+        """Begin a range, which `pop` ends."""
+        self._push(name.encode())
 
 
 recorders: list[Recorder] = []  # active ones, the latest last
@@ -188,15 +181,12 @@ class Recorder:
         """The module of a phase's work outside of modules."""
         return self.root if phase in ("", "forward", "backward") else f"({phase})"
 
-    def _push(
-        self, level: Level, name: str, phase: str | None = None, module: str | None = None, label: str = ""
-    ) -> int:
+    def _push(self, level: Level, name: str, phase: str = "", module: str = "", label: str = "") -> int:
         """Open a frame, by default in the phase and module of the enclosing one, and return its depth."""
         around = self.current()
         open_ = self._open[around.thread]
-        phase, module = around.phase if phase is None else phase, around.module if module is None else module
-        parent = around if open_ else None
-        open_.append(Frame(level, name, phase, module, time.perf_counter(), 0.0, around.thread, parent))
+        where, parent = (phase or around.phase, module or around.module), around if open_ else None
+        open_.append(Frame(level, name, *where, time.perf_counter(), 0.0, around.thread, parent))
         if self._ranges is not None:
             self._ranges.push(label or name)
         return len(open_) - 1
@@ -204,20 +194,20 @@ class Recorder:
     def _pop(self, depth: int) -> None:
         """Close the frame at a depth, and drop the frames inside it, which have raised."""
         open_ = self._open[threading.get_ident()]
-        while len(open_) > depth:
-            frame = open_.pop()
-            if self._ranges is not None:
+        frame = open_[depth]
+        if self._ranges is not None:
+            for _ in open_[depth:]:
                 self._ranges.pop()
-            if len(open_) == depth:
-                frame.end = time.perf_counter()
-                self.frames.append(frame)
+        del open_[depth:]
+        frame.end = time.perf_counter()
+        self.frames.append(frame)
 
     # The context managers below also decorate functions: each call is then a frame.
 
     @contextmanager
-    def frame(self, level: Level, name: str, *around: Any, **more: Any) -> Iterator[None]:
-        """A frame for the block; the other arguments are those of `_push`."""
-        depth = self._push(level, name, *around, **more)
+    def frame(self, level: Level, name: str, **more: str) -> Iterator[None]:
+        """A frame for the block; `_push` has the other arguments."""
+        depth = self._push(level, name, **more)
         try:
             yield
         finally:
@@ -226,7 +216,7 @@ class Recorder:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A phase for the block. Later work outside of phases belongs to it, or to backward after forward."""
-        with self.frame("phase", name, name, self._module_of(name)):
+        with self.frame("phase", name, phase=name, module=self._module_of(name)):
             yield
         if self._first:
             self.ambient = "backward" if name == "forward" else name
@@ -249,7 +239,7 @@ class Recorder:
         if not path:  # the model itself
             yield
             return
-        with self.frame("module", path, None, path):
+        with self.frame("module", path, module=path):
             yield
 
     def recorded(self, node: BaseNode) -> None:
@@ -263,7 +253,7 @@ class Recorder:
     def runs(self, node: BaseNode) -> Any:
         """A frame for a vjp, in the module that recorded its node or owns its parameter."""
         module = self._of_leaf.get(node.sequence) or self._of_node.get(node.sequence) or self.root
-        return self.frame("module", module or node.name, None, module, label=f"{module} {node.name}")
+        return self.frame("module", module or node.name, module=module, label=f"{module} {node.name}")
 
     def _op_begins(self, op: Op) -> None:
         self._push("op", op.name)

@@ -25,18 +25,9 @@ Stack = tuple[str, ...]
 class _Span:
     """A span of a row; times are nanoseconds since the trace begins."""
 
-    name: str
-    kind: str
-    row: tuple[int, int]
     start: int
     end: int
-    args: dict[str, Any]
-
-    def event(self) -> dict[str, Any]:
-        """The complete event, in microseconds."""
-        times = {"ts": self.start / 1e3, "dur": (self.end - self.start) / 1e3}
-        event = {"name": self.name, "cat": self.kind, "ph": "X", **times, "pid": self.row[0], "tid": self.row[1]}
-        return {**event, "args": self.args} if self.args else event
+    event: dict[str, Any]
 
 
 def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> bytes:
@@ -50,34 +41,33 @@ def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, flo
     def nanoseconds(at: float) -> int:
         return max(0, round((at - begin) * 1e9))
 
-    spans: dict[tuple[int, int], list[_Span]] = defaultdict(list)
-    for name, kind, row, start, end, args in _spans(recordings, steps):
-        first = nanoseconds(start)
-        spans[row].append(_Span(name, kind, row, first, max(first, nanoseconds(end)), args))
-    events = [
-        {"name": "process_name", "ph": "M", "pid": pid, "tid": pid, "args": {"name": name}}
-        for pid, name in ((HOST, "host"), (GPU, "GPU"))
-        if any(pid == process for process, _ in spans)
-    ]
-    for (pid, tid), row in sorted(spans.items()):
-        events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": _row_name(tid)}})
-        events += [span.event() for span in _nested(row)]
+    rows: dict[tuple[int, int], list[_Span]] = defaultdict(list)
+    for name, kind, (pid, tid), start, end, args in _spans(recordings, steps):
+        event = {"name": name, "cat": kind, "ph": "X", "pid": pid, "tid": tid, "args": args}
+        rows[pid, tid].append(_Span(nanoseconds(start), max(nanoseconds(start), nanoseconds(end)), event))
+    events: list[dict[str, Any]] = []
+    for pid, name in ((HOST, "host"), (GPU, "GPU")):
+        tids = sorted(tid for process, tid in rows if process == pid)
+        for kind, tid, title in (("process_name", pid, name), *(("thread_name", tid, _title(tid)) for tid in tids)):
+            if tids:
+                events.append({"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": title}})
+    for span in (span for row in sorted(rows) for span in _nested(rows[row])):
+        events.append({**span.event, "ts": span.start / 1e3, "dur": (span.end - span.start) / 1e3})
     for track in (track for each in recordings for track in each.tracks):
         counter = {"name": track.name, "cat": "memory", "ph": "C", "pid": HOST}
         events += [{**counter, "ts": nanoseconds(at) / 1e3, "args": values} for at, values in track.samples]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _row_name(tid: int) -> str:
-    if tid < THREADS:
-        return "steps" if tid == HOST else "kernels"
-    return (
-        f"thread {tid - THREADS + 1}: phases, modules, ops" if tid < STREAMS else f"other streams {tid - STREAMS + 1}"
-    )
+def _title(tid: int) -> str:
+    """The name of a row."""
+    if tid >= STREAMS:
+        return f"other streams {tid - STREAMS + 1}"
+    return {HOST: "steps", GPU: "kernels"}.get(tid, f"thread {tid - THREADS + 1}: phases, modules, ops")
 
 
 def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> Iterator[tuple[Any, ...]]:
-    """Name, kind, row, start, end and arguments of each span, in seconds."""
+    """Name, kind, row, start and end in seconds, and arguments of each span."""
     threads: dict[int, int] = {}  # rows by thread
 
     def row_of(thread: int) -> tuple[int, int]:
@@ -88,8 +78,7 @@ def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, fl
     for recording in recordings:
         for frame in recording.frames:
             args: dict[str, Any] = {"phase": frame.phase, "module": frame.module}
-            if shapes := frame.shapes[0]:
-                args["shapes"] = list(map(list, shapes))
+            args |= {"shapes": frame.shapes[0]} if frame.level == "op" else {}
             yield frame.name, frame.level, row_of(frame.thread), max(frame.start, recording.start), frame.end, args
         for wait in recording.waits:
             yield wait.what, "wait", row_of(wait.thread), wait.start, wait.start + wait.seconds, {"line": wait.line}
@@ -100,11 +89,9 @@ def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, fl
                 free = next((i for i, end in enumerate(ends) if end <= kernel.start), len(ends))
                 ends[free:] = [kernel.end, *ends[free + 1 :]]
                 tid = STREAMS + free
-            shapes = frame.shapes[0] + frame.shapes[1]
-            args = {"op": kernel.op, "phase": frame.phase, "module": frame.module, "grid": list(kernel.grid)}
-            args["shapes"] = list(map(list, shapes))
-            start, end = (recording.marked + at for at in (kernel.start, kernel.end))
-            yield kernel.name, "kernel", (GPU, tid), start, end, args
+            args = {"op": kernel.op, "phase": frame.phase, "module": frame.module, "grid": kernel.grid}
+            args["shapes"] = frame.shapes[0] + frame.shapes[1]
+            yield kernel.name, "kernel", (GPU, tid), *(recording.marked + at for at in (kernel.start, kernel.end)), args
 
 
 def _nested(row: Iterable[_Span]) -> list[_Span]:
