@@ -1,4 +1,4 @@
-"""Ranks: who this process is, how ranks of one host are started, what they say to each other, and their collectives."""
+"""Ranks: the identity of a rank, the launcher of one host, the control plane, and the collectives."""
 
 from genesis.distributed.environment import World, job_key, rank_count, read_world
 from genesis.distributed.group import Alone, Group, PeersGroup

@@ -1,7 +1,7 @@
-"""One connection between two ranks: frames of bytes with a name, sizes that are limited, and no wait without an end.
+"""One connection between two ranks. It carries named frames of bytes, limits their size, and bounds every wait.
 
-It is `multiprocessing.connection`'s framing over a socket. Nothing is ever pickled. The socket's own timeouts bound
-each read and write, so that a peer that stops in the middle of a message holds nobody up.
+It uses the framing of `multiprocessing.connection` over a socket and never pickles. Socket timeouts bound each read and
+write, so a peer that stops in the middle of a message cannot block this rank.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BLOCK = "block"
 
 
 class Late(Exception):
-    """The peer took or sent nothing within the limit."""
+    """The peer did not read or write within the limit."""
 
 
 @contextlib.contextmanager
-def _in_time() -> Iterator[None]:
+def _raising_late() -> Iterator[None]:
     try:
         yield
     except BlockingIOError as error:
@@ -39,18 +39,18 @@ def _in_time() -> Iterator[None]:
 
 
 class Channel:
-    """The connection to the rank `rank`; `fileno()` lets it be waited for."""
+    """The connection to rank `rank`. `fileno()` makes it usable with `poll` and `wait`."""
 
     def __init__(self, sock: socket.socket, rank: int = -1) -> None:
-        """Take the connection of `sock`, which is closed then."""
+        """Take over the connection of `sock`, which is detached."""
         self.rank = rank
         self._limit = 0.0
         self._socket = socket.socket(fileno=sock.detach())
-        # For the challenges of `multiprocessing.connection`, too. It has a descriptor of its own, so that each of the
-        # two can close what it owns.
+        # The challenges of `multiprocessing.connection` need a Connection, too. Each of the two objects owns and closes
+        # its own descriptor.
         self.connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
         if self._socket.family != socket.AF_UNIX:
-            # Send small frames at once, and notice within half a minute that a host is gone.
+            # Send small frames at once, and detect within 30 s that a host is gone.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if sys.platform == "linux":
@@ -61,7 +61,7 @@ class Channel:
         return self._socket.fileno()
 
     def set_limit(self, seconds: float) -> None:
-        """How long one read or write may wait."""
+        """Set how long one read or write may wait."""
         if seconds == self._limit:
             return
         self._limit = seconds
@@ -70,57 +70,56 @@ class Channel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pause)
 
     def send(self, name: str, payload: bytes = b"", kind: int = MESSAGE) -> None:
-        """Send a frame. Raises: OSError: the connection is closed. Late."""
+        """Send a frame. Raises OSError if the connection is closed, and Late."""
         head = name.encode()
         assert len(head) <= _MAX_NAME and len(payload) <= MAX_PAYLOAD
-        with _in_time():
+        with _raising_late():
             self.connection.send_bytes(bytes((kind, len(head))) + head + payload)
 
-    def receive(self, most: int = MAX_PAYLOAD) -> Frame:
-        """The next frame, of at most `most` bytes of payload.
+    def receive(self, limit: int = MAX_PAYLOAD) -> Frame:
+        """Return the next frame, with at most `limit` bytes of payload.
 
-        Raises:
-            EOFError: the connection is closed. OSError: as well, or it is no frame. Late.
+        Raises EOFError or OSError if the connection is closed, OSError for a malformed frame, and Late.
         """
-        with _in_time():
-            data = self.connection.recv_bytes(2 + _MAX_NAME + most)
+        with _raising_late():
+            data = self.connection.recv_bytes(2 + _MAX_NAME + limit)
         if len(data) < 2 or data[0] not in (MESSAGE, FAILURE) or len(data) < 2 + data[1]:
-            raise OSError("what came is no frame")
+            raise OSError("a malformed frame arrived")
         end = 2 + data[1]
         return data[0], data[2:end].decode("utf-8", "replace"), data[end:]
 
     def send_block(self, block: np.ndarray) -> None:
-        """Send the memory of a contiguous array of bytes. Raises: as `send`."""
+        """Send the memory of a contiguous array of bytes. Raises the errors of `send`."""
         self.send(_BLOCK)
-        with _in_time():
+        with _raising_late():
             self.connection.send_bytes(block.data)
 
     def receive_block(self, block: np.ndarray) -> Frame | None:
-        """Fill a contiguous array of bytes; a frame that came in its place is returned. Raises: as `receive`."""
+        """Fill a contiguous array of bytes, or return the frame that came instead. Raises the errors of `receive`."""
         frame = self.receive()
         if frame != (MESSAGE, _BLOCK, b""):
             return frame
         try:
-            with _in_time():
+            with _raising_late():
                 size = self.connection.recv_bytes_into(block.data)
         except BufferTooShort as error:
-            raise OSError(f"a block of over {block.nbytes} bytes came") from error
+            raise OSError(f"a block of over {block.nbytes} bytes arrived") from error
         if size != block.nbytes:
-            raise OSError(f"a block of {size} bytes came, expected {block.nbytes}")
+            raise OSError(f"a block of {size} bytes arrived, expected {block.nbytes}")
         return None
 
     def is_ending(self) -> bool:
-        """Whether the peer closed the connection, or says next that it fails; takes nothing from the connection."""
+        """Whether the peer has closed the connection or its next frame reports a failure. Reads nothing from it."""
         try:
             seen = self._socket.recv(5, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
-        return not seen or seen[4:] == bytes((FAILURE,))  # 4 bytes of length, then the kind
+        return not seen or seen[4:] == bytes((FAILURE,))  # the length in 4 bytes, then the kind
 
     def close(self) -> None:
-        """Close it; the peer sees that once it has read what was sent."""
+        """Close the connection. The peer can still read what was sent."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,7 +1,7 @@
-"""NCCL's communicator of one rank, through the raw bindings of nccl4py: addresses and bytes, in the order of a stream.
+"""The NCCL communicator of one rank, through the raw bindings of nccl4py. It moves bytes in stream order.
 
-Nothing here waits for the device, but for the start and the end. Those, and `abort`, run in a thread of their own with
-a limit: each of them waits for ever where a rank does not answer.
+Only the start and the end wait for the device. They and `abort` run in their own thread with a time limit, because NCCL
+waits forever for a rank that does not answer.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from genesis.errors import DistributedError
 
 ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO
 
-_BYTE = 1  # ncclUint8: what travels is never computed with
-_SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: all ranks name the same places of it
+_BYTE = 1  # ncclUint8: NCCL only moves data and never computes with it
+_SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: all ranks use the same offsets in it
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclResult_t
 
 
 class Memory(NamedTuple):
-    """Bytes on the device."""
+    """A range of device memory."""
 
     pointer: int
     nbytes: int
 
 
 class Tuning(NamedTuple):
-    """How NCCL shares the GPU with other kernels; None leaves it to NCCL."""
+    """How NCCL shares the GPU with other kernels. None means NCCL's default."""
 
-    min_ctas: int | None = None  # the fewest thread blocks of a collective, each of which takes an SM
-    max_ctas: int | None = None  # and the most
-    # 1 prefers few of them, 2 none (`ZERO_CTAS`), by DMA engines, where all ranks have mapped the memory
+    min_ctas: int | None = None  # minimum number of thread blocks of a collective, each of which occupies an SM
+    max_ctas: int | None = None  # maximum number
+    # 1 prefers few blocks. 2 (`ZERO_CTAS`) uses none: DMA engines copy between memory that all ranks have mapped.
     cta_policy: int | None = None
 
 
 def bindings() -> Any:
-    """nccl4py's module. Raises ImportError without it, RuntimeError or OSError without NCCL's library."""
+    """Return nccl4py's module. Raises ImportError without it, RuntimeError or OSError without NCCL's library."""
     from nccl.bindings import nccl
 
     nccl.get_version()  # loads the library
@@ -45,14 +45,14 @@ def bindings() -> Any:
 
 
 def identity_of(nccl: Any) -> bytes:
-    """The name of a new communicator, which rank 0 tells the others; it listens for them from now on."""
+    """Return the id of a new communicator, for which rank 0 starts to listen. All ranks need this id."""
     return bytes(nccl.get_unique_id())
 
 
 class Communicator:
-    """One rank's end of it, `is_open` until it is closed or aborted.
+    """One rank's end of a communicator, `is_open` until it is closed or aborted.
 
-    `identity` is what `identity_of` gave on rank 0. The other ranks may take `limit_s` to come.
+    `identity` is the result of `identity_of` on rank 0. All ranks must join within `limit_s` seconds.
     """
 
     def __init__(
@@ -64,21 +64,21 @@ class Communicator:
         for name, value in tuning._asdict().items():
             if value is not None:
                 setattr(config, name, value)
-        made: list[Any] = []
+        handles: list[Any] = []
 
         def start() -> None:
             driver.enter()
-            made.append(nccl.comm_init_rank_config(size, nccl.UniqueId.from_buffer(identity), rank, config))
+            handles.append(nccl.comm_init_rank_config(size, nccl.UniqueId.from_buffer(identity), rank, config))
 
         self._bounded("the start of NCCL", start, limit_s, "NCCL did not start")
-        self._handle, self.is_open = made[0], True
+        self._handle, self.is_open = handles[0], True
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
     def exchange(
         self, sends: Sequence[tuple[int, Memory]], receives: Sequence[tuple[int, Memory]], stream: int
     ) -> None:
-        """Send memory to ranks and take theirs, all at once."""
+        """Send memory to ranks and receive theirs, in one NCCL group."""
         nccl = self._nccl
 
         def work() -> None:
@@ -95,59 +95,59 @@ class Communicator:
             self._launch("an exchange", work)
 
     def all_gather(self, part: Memory, out: int, stream: int) -> None:
-        """Put the parts of all ranks, of one size, one after the other at `out`; `part` may be there already."""
+        """Gather the equal parts of all ranks at `out`, in rank order. `part` may already be in its place there."""
         if part.nbytes:
             gather = self._nccl.all_gather
             self._launch("a gather", lambda: gather(part.pointer, out, part.nbytes, _BYTE, self._handle, stream))
 
     def gather_in_place(self, out: int, nbytes: int, stream: int) -> None:
-        """The parts of all ranks, of `nbytes`, one after the other at `out`, where this rank's is."""
+        """Gather parts of `nbytes` of all ranks at `out`, where this rank's part already is."""
         self.all_gather(Memory(out + self.rank * nbytes, nbytes), out, stream)
 
     def all_to_all(self, source: int, out: int, nbytes: int, stream: int) -> None:
-        """Send each rank its `nbytes` of those at `source`, and put what each rank sends at `out`, in their order."""
+        """Send each rank its `nbytes` from `source`, and store what each rank sends at `out`, in rank order."""
         if nbytes:
             call = self._nccl.allto_all
             self._launch("an all-to-all", lambda: call(source, out, nbytes, _BYTE, self._handle, stream))
 
     def allocate(self, nbytes: int) -> int:
-        """Memory that other ranks can map. It stays until the process ends. Raises: OutOfDeviceMemory."""
+        """Allocate memory that other ranks can map. It is never freed. Raises OutOfDeviceMemory, DistributedError."""
         self._driver.enter()
         try:
             return int(self._nccl.mem_alloc(nbytes))
         except self._nccl.NCCLError as error:
             if self._driver.memory_info()[0] < nbytes:
                 raise OutOfDeviceMemory from error
-            raise DistributedError(f"memory for other ranks failed: {error}", next=_LOOK) from error
+            raise DistributedError(f"NCCL cannot allocate {nbytes} bytes: {error}", next=_LOOK) from error
 
     def map(self, pointer: int, nbytes: int, limit_s: float) -> None:
-        """Map such memory on all ranks, as many bytes of each: a call of all ranks."""
+        """Map such memory on all ranks, with equal sizes. A collective call."""
 
         def work() -> None:
             self._driver.enter()
             self._nccl.comm_window_register(self._handle, pointer, nbytes, _SYMMETRIC)
 
-        self._bounded("memory of all ranks", work, limit_s, "memory of all ranks was not mapped")
+        self._bounded("mapping memory on all ranks", work, limit_s, "NCCL did not map memory on all ranks")
 
     def broadcast(self, memory: Memory, root: int, stream: int) -> None:
-        """Overwrite the memory with that of rank `root`."""
+        """Overwrite the memory with the contents on rank `root`."""
         if memory.nbytes:
             call, at, nbytes = self._nccl.broadcast, memory.pointer, memory.nbytes
             self._launch("a broadcast", lambda: call(at, at, nbytes, _BYTE, root, self._handle, stream))
 
     def _launch(self, what: str, work: Callable[[], None]) -> None:
         if not self.is_open:
-            raise DistributedError(f"{what} after the end of NCCL", next="start the job again, with --resume")
+            raise DistributedError(f"{what} was called after the end of NCCL", next="restart the job with --resume")
         driver = self._driver
         driver.enter()
         if driver.pending:
             driver.flush()
         self._called(what, work)
         if driver.dependent:
-            driver.serialize_next_launch()  # a kernel of ours does not start early behind one of NCCL's
+            driver.serialize_next_launch()  # our next kernel must not start before NCCL has finished
 
     def _called(self, what: str, work: Callable[[], None]) -> None:
-        """Raises DistributedError where NCCL says no."""
+        """Call `work`. Raises DistributedError for an error of NCCL."""
         try:
             work()
         except self._nccl.NCCLError as error:
@@ -160,7 +160,7 @@ class Communicator:
     # --- Faults and the end -------------------------------------------------------------------------------------------
 
     def fault(self) -> str:
-        """What has gone wrong since, if anything: in any thread, at any time."""
+        """Return NCCL's asynchronous error, or "". May be called in any thread."""
         if not self.is_open:
             return ""
         code = self._nccl.comm_get_async_error(self._handle)
@@ -169,14 +169,14 @@ class Communicator:
         return f"{self._nccl.get_error_string(code)}: {self._nccl.get_last_error(self._handle)}".rstrip(": ")
 
     def abort(self, limit_s: float) -> bool:
-        """Give up what is under way, on this rank alone, whoever else waits for it; whether that was done in time."""
+        """Abort all running collectives on this rank, and return whether this finished within the limit."""
         if not self.is_open:
             return True
         self.is_open = False
         return _within(limit_s, self._ended(self._nccl.comm_abort))
 
     def close(self, limit_s: float) -> None:
-        """Leave with all ranks; no graph may hold a collective. Raises DistributedError where one does not come."""
+        """Close the communicator with all ranks. No graph may still contain a collective. Raises DistributedError."""
         if not self.is_open:
             return
         self.is_open = False
@@ -195,11 +195,11 @@ class Communicator:
         return work
 
 
-_LOOK = "NCCL_DEBUG=INFO shows what NCCL does"
+_LOOK = "run again with NCCL_DEBUG=INFO"
 
 
 def _within(limit_s: float, work: Callable[[], None]) -> bool:
-    """Run `work` in another thread; whether it ended in time. Raises what it raised."""
+    """Run `work` in another thread, and return whether it finished in time. Raises the error that it raised."""
     raised: list[BaseException] = []
 
     def run() -> None:

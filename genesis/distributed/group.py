@@ -1,8 +1,8 @@
-"""Collectives on flat slices of arrays: what the ranks of a group compute together.
+"""Collectives on flat slices of arrays, among the ranks of a group.
 
-A reduction is defined: float32, added in the order of the ranks, rounded once to the type of the result. So its bits
-depend on neither the implementation nor on how arrays are cut into parts. Integers and float64 are added in their type.
-Without `parts`, an array of n elements has W parts of n / W, a multiple of 32 elements, where flat buffers are cut.
+A reduction adds in float32 in rank order and rounds once to the type of the result; integers and float64 are added in
+their own type. So the bits depend neither on the implementation nor on the parts. Without `parts`, an array of n
+elements has W parts of n / W elements, a multiple of 32 as in flat buffers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from genesis.distributed.peers import Peers
 from genesis.dtypes import BOOL, FLOAT, DType, float8_e4m3fn, float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
 
-_BLOCK = 1 << 18  # elements that travel at a time
+_BLOCK = 1 << 18  # elements per message
 
 
 class Group(Protocol):
-    """`size` ranks, of which this is `rank`. Every rank makes the same calls, with contiguous arrays of one dimension.
+    """A group of ranks. Every call is collective and takes contiguous arrays of one dimension.
 
     Attributes:
-        rank, size: which of how many.
+        rank, size: this rank, and the number of ranks.
         is_in_stream_order: whether calls return at once and run in the order of the current stream, so that a CUDA
-            graph can capture them; else they wait for the device.
+            graph can capture them. Otherwise they wait for the device.
 
     Raises (all calls):
-        ShapeError, DTypeError: arrays that do not fit; nothing has been sent then.
-        DistributedError: another rank makes another call, is late or gone.
+        ShapeError, DTypeError: if arrays do not fit; nothing has been sent then.
+        DistributedError: if another rank makes a different call, is late or has gone.
     """
 
     rank: int
@@ -40,43 +40,43 @@ class Group(Protocol):
     is_in_stream_order: bool
 
     def buffer(self, size: int, dtype: DType, owner: str, parts: Sequence[Sequence[int]]) -> Array | None:
-        """Memory that collectives reach best, contents undefined: a call of all ranks. None: all memory is alike.
+        """Allocate uninitialized memory in which collectives are fastest. None if all memory is equally fast.
 
         Args:
-            parts: of each `reduce_scatter` and `all_gather` in it. What they send is parts of the first one's size, of
-                which the last ones may lack some: there must be room.
+            size: number of elements, including padding of every call to parts of the size of its first part.
+            parts: parts of each `reduce_scatter` and `all_gather` in the buffer. Only the last ones may be smaller.
         """
         return None
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
-        """Set `out` [this rank's part] to the sum of all ranks' `source` [n] there; `out` may be a slice of it.
+        """Set `out`, this rank's part, to the sum over ranks of this part of `source` [n]. It may be a slice of it.
 
         Args:
-            out: of the dtype of `source`, or float32 where that is a narrower float.
+            out: array with the dtype of `source`, or float32 if that is a narrower float.
             parts: elements of each rank, which add up to n.
-            adds: start from what is in `out`, which is no slice of `source` then: ((out + rank 0's) + rank 1's) + ...
+            adds: add to `out`, in the order ((out + rank 0's) + rank 1's) + ... `out` must not be a slice of `source`.
         """
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
-        """Set `out` [n] to the parts of all ranks; `part` may be this rank's slice of it."""
+        """Set `out` [n] to the parts of all ranks. `part` may be this rank's slice of it."""
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
-        """On rank `root` set `out` [n] to the parts of all ranks; it is None elsewhere."""
+        """Set `out` [n] on rank `root` to the parts of all ranks. `out` is None on other ranks."""
 
     def all_reduce(self, x: Array) -> None:
-        """Set `x` to the sum of all ranks' `x`."""
+        """Set `x` to the sum of `x` over ranks."""
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        """Set `x` to that of rank `root`."""
+        """Set `x` to its values on rank `root`."""
 
     def close(self) -> None:
-        """Wait for all ranks and leave."""
+        """Wait for all ranks and close the connections."""
 
 
 class Alone(Group):
-    """A group of one rank: nothing is to do, but to copy where the two arrays are not the same memory."""
+    """A group of one rank. Its calls only copy, if the two arrays are not the same memory."""
 
     rank, size, device = 0, 1, CPU
     is_in_stream_order = True
@@ -100,7 +100,7 @@ class Alone(Group):
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
         check_root(self, root)
-        assert out is not None, "it gathers"
+        assert out is not None, "the root has an output"
         self.all_gather(part, out, parts)
 
     def all_reduce(self, x: Array) -> None:
@@ -115,9 +115,9 @@ class Alone(Group):
 
 
 class PeersGroup(Group):
-    """A group over the control plane's connections, in numpy: the oracle, and what trains on the CPU.
+    """A group over the connections of the control plane, in numpy. It is the oracle and trains on the CPU.
 
-    All goes through rank 0, block by block, in an order in which a rank that sends has a rank that takes.
+    All data pass through rank 0, block by block. Each send has a matching receive at that moment.
     """
 
     is_in_stream_order = False
@@ -132,7 +132,7 @@ class PeersGroup(Group):
         cut = parts_of(self, source, out, parts)
         check_reduction(self, source, out)
         how = "added to" if adds else "to"
-        self._peers.check_call(f"reduce_scatter {source.dtype.name} {how} {out.dtype.name}, parts {_said(cut)}")
+        self._peers.check_call(f"reduce_scatter {source.dtype.name} {how} {out.dtype.name}, parts {_summary(cut)}")
         values, result, start = source.view_np(), out.view_np(), 0
         for owner, length in enumerate(cut):
             for first, last in _blocks(length):
@@ -142,18 +142,18 @@ class PeersGroup(Group):
                 elif self.rank:
                     self._peers.send_block(0, block.view(np.uint8))
                 else:
-                    self._hand_on(block, owner)
+                    self._forward_values(block, owner)
             start += length
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         cut = parts_of(self, out, part, parts)
         check_gather(part, out)
-        self._peers.check_call(f"all_gather {out.dtype.name}, parts {_said(cut)}")
+        self._peers.check_call(f"all_gather {out.dtype.name}, parts {_summary(cut)}")
         start = sum(cut[: self.rank])
         _copy(part, out.view((cut[self.rank],), (1,), out.offset + start))
         values, start = out.view_np(), 0
         for owner, length in enumerate(cut):
-            self._spread(values[start : start + length], owner)
+            self._broadcast_blocks(values[start : start + length], owner)
             start += length
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
@@ -162,8 +162,8 @@ class PeersGroup(Group):
         if out is not None:
             parts_of(self, out, part, parts)
             check_gather(part, out)
-        self._peers.check_call(f"gather {part.dtype.name} on {root}, parts {_said(parts)}")
-        assert (out is not None) == (self.rank == root), "the root has room for all"
+        self._peers.check_call(f"gather {part.dtype.name} on {root}, parts {_summary(parts)}")
+        assert (out is not None) == (self.rank == root), "only the root has an output"
         start = 0
         for owner, length in enumerate(parts):
             place = None if out is None else out.view((length,), (1,), out.offset + start)
@@ -172,19 +172,19 @@ class PeersGroup(Group):
                 _copy(part, place)
             elif owner != root:
                 own = part.view_np() if owner == self.rank else None
-                self._send_on(own, None if place is None else place.view_np(), length, part.dtype, owner, root)
+                self._send_to_root(own, None if place is None else place.view_np(), length, part.dtype, owner, root)
             start += length
 
-    def _send_on(
+    def _send_to_root(
         self, own: np.ndarray | None, place: np.ndarray | None, length: int, dtype: DType, owner: int, root: int
     ) -> None:
-        """Give `root` the values of `owner`, by way of rank 0; `own` and `place` are theirs."""
+        """Send the values of `owner` to `root` through rank 0. `own` is the source on `owner`, `place` the target."""
         if self.rank not in (owner, root, 0):
             return
         values = own if own is not None else place
-        passed = np.empty(min(length, _BLOCK), dtype.numpy)
+        buffer = np.empty(min(length, _BLOCK), dtype.numpy)
         for first, last in _blocks(length):
-            block = (passed[: last - first] if values is None else values[first:last]).view(np.uint8)
+            block = (buffer[: last - first] if values is None else values[first:last]).view(np.uint8)
             if self.rank != owner:
                 self._peers.receive_block(0 if self.rank else owner, block)
             if self.rank != root:
@@ -200,19 +200,19 @@ class PeersGroup(Group):
                 self._peers.send_block(0, block.view(np.uint8))
             else:
                 self._add_up(block, block, x.dtype, False)
-            self._spread(block, 0)
+            self._broadcast_blocks(block, 0)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
         check_root(self, root)
         check_array(self, x)
         self._peers.check_call(f"broadcast {x.dtype.name} {x.size} from {root}")
-        self._spread(x.view_np(), root)
+        self._broadcast_blocks(x.view_np(), root)
 
     def close(self) -> None:
         self._peers.close()
 
     def _add_up(self, out: np.ndarray, values: np.ndarray, dtype: DType, adds: bool) -> None:
-        """Set `out` to the sum of all ranks' `values`, of which this rank has its own; the others' come by rank 0."""
+        """Set `out` to the sum of `values` over ranks. Those of other ranks arrive through rank 0."""
         total, theirs = _Total(out, dtype, adds), np.empty_like(values)
         for rank in range(self.size):
             if rank != self.rank:
@@ -220,8 +220,8 @@ class PeersGroup(Group):
             total.add(values if rank == self.rank else theirs)
         total.store()
 
-    def _hand_on(self, values: np.ndarray, owner: int) -> None:
-        """Rank 0's part of a sum that `owner` makes: give it every rank's values, in their order."""
+    def _forward_values(self, values: np.ndarray, owner: int) -> None:
+        """On rank 0, forward the values of all ranks to `owner`, in rank order."""
         theirs = np.empty_like(values)
         for rank in range(self.size):
             if rank == owner:
@@ -230,8 +230,8 @@ class PeersGroup(Group):
                 self._peers.receive_block(rank, theirs.view(np.uint8))
             self._peers.send_block(owner, (theirs if rank else values).view(np.uint8))
 
-    def _spread(self, values: np.ndarray, root: int) -> None:
-        """Give every rank those of `root`, by way of rank 0."""
+    def _broadcast_blocks(self, values: np.ndarray, root: int) -> None:
+        """Set `values` on every rank to those of `root`, through rank 0."""
         for first, last in _blocks(values.size):
             block = values[first:last].view(np.uint8)
             if self.rank == 0:
@@ -247,7 +247,7 @@ class PeersGroup(Group):
 
 
 class _Total:
-    """A sum in the type of the definition, rounded once to the type of `out`, from which it may start."""
+    """A sum in the accumulation type, rounded once to the type of `out`. With `adds` it starts from `out`."""
 
     def __init__(self, out: np.ndarray, dtype: DType, adds: bool) -> None:
         self._out = out
@@ -256,7 +256,7 @@ class _Total:
         self._sum: np.ndarray | None = out.astype(self._type) if adds else None
 
     def add(self, values: np.ndarray) -> None:
-        """The next of the values, in the order of the definition."""
+        """Add the values of the next rank."""
         if self._sum is None:
             self._sum = values.astype(self._type)
             return
@@ -264,7 +264,7 @@ class _Total:
             self._sum += values.astype(self._type, copy=False)
 
     def store(self) -> None:
-        """Put the sum into `out`."""
+        """Store the sum in `out`."""
         assert self._sum is not None, "a sum of nothing"
         with np.errstate(over="ignore", invalid="ignore"):
             self._out[...] = self._sum.astype(self._out.dtype, copy=False)
@@ -275,8 +275,8 @@ def _blocks(length: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + _BLOCK, length)
 
 
-def _said(cut: Sequence[int]) -> str:
-    return str(cut) if len(cut) <= 64 else f"{len(cut)} with checksum {zlib.crc32(str(cut).encode())}"
+def _summary(parts: Sequence[int]) -> str:
+    return str(parts) if len(parts) <= 64 else f"{len(parts)} with checksum {zlib.crc32(str(parts).encode())}"
 
 
 def _copy(source: Array, out: Array) -> None:
@@ -285,59 +285,59 @@ def _copy(source: Array, out: Array) -> None:
 
 
 class StagedGroup(Group):
-    """A group for arrays on any device, over one for arrays on the CPU: each call copies to host memory and back.
+    """A group for arrays on any device, over a group for the CPU. Each call copies to host memory and back.
 
-    It waits for the device, and cannot be captured in a CUDA graph: correct, and as slow as the connections of `peers`.
-    Arrays on the CPU go to the group that does the work as they are.
+    It waits for the device, cannot be captured in a CUDA graph, and is as slow as the connections of `peers`. Arrays on
+    the CPU are passed on without a copy.
     """
 
     is_in_stream_order = False
 
-    def __init__(self, of: Group) -> None:
-        self.rank, self.size, self._of = of.rank, of.size, of
+    def __init__(self, host_group: Group) -> None:
+        self.rank, self.size, self._host_group = host_group.rank, host_group.size, host_group
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
         if source.device.type == "cpu":
-            self._of.reduce_scatter(source, out, parts, adds=adds)
+            self._host_group.reduce_scatter(source, out, parts, adds=adds)
             return
-        there = _host(out) if adds else from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._of.reduce_scatter(_host(source), there, parts, adds=adds)
-        _put(there, out)
+        host_out = _host(out) if adds else from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._host_group.reduce_scatter(_host(source), host_out, parts, adds=adds)
+        _put(host_out, out)
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         if out.device.type == "cpu":
-            self._of.all_gather(part, out, parts)
+            self._host_group.all_gather(part, out, parts)
             return
-        whole = from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._of.all_gather(_host(part), whole, parts)
-        _put(whole, out)
+        host_out = from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._host_group.all_gather(_host(part), host_out, parts)
+        _put(host_out, out)
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
         if part.device.type == "cpu" or out is None:
-            self._of.gather(_host(part), out, parts, root)
+            self._host_group.gather(_host(part), out, parts, root)
             return
-        whole = from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._of.gather(_host(part), whole, parts, root)
-        _put(whole, out)
+        host_out = from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._host_group.gather(_host(part), host_out, parts, root)
+        _put(host_out, out)
 
     def all_reduce(self, x: Array) -> None:
-        there = _host(x)
-        self._of.all_reduce(there)
-        _put(there, x)
+        host_x = _host(x)
+        self._host_group.all_reduce(host_x)
+        _put(host_x, x)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        there = _host(x)
-        self._of.broadcast(there, root)
-        _put(there, x)
+        host_x = _host(x)
+        self._host_group.broadcast(host_x, root)
+        _put(host_x, x)
 
     def close(self) -> None:
-        self._of.close()
+        self._host_group.close()
 
 
 def _host(x: Array) -> Array:
-    """The array's values in host memory: a copy, but of one that is there."""
+    """Return the array in host memory, as a copy unless it is already there."""
     return x if x.device.type == "cpu" else from_numpy(np.array(x.numpy()))
 
 
@@ -346,14 +346,14 @@ def _put(values: Array, out: Array) -> None:
         backend_for(out.device).from_numpy(values.view_np(), out)
 
 
-# --- What every group checks before anything is sent ------------------------------------------------------------------
+# --- Checks before anything is sent -----------------------------------------------------------------------------------
 
 
 ALIGNMENT = 32  # elements
 
 
 class Member(Protocol):
-    """A rank of a group, whose arrays are on `device`."""
+    """A rank of a group for arrays on `device`."""
 
     rank: int
     size: int
@@ -361,53 +361,53 @@ class Member(Protocol):
 
 
 def parts_of(group: Member, whole: Array, part: Array, parts: Sequence[int] | None) -> list[int]:
-    """The elements of each rank of `whole`, checked against this rank's `part`."""
+    """Return the number of elements of each rank in `whole`, after checking this rank's `part`."""
     check_array(group, whole)
     check_array(group, part)
     if parts is None:
-        each, rest = divmod(whole.size, group.size)
-        if rest or each % ALIGNMENT:
-            what = f"{whole.size} elements are not {group.size} parts of a multiple of {ALIGNMENT}"
-            raise ShapeError(what, next="pad the array, or give the parts")
+        each, remainder = divmod(whole.size, group.size)
+        if remainder or each % ALIGNMENT:
+            what = f"{whole.size} elements cannot be split into {group.size} parts of a multiple of {ALIGNMENT}"
+            raise ShapeError(what, next="pad the array, or pass the parts")
         cut = [each] * group.size
     else:
         cut = [int(each) for each in parts]
     if len(cut) != group.size or min(cut) < 0 or sum(cut) != whole.size:
-        what = f"the parts {cut} are not those of {whole.size} elements for {group.size} ranks"
-        raise ShapeError(what, next="give one size for each rank, which add up to the whole")
+        what = f"the parts {cut} do not fit {whole.size} elements and {group.size} ranks"
+        raise ShapeError(what, next=f"pass {group.size} sizes with the sum {whole.size}")
     if part.size != cut[group.rank]:
         what = f"rank {group.rank} has an array of {part.size} elements for its part of {cut[group.rank]}"
-        raise ShapeError(what, next="give an array of the size of the part")
+        raise ShapeError(what, next="pass an array of the size of the part")
     return cut
 
 
 def check_array(group: Member, x: Array) -> None:
-    """Refuse what no collective takes."""
+    """Raise unless `x` is on the group's device, contiguous and one-dimensional."""
     if x.device != group.device:
-        raise DeviceError(f"this group is for arrays on {group.device}, and one is on {x.device}", next="move it there")
+        raise DeviceError(f"this group takes arrays on {group.device}, and one is on {x.device}", next="move it there")
     if x.ndim != 1 or not x.is_contiguous:
         what = f"a collective takes contiguous arrays of one dimension, not shape {x.shape}, strides {x.strides}"
-        raise ShapeError(what, next="give a slice of a flat buffer")
+        raise ShapeError(what, next="pass a slice of a flat buffer")
 
 
 def check_reduction(group: Member, source: Array, out: Array) -> None:
-    """Refuse what cannot be added, and dtypes to which a sum does not go."""
+    """Raise unless the dtype of `source` can be added and `out` can hold the sum."""
     check_array(group, source)
     if source.dtype.category == BOOL or source.dtype is float8_e4m3fn:
         raise DTypeError(f"{source.dtype} cannot be added over ranks", next="convert it to int64 or float32")
     is_wider = out.dtype is float32 and source.dtype.category == FLOAT and source.dtype.itemsize < float32.itemsize
     if out.dtype is not source.dtype and not is_wider:
-        what = f"a sum of {source.dtype} goes to {source.dtype}, or from a narrower float to float32, not {out.dtype}"
-        raise DTypeError(what, next="give an array of that dtype")
+        what = f"a sum of {source.dtype} needs an output of {source.dtype} (or float32 for floats), not {out.dtype}"
+        raise DTypeError(what, next="pass an array of that dtype")
 
 
 def check_gather(part: Array, out: Array) -> None:
-    """Refuse parts of another dtype."""
+    """Raise unless both arrays have one dtype."""
     if part.dtype is not out.dtype:
-        raise DTypeError(f"parts of {part.dtype} do not make an array of {out.dtype}", next="give them one dtype")
+        raise DTypeError(f"parts of {part.dtype} do not fit an array of {out.dtype}", next="use one dtype")
 
 
 def check_root(group: Member, root: int) -> None:
-    """Refuse a rank that the group does not have."""
+    """Raise unless the group has a rank `root`."""
     if not 0 <= root < group.size:
-        raise ShapeError(f"there is no rank {root} among {group.size}", next=f"give 0 to {group.size - 1}")
+        raise ShapeError(f"the root {root} is not one of {group.size} ranks", next=f"pass 0 to {group.size - 1}")

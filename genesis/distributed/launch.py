@@ -1,9 +1,9 @@
-"""`--nproc N`: starts the ranks of one host and stays their parent until the last has ended. It is no rank itself.
+"""`--nproc N`: starts the ranks of one host and waits until the last has ended. The launcher itself is not a rank.
 
-Ranks get torchrun's variables and a key of their own job. The launcher opens the socket on which rank 0 listens and
-hands it over, so that no other process can take the port in between; through a pipe rank 0 tells it that all have met.
-A rank is the leader of a process group: a terminal's Ctrl-C reaches the launcher alone, which passes it on once. Its
-program unblocks SIGINT, SIGTERM and SIGHUP, so that none is lost while it starts.
+Ranks get torchrun's variables and the key of their job. The launcher opens the socket on which rank 0 listens and
+passes it on, so that no other process can take the port meanwhile. Through a pipe, rank 0 reports that all have joined.
+Each rank leads its own process group, so Ctrl-C in a terminal reaches only the launcher, which forwards it once. The
+program of a rank unblocks SIGINT, SIGTERM and SIGHUP, so that no signal is lost while it starts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,20 @@ from typing import IO, Any
 from genesis.distributed.environment import HAVE_MET, JOB_KEY, LAUNCHER, LISTENER, LOOPBACK, refuse_ranks
 from genesis.errors import DistributedError, InterruptedRun, UsageError, escape
 
-# How long others may take to end after a rank that failed; one that said nothing, or went before all had met, when
-# there is nothing to save and nobody else may see it go; one that only saw another go; one that a signal stopped.
-GRACE_S, KILLED_GRACE_S, ECHO_GRACE_S, STOPPED_GRACE_S = 5.0, 1.0, 2.5, 30.0
-# How long a rank may be stopped, in any phase: a little longer than ranks at work wait for it, who know where it was.
+# How long the other ranks may take to end after a rank that failed.
+GRACE_S = 5.0
+# After a rank that was killed, or ended before all had joined: then nothing is to be saved, and others may not see it.
+KILLED_GRACE_S = 1.0
+# After a rank that ended because it saw another rank end.
+ECHO_GRACE_S = 2.5
+# After a rank that a signal ended.
+STOPPED_GRACE_S = 30.0
+# How long a rank may be stopped (SIGSTOP) in any phase. Working ranks wait a little less, and their error says more.
 STOPPED_S = 65.0
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_INTERRUPTED = {128 + number for number in _PASSED_ON}
-_TURN_S = 1.0
-_SHORT_TURN_S = 0.05
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTED = {128 + number for number in _FORWARDED}
+_POLL_S = 1.0
+_SHORT_POLL_S = 0.05
 _DRAIN_S = 1.0
 _MAX_LINE = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -45,16 +50,17 @@ _PR_SET_PDEATHSIG = 1
 def launch(command: Sequence[str], count: int, *, environ: Mapping[str, str] | None = None) -> int:
     """Run `command` as `count` ranks of this host, and return the exit code of the job.
 
-    That is 0 where all ranks end with 0; else the code of the first rank that failed by itself, and 10 where ranks
-    only saw each other go. It must be called in the main thread, whose signal handlers are replaced meanwhile.
+    The code is 0 if all ranks end with 0, else that of the first rank that failed on its own, or 10 if all only saw
+    another rank end. Must be called in the main thread, whose signal handlers it replaces meanwhile.
 
     Args:
-        command: the program and its arguments; its standard input is empty, and it must unblock signals.
-        environ: the variables of this process, by default `os.environ`.
+        command: program and arguments. Its standard input is empty, and it must unblock signals.
+        environ: environment variables of the ranks; `os.environ` by default.
 
     Raises:
-        UsageError: this process is a rank already. DistributedError: a rank could not be started, or was killed.
-        InterruptedRun: a signal ended a rank before all had met, which ranks leave to the launcher to say.
+        UsageError: if this process is already a rank.
+        DistributedError: if a rank could not be started or was killed.
+        InterruptedRun: if a signal ended a rank before all had joined.
     """
     environ = os.environ if environ is None else environ
     refuse_ranks(environ)
@@ -67,14 +73,15 @@ def launch(command: Sequence[str], count: int, *, environ: Mapping[str, str] | N
 
 @dataclass
 class _Rank:
-    """One process: `passed_on` counts the signals that it got, `code` is as `Popen.returncode`.
+    """The process of a rank.
 
-    `stopped_s` is how long it has been stopped, of the time in which the launcher was not.
+    `forwarded` counts the signals forwarded to it. `code` has the format of `Popen.returncode`. `stopped_s` is the time
+    for which it has been stopped while the launcher was running.
     """
 
     rank: int
     process: subprocess.Popen[bytes]
-    passed_on: int = 0
+    forwarded: int = 0
     code: int | None = None
     was_ended: bool = False
     stopped_s: float = 0.0
@@ -82,7 +89,7 @@ class _Rank:
 
 @dataclass
 class _Lines:
-    """Output of a rank on its way to ours: whole lines, each after the rank's name."""
+    """Copies the output of a rank to ours line by line, with the rank as a prefix."""
 
     source: IO[bytes]
     target: int
@@ -91,7 +98,7 @@ class _Lines:
     is_broken: bool = False
 
     def read(self) -> bool:
-        """Pass on what has come; False at its end."""
+        """Copy the available output. Returns False at its end."""
         try:
             data = os.read(self.source.fileno(), 1 << 16)
         except BlockingIOError:
@@ -100,20 +107,20 @@ class _Lines:
         if len(self.pending) > _MAX_LINE or (self.pending and not data):
             lines, self.pending = [*lines, self.pending], b""
         elif b"\r" in self.pending[:-1]:
-            # A progress bar, drawn over and over: only what it shows at its line's end is worth a line.
+            # Of a progress bar that redraws its line, copy only the last state.
             self.pending = self.pending[self.pending.rindex(b"\r", 0, -1) + 1 :]
         if lines:
-            drawn = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]  # over and over: the last time
+            drawn = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]  # the last state of a redrawn line
             self._write(b"".join(self.prefix + line + b"\n" for line in drawn))
         return bool(data)
 
     def _write(self, data: bytes) -> None:
-        # Our reader may have gone (`| head`); the ranks go on.
+        # If our reader has closed the pipe (`| head`), the ranks continue.
         if self.is_broken:
             return
         with contextlib.suppress(OSError):
             if os.isatty(self.target) and os.environ.get("TERM", "") not in ("", "dumb"):
-                data = b"\r\x1b[2K" + data  # rank 0 may have drawn a progress bar there
+                data = b"\r\x1b[2K" + data  # clear a progress bar that rank 0 may have drawn on this line
             while data:
                 data = data[os.write(self.target, data) :]
             return
@@ -122,7 +129,7 @@ class _Lines:
 
 @dataclass
 class _Job:
-    """The processes of a job. Leaving it ends those that are left."""
+    """The processes of a job. Leaving the context ends the remaining ones."""
 
     command: list[str]
     count: int
@@ -135,17 +142,17 @@ class _Job:
     have_met: bool = False
     stopped: int | None = None
     _before: dict[int, Any] = field(default_factory=dict)
-    _is_passing_on: bool = False
+    _is_forwarding: bool = False
 
     def __enter__(self) -> None:
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
             end.setblocking(False)
-        self._meeting, self._met = os.pipe()  # read, and rank 0's end
+        self._meeting, self._met = os.pipe()  # the end that we read, and rank 0's end
         os.set_blocking(self._meeting, False)
         self._wakeup_before = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
-        for number in _PASSED_ON:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: here and in the ranks
+        for number in _FORWARDED:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 self._before[number] = signal.signal(number, self._on_signal)
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
@@ -162,7 +169,7 @@ class _Job:
             lines.source.close()
 
     def start(self) -> None:
-        """Start the ranks; rank 0 inherits the socket on which it will listen."""
+        """Start the ranks. Rank 0 inherits its listening socket."""
         with socket.socket() as listener:
             listener.bind((LOOPBACK, 0))
             listener.listen(min(self.count, 1024))
@@ -177,18 +184,18 @@ class _Job:
             }
             for rank in range(self.count):
                 own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                handed = {LISTENER: listener.fileno(), HAVE_MET: self._met} if rank == 0 else {}
-                own |= {name: str(descriptor) for name, descriptor in handed.items()}
-                self._start_rank(rank, own, tuple(handed.values()))
-                self._pass_on()
+                inherited = {LISTENER: listener.fileno(), HAVE_MET: self._met} if rank == 0 else {}
+                own |= {name: str(descriptor) for name, descriptor in inherited.items()}
+                self._start_rank(rank, own, tuple(inherited.values()))
+                self._forward_signals()
 
     def _start_rank(self, rank: int, environ: dict[str, str], descriptors: tuple[int, ...]) -> None:
         pipe = subprocess.PIPE if rank else None
-        # What comes before the program runs would be lost to our handlers, which a fork still has.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        # Block signals: between fork and exec, the child still has our handlers, which would swallow them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: numpy's, which hold no lock here
+                warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: numpy holds no lock
                 process = subprocess.Popen(
                     self.command,
                     stdin=subprocess.DEVNULL,
@@ -200,11 +207,11 @@ class _Job:
                     preexec_fn=_die_with_parent(),  # noqa: PLW1509  the launcher has no threads of Python's
                 )
         except FileNotFoundError as error:
-            what = f"there is no program {escape(self.command[0])}"
-            raise UsageError(what, where="command line", next="give its path") from error
+            what = f"the program {escape(self.command[0])} was not found"
+            raise UsageError(what, where="command line", next="pass the path of the program") from error
         except (OSError, subprocess.SubprocessError) as error:
             what = f"rank {rank} of {self.count} could not be started: {getattr(error, 'strerror', None) or error}"
-            next = "start fewer ranks, or see what limits processes and memory: ulimit -a"
+            next = "start fewer ranks, or check the limits with ulimit -a"
             raise DistributedError(what, where="launch", next=next) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -215,12 +222,12 @@ class _Job:
                 self.outputs.append(_Lines(source, target, f"rank {rank}: ".encode()))
 
     def wait(self) -> None:
-        """Pass on output and signals until the last rank has ended, or is ended because one has failed."""
+        """Forward output and signals until all ranks have ended. Kill those that outlive a failed rank's grace time."""
         while len(self.ended) < self.count:
             began = time.monotonic()
-            self._turn(min(_TURN_S, self.kill_at - began))
+            self._poll(min(_POLL_S, self.kill_at - began))
             self._reap()
-            took = min(_TURN_S, time.monotonic() - began)
+            took = min(_POLL_S, time.monotonic() - began)
             for each in self.ranks:
                 is_stopped = each.code is None and _is_stopped(each.process.pid)
                 each.stopped_s = each.stopped_s + took if is_stopped else 0.0
@@ -229,8 +236,8 @@ class _Job:
             if time.monotonic() >= self.kill_at:
                 self._end_all()
 
-    def _turn(self, seconds: float) -> None:
-        self._pass_on()
+    def _poll(self, seconds: float) -> None:
+        self._forward_signals()
         ready = wait([self._wake, *(each.source.fileno() for each in self.outputs)], max(0.0, seconds))
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
@@ -245,13 +252,13 @@ class _Job:
             if each.code is not None or (code := _code(each.process)) is None:
                 continue
             each.code = code
-            self._kill(each)  # what it started; its number stays taken until it is waited for
+            self._kill(each)  # kill the processes that it started; the pid is not reused before the wait below
             each.process.wait()
             self.ended.append(each)
             self.kill_at = min(self.kill_at, time.monotonic() + self._grace(code))
 
     def _grace(self, code: int) -> float:
-        """How long the other ranks may take to end after one that ended with `code`."""
+        """The time for the other ranks to end after one that ended with `code`."""
         if code == DistributedError.exit_code:
             return ECHO_GRACE_S
         if not self._have_met():
@@ -260,10 +267,10 @@ class _Job:
             return math.inf
         if code in _INTERRUPTED:
             return STOPPED_GRACE_S
-        return GRACE_S if code > 0 or -code in _PASSED_ON else KILLED_GRACE_S
+        return GRACE_S if code > 0 or -code in _FORWARDED else KILLED_GRACE_S
 
     def _have_met(self) -> bool:
-        """Whether all ranks have found each other: from then on each sees another one go."""
+        """Whether all ranks have joined. From then on each rank detects the end of another."""
         if not self.have_met:
             with contextlib.suppress(BlockingIOError):
                 self.have_met = os.read(self._meeting, 1) != b""
@@ -274,71 +281,71 @@ class _Job:
             os.killpg(rank.process.pid, signal.SIGKILL)
 
     def _end_all(self) -> None:
-        """Kill the ranks that are left, with the processes that they started, and hand on their last output."""
+        """Kill the remaining ranks with their child processes, and copy their last output."""
         self._reap()
         for each in self.ranks:
             if each.code is None:
                 each.was_ended = True
                 self._kill(each)
         while any(each.code is None for each in self.ranks):
-            self._turn(_SHORT_TURN_S)
+            self._poll(_SHORT_POLL_S)
             self._reap()
         until = time.monotonic() + _DRAIN_S
         while self.outputs and time.monotonic() < until:
-            self._turn(until - time.monotonic())
+            self._poll(until - time.monotonic())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
-        self._pass_on()
+        self._forward_signals()
 
-    def _pass_on(self) -> None:
-        """Send each rank the signals that it has not got; a handler may interrupt this and leaves the rest to it."""
-        if self._is_passing_on:
+    def _forward_signals(self) -> None:
+        """Forward to each rank the signals it has not received. A nested call from a signal handler returns at once."""
+        if self._is_forwarding:
             return
-        self._is_passing_on = True
+        self._is_forwarding = True
         try:
-            while waiting := [each for each in self.ranks if each.passed_on < len(self.signals)]:
+            while waiting := [each for each in self.ranks if each.forwarded < len(self.signals)]:
                 for each in waiting:
-                    number, each.passed_on = self.signals[each.passed_on], each.passed_on + 1
+                    number, each.forwarded = self.signals[each.forwarded], each.forwarded + 1
                     if each.code is None:
                         os.kill(each.process.pid, number)
         finally:
-            self._is_passing_on = False
+            self._is_forwarding = False
 
     def exit_code(self) -> int:
-        """The code of the cause: of the first rank that ended by itself with neither 0 nor 10. Raises DistributedError
-        where a signal killed it, or one was stopped for long; InterruptedRun where a signal ended it before all met.
+        """Return the exit code of the first rank that failed on its own, neither with 0 nor 10. Raises DistributedError
+        if it was killed or a rank was stopped for too long, and InterruptedRun if interrupted before all joined.
         """
         echo = DistributedError.exit_code
         for each in self.ended:
             assert each.code is not None
             if each.was_ended or each.code in (0, echo):
                 continue
-            stop = 128 - each.code if -each.code in _PASSED_ON else each.code  # by the system, or by its handler
+            stop = 128 - each.code if -each.code in _FORWARDED else each.code  # ended by the kernel, or by its handler
             if stop in _INTERRUPTED and not self.have_met:
                 next = "start it again with the same command"
-                what = f"{_signal_name(stop - 128)} ended the run before the ranks had met"
+                what = f"{_signal_name(stop - 128)} ended the run before all ranks had joined"
                 raise InterruptedRun(what, signal=stop - 128, next=next)
             if stop > 0:
                 return stop
             what = f"rank {each.rank} of {self.count} was killed by {_signal_name(-each.code)}"
-            next = "see who killed it: the system's log says where memory ran out (dmesg)"
+            next = "check with dmesg whether memory ran out"
             raise DistributedError(what, where="launch", next=next)
         if self.stopped is not None:
-            what = f"rank {self.stopped} of {self.count} was stopped, and did not go on within {STOPPED_S:g} s"
-            next = "see who stopped it (SIGSTOP, a debugger, a scheduler that suspends), and go on with --resume"
+            what = f"rank {self.stopped} of {self.count} was stopped for {STOPPED_S:g} s"
+            next = "find out what stopped it (SIGSTOP, a debugger, a scheduler), and continue with --resume"
             raise DistributedError(what, where="launch", next=next)
         if not any(each.code for each in self.ended):
             return 0
-        for each in self.ended:  # it may be found after its echo, where both end at about the same time
+        for each in self.ended:  # the cause may be reaped after a rank that saw it end
             if not each.code:
-                what = f"rank {each.rank} of {self.count} ended, as if all were done, while others went on"
+                what = f"rank {each.rank} of {self.count} ended successfully while others were still running"
                 raise DistributedError(what, where="launch", next="report it as a bug in Genesis")
         return echo
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """As `Popen.poll`, but the process stays unwaited for, where the system can say so; None while it runs."""
+    """Return the code of `Popen.poll`, but leave the process unreaped if the system supports it."""
     if not hasattr(os, "waitid"):  # macOS, before Python 3.13
         return process.poll()
     state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -348,7 +355,7 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether SIGSTOP or its like holds the process, where the system can say so."""
+    """Whether a signal such as SIGSTOP has stopped the process. False if the system cannot tell."""
     if not hasattr(os, "waitid"):
         return False
     state = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)  # it may have just ended
@@ -363,9 +370,9 @@ def _signal_name(number: int) -> str:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a rank does before its program: ask to be killed when the launcher dies, however that happens.
+    """Return the function that a rank runs before its program, so that it is killed when the launcher dies.
 
-    Elsewhere than on Linux a rank only sees the closed connection of one that is gone.
+    On systems other than Linux it is None: ranks then only detect closed connections.
     """
     if sys.platform != "linux":
         return None
@@ -373,7 +380,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != parent:  # the launcher died before the call
             os._exit(DistributedError.exit_code)
 
     return ask

@@ -1,8 +1,8 @@
-"""How ranks find each other: all connect to rank 0, prove that they know the job's key, and wait until all have come.
+"""Rendezvous: all ranks connect to rank 0, prove that they know the job's key, and wait until all have joined.
 
-Rank 0 listens on the master address alone (loopback on one host), and only until then. Who does not know the key is
-turned away and changes nothing; who knows it and does not fit (another size or release, a rank that is there already)
-ends the job on every rank with the same error.
+Rank 0 listens on the master address only (loopback on one host) and only until all have joined. A process without the
+key is rejected without an effect. A process with the key that does not fit (a different size or release, or a rank that
+has already joined) ends the job on every rank with the same error.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from genesis.errors import ConfigError, DistributedError, GenesisError, Interrup
 
 _HANDSHAKE_S = 5.0
 _MARGIN_S = 2.0
-_TURN_S = 0.02
+_POLL_S = 0.02
 _RETRY_S = 0.05
 _MAX_HELLO = 8192
-_MAX_WAITING = 64  # connections in their handshake at one time
+_MAX_WAITING = 64  # maximum number of concurrent handshakes
 _KINDS: dict[str, type[GenesisError]] = {each.__name__: each for each in (ConfigError, DistributedError, PeerGoneError)}
 
 
 def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[Channel]:
-    """The channels of this rank, once all ranks of `world` have come: on rank 0 to all others, elsewhere to rank 0.
+    """Wait until all ranks of `world` have joined, and return the channels: rank 0's to all others, others' to rank 0.
 
-    Only ranks of this job know the `key`. `version` is the release of Genesis, the same on all ranks.
+    `key` is the secret of the job. `version` is the release of Genesis, which must be the same on all ranks.
 
     Raises:
-        ConfigError: ranks of different releases or sizes. DistributedError: ranks are missing, twice there or gone,
-            the key is wrong, or the address cannot be used.
+        ConfigError: if ranks have different releases or sizes.
+        DistributedError: if ranks are missing, duplicated or gone, the key is wrong, or the address is not usable.
     """
     if world.size == 1:
         return []
@@ -46,7 +46,7 @@ def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[C
     if world.rank:
         return [_join(world, key, version, until, limit_s)]
     with listen(world) as listener:
-        channels = _Door(world, key, version, listener).gather(until, limit_s)
+        channels = _Host(world, key, version, listener).gather(until, limit_s)
     if world.have_met is not None:
         with contextlib.suppress(OSError):
             os.write(world.have_met, b"1")
@@ -55,12 +55,12 @@ def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[C
 
 
 def listen(world: World) -> socket.socket:
-    """The socket on which rank 0 waits for the others: our launcher's, or one on the master address alone."""
+    """Return the listening socket of rank 0: our launcher's, or a new one on the master address."""
     try:
         if world.listener is not None:
-            handed = socket.socket(fileno=world.listener)
-            handed.set_inheritable(False)
-            return handed
+            inherited = socket.socket(fileno=world.listener)
+            inherited.set_inheritable(False)
+            return inherited
         ((family, _, _, _, address), *_) = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_STREAM)
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -72,63 +72,63 @@ def listen(world: World) -> socket.socket:
             raise
     except OSError as error:
         what = f"rank 0 cannot listen on {_named(world)}: {error.strerror or error}"
-        next = "set MASTER_PORT to a free port and MASTER_ADDR to an address of rank 0's host, on every rank"
+        next = "set MASTER_PORT to a free port, and MASTER_ADDR to an address of rank 0's host"
         raise DistributedError(what, where="rendezvous", next=next) from error
     return listener
 
 
-class _Door:
-    """Rank 0's side: lets in the ranks of this job, each once."""
+class _Host:
+    """Rank 0's side: accepts each rank of this job once."""
 
     def __init__(self, world: World, key: bytes, version: str, listener: socket.socket) -> None:
         self._world, self._key, self._version, self._listener = world, key, version, listener
-        self._there: dict[int, Channel] = {}
-        self._from: dict[int, str] = {}
-        self._came: queue.SimpleQueue[tuple[Channel, dict[str, Any]]] = queue.SimpleQueue()
+        self._joined: dict[int, Channel] = {}
+        self._processes: dict[int, str] = {}  # the process of each joined rank, for errors
+        self._authenticated: queue.SimpleQueue[tuple[Channel, dict[str, Any]]] = queue.SimpleQueue()
         self._handshakes = threading.Semaphore(_MAX_WAITING)
-        self._refused: list[str] = []
-        self._is_shut = False
+        self._rejected: list[str] = []
+        self._is_closed = False
 
     def gather(self, until: float, limit_s: float) -> list[Channel]:
-        """Wait for all ranks, and tell them that all are there."""
+        """Wait for all ranks, send each a welcome, and return their channels in rank order."""
         try:
-            while len(self._there) < self._world.size - 1:
+            while len(self._joined) < self._world.size - 1:
                 if time.monotonic() >= until:
                     raise self._missing(limit_s)
-                self._turn()
-            for rank, channel in self._there.items():
+                self._poll()
+            for rank, channel in self._joined.items():
                 try:
                     channel.send("welcome")
                 except (OSError, Late) as error:
                     raise _gone(rank) from error
         except GenesisError as error:
-            for channel in self._there.values():
-                _tell(channel, error)
+            for channel in self._joined.values():
+                _send_failure(channel, error)
             raise
         finally:
-            self._is_shut = True
-            self._turn_away()
-        return [self._there[rank] for rank in sorted(self._there)]
+            self._is_closed = True
+            self._close_unused()
+        return [self._joined[rank] for rank in sorted(self._joined)]
 
-    def _turn(self) -> None:
-        ready = wait([self._listener, *(channel.connection for channel in self._there.values())], _TURN_S)
-        for rank, channel in self._there.items():
-            if channel.connection in ready:  # it has nothing to say now
+    def _poll(self) -> None:
+        ready = wait([self._listener, *(channel.connection for channel in self._joined.values())], _POLL_S)
+        for rank, channel in self._joined.items():
+            if channel.connection in ready:  # a joined rank sends nothing now, so its connection has closed
                 raise _gone(rank)
         if self._listener in ready and self._handshakes.acquire(blocking=False):
             try:
                 sock, address = self._listener.accept()
-            except OSError as error:  # it went again, or there are no descriptors left
+            except OSError as error:  # the peer has closed it, or no descriptors are left
                 self._handshakes.release()
-                self._refused.append(f"a connection was not accepted: {error.strerror or error}")
-                time.sleep(_TURN_S)
+                self._rejected.append(f"a connection was not accepted: {error.strerror or error}")
+                time.sleep(_POLL_S)
                 return
-            threading.Thread(target=self._shake, args=(sock, str(address[0])), daemon=True).start()
+            threading.Thread(target=self._authenticate, args=(sock, str(address[0])), daemon=True).start()
         with contextlib.suppress(queue.Empty):
-            self._let_in(*self._came.get_nowait())
+            self._accept(*self._authenticated.get_nowait())
 
-    def _shake(self, sock: socket.socket, host: str) -> None:
-        """Learn who connected, in a thread of its own: one who stays silent holds nobody up."""
+    def _authenticate(self, sock: socket.socket, host: str) -> None:
+        """Run the handshake of one connection. It has its own thread, so that a silent peer blocks no other."""
         try:
             with sock:
                 channel = Channel(sock)
@@ -137,59 +137,61 @@ class _Door:
                 deliver_challenge(channel.connection, self._key)
                 answer_challenge(channel.connection, self._key)
                 _, _, hello = channel.receive(_MAX_HELLO)
-                self._came.put((channel, {**json.loads(hello), "host": host}))
-                if self._is_shut:
-                    self._turn_away()
+                self._authenticated.put((channel, {**json.loads(hello), "host": host}))
+                if self._is_closed:
+                    self._close_unused()
             except Exception:
                 channel.close()
                 raise
         except AuthenticationError:
-            self._refused.append(f"{host} does not know the job's key")
-        except Exception:  # whatever a stranger sends
-            self._refused.append(f"{host} does not speak as a rank does")
+            self._rejected.append(f"{host} does not know the job's key")
+        except Exception:  # a stranger may send anything
+            self._rejected.append(f"{host} does not use the protocol of ranks")
         finally:
             self._handshakes.release()
 
-    def _let_in(self, channel: Channel, hello: dict[str, Any]) -> None:
-        who = f"the process {hello.get('pid')} on {escape(hello['host'])}"
+    def _accept(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """Add a rank to the job, or raise the error that ends the job."""
+        process = f"the process {hello.get('pid')} on {escape(hello['host'])}"
         rank, size, version = hello.get("rank"), hello.get("size"), hello.get("version")
         error: GenesisError | None = None
         next = "give every rank the variables of one launcher"
         if version != self._version:
-            what = f"rank {rank} is Genesis {escape(version)}, rank 0 is {self._version}"
+            what = f"rank {rank} runs Genesis {escape(version)}, and rank 0 runs {self._version}"
             error = ConfigError(what, where="rendezvous", next="install the same release for every rank")
         elif size != self._world.size:
-            what = f"rank {rank} was told of {size} ranks, rank 0 of {self._world.size}"
+            what = f"rank {rank} expects {size} ranks, and rank 0 expects {self._world.size}"
             error = ConfigError(what, where="rendezvous", next=next)
         elif not isinstance(rank, int) or not 0 < rank < self._world.size:
-            error = DistributedError(f"{who} says that it is rank {escape(rank)}", where="rendezvous", next=next)
-        elif rank in self._there:
-            what = f"{who} says that it is rank {rank}, and so does {self._from[rank]}"
+            what = f"{process} has the invalid rank {escape(rank)}"
+            error = DistributedError(what, where="rendezvous", next=next)
+        elif rank in self._joined:
+            what = f"{process} has the same rank {rank} as {self._processes[rank]}"
             error = DistributedError(what, where="rendezvous", next=next)
         if error is not None:
-            _tell(channel, error)
+            _send_failure(channel, error)
             raise error
         channel.rank = rank  # type: ignore[assignment]
-        self._there[channel.rank], self._from[channel.rank] = channel, who
+        self._joined[channel.rank], self._processes[channel.rank] = channel, process
 
     def _missing(self, limit_s: float) -> DistributedError:
-        missing = [rank for rank in range(1, self._world.size) if rank not in self._there]
+        missing = [rank for rank in range(1, self._world.size) if rank not in self._joined]
         shown = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
-        what = f"{'rank' if len(missing) == 1 else 'ranks'} {shown} of {self._world.size} did not come within "
-        what += f"{limit_s:g} s to {_named(self._world)}"
-        what += "".join(f"\n{each}" for each in dict.fromkeys(self._refused[:8]))
-        next = "see what those ranks printed, and whether their hosts reach that address"
+        what = f"{'rank' if len(missing) == 1 else 'ranks'} {shown} of {self._world.size} did not join "
+        what += f"{_named(self._world)} within {limit_s:g} s"
+        what += "".join(f"\n{each}" for each in dict.fromkeys(self._rejected[:8]))
+        next = "read the output of those ranks, and check that their hosts reach that address"
         return DistributedError(what, where="rendezvous", next=next)
 
-    def _turn_away(self) -> None:
-        """Close what came too late."""
+    def _close_unused(self) -> None:
+        """Close the connections that were authenticated too late."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._came.get_nowait()[0].close()
+                self._authenticated.get_nowait()[0].close()
 
 
 def _join(world: World, key: bytes, version: str, until: float, limit_s: float) -> Channel:
-    """The channel to rank 0, once it says that all are there."""
+    """Join rank 0, and return the channel to it after its welcome."""
     channel = _reach(world, until, limit_s)
     try:
         channel.set_limit(max(1.0, until - time.monotonic()) + _MARGIN_S)
@@ -199,19 +201,19 @@ def _join(world: World, key: bytes, version: str, until: float, limit_s: float) 
         channel.send("hello", json.dumps(hello).encode())
         kind, _, payload = channel.receive(_MAX_HELLO)
         if kind == FAILURE:
-            error = _told(payload)
-            error.is_echo = world.launcher is not None  # rank 0 says the same to the same people
+            error = _received_failure(payload)
+            error.is_echo = world.launcher is not None  # rank 0 prints the same error on the same terminal
             raise error
     except AuthenticationError as error:
         channel.close()
-        what = f"{_named(world)} holds another job: it does not know the key of rank {world.rank}"
-        next = f"set another MASTER_PORT for one of the two jobs, or the same {JOB_KEY} on every rank of one"
+        what = f"the job at {_named(world)} has a different key than rank {world.rank}"
+        next = f"set a different MASTER_PORT for each job, and the same {JOB_KEY} on every rank of a job"
         raise DistributedError(what, where="rendezvous", next=next) from error
     except (AssertionError, EOFError, OSError, Late) as error:
         channel.close()
         if isinstance(error, Late | BlockingIOError):
             what = f"rank 0 did not answer at {_named(world)} within {limit_s:g} s"
-            raise DistributedError(what, where="rendezvous", next="see what rank 0 printed") from error
+            raise DistributedError(what, where="rendezvous", next="read the output of rank 0") from error
         raise _gone(0) from error
     except GenesisError:
         channel.close()
@@ -220,20 +222,20 @@ def _join(world: World, key: bytes, version: str, until: float, limit_s: float) 
 
 
 def _reach(world: World, until: float, limit_s: float) -> Channel:
-    """A connection to rank 0, which may not listen yet."""
+    """Connect to rank 0, with retries until it listens."""
     while True:
         try:
             sock = socket.create_connection((world.address, world.port), max(1.0, until - time.monotonic()))
             sock.settimeout(None)
             return Channel(sock, 0)
         except OSError as error:
-            # Our launcher listens before it starts a rank: where nobody does, rank 0 is no more.
+            # Our launcher listens before it starts a rank, so a refused connection means that rank 0 has ended.
             if world.launcher is not None and isinstance(error, ConnectionRefusedError):
                 raise _gone(0) from error
             if time.monotonic() + _RETRY_S > until:
-                what = f"rank {world.rank} does not reach rank 0 at {_named(world)} within {limit_s:g} s: "
+                what = f"rank {world.rank} did not reach rank 0 at {_named(world)} within {limit_s:g} s: "
                 what += str(error.strerror or error)
-                next = "see whether rank 0 runs there; MASTER_ADDR and MASTER_PORT say where"
+                next = "check that rank 0 runs there, and that MASTER_ADDR and MASTER_PORT are right"
                 raise DistributedError(what, where="rendezvous", next=next) from error
         time.sleep(_RETRY_S)
 
@@ -243,27 +245,27 @@ def _named(world: World) -> str:
 
 
 def _gone(rank: int) -> PeerGoneError:
-    what = f"rank {rank} went before all had come"
-    next = f"see what rank {rank} printed, and the system's log: a rank without a word was killed"
+    what = f"rank {rank} ended before all ranks had joined"
+    next = f"read the output of rank {rank}; without output it was killed, see the system log"
     return PeerGoneError(what, rank=rank, phase="rendezvous", where="rendezvous", next=next)
 
 
-def _tell(channel: Channel, error: GenesisError) -> None:
-    """Say why the job ends here; a rank that is interrupted just goes."""
+def _send_failure(channel: Channel, error: GenesisError) -> None:
+    """Send the error that ends the job, unless it is an interrupt, and close the channel."""
     if not isinstance(error, InterruptedRun):
         kind = type(error).__name__ if type(error).__name__ in _KINDS else DistributedError.__name__
-        said = {"kind": kind, "what": error.what[:400], "next": error.next[:200], "rank": getattr(error, "rank", 0)}
+        failure = {"kind": kind, "what": error.what[:400], "next": error.next[:200], "rank": getattr(error, "rank", 0)}
         with contextlib.suppress(OSError, Late):
             channel.set_limit(1.0)
-            channel.send("failure", json.dumps(said).encode(), FAILURE)
+            channel.send("failure", json.dumps(failure).encode(), FAILURE)
     channel.close()
 
 
-def _told(payload: bytes) -> GenesisError:
+def _received_failure(payload: bytes) -> GenesisError:
     try:
-        said = json.loads(payload)
-        if said["kind"] == PeerGoneError.__name__:
-            return _gone(int(said["rank"]))
-        return _KINDS[said["kind"]](str(said["what"]), where="rendezvous", next=str(said["next"]))
+        failure = json.loads(payload)
+        if failure["kind"] == PeerGoneError.__name__:
+            return _gone(int(failure["rank"]))
+        return _KINDS[failure["kind"]](str(failure["what"]), where="rendezvous", next=str(failure["next"]))
     except (ValueError, KeyError, TypeError):
         return _gone(0)

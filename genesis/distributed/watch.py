@@ -1,9 +1,8 @@
-"""A thread that sees another rank go while this one is at work of its own: preparing, compiling, saving.
+"""A thread that detects the end of another rank while this rank is busy preparing, compiling or saving.
 
-A rank that waits for others sees that by itself. One that does not is interrupted a moment later; and where its main
-thread is in a call that Python cannot interrupt, the process ends. On a GPU that call may wait for a collective of a
-rank that is gone: the thread gives the collectives up first, so that it returns. It sees as well where the device
-stands still, or NCCL fails.
+A rank that waits for others detects this itself. A busy rank is interrupted a moment later. If its main thread is in a
+call that Python cannot interrupt, the process ends. On a GPU this call may be waiting for a collective with a rank that
+is gone, so the thread first aborts the collectives. It also detects a hanging device and failures of NCCL.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from genesis.errors import DistributedError
 if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Driver
 
-_TURN_S = 0.1
-_NOTICES_S = 0.4  # how long a rank may take to notice by itself
-_ENDS_S = 1.0  # and then to end
-ANSWER_S = 0.05  # how long a question to the driver may take before it counts as one without an answer yet
-# A closed connection is seen although messages wait in it, where the system can say so.
+_POLL_S = 0.1
+_NOTICE_S = 0.4  # how long the main thread may take to detect a fault itself
+_END_S = 1.0  # how long it may then take to end
+ANSWER_S = 0.05  # how long to wait for the driver's answer before treating it as pending
+# On systems with POLLRDHUP, these events report a closed connection even if it has unread messages.
 _CLOSED = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class Collectives(Protocol):
-    """What a group over NCCL says and does, from any thread."""
+    """The part of a group over NCCL that any thread may call."""
 
     def fault(self) -> DistributedError | None: ...
     def abort(self) -> None: ...
 
 
 class Watch:
-    """Runs while it is entered: looks at the connections of `peers`, from which it reads nothing, and at `collectives`,
-    those of the ranks' GPUs, once there are some.
+    """Watches the connections of `peers`, without reading from them, and `collectives` once it is set.
 
-    `interrupt` is called in the thread with a function that raises, which it has called in the main thread.
+    The thread runs while the context is entered. It passes `interrupt` a function that raises; `interrupt` must have
+    the main thread call this function.
     """
 
     def __init__(self, peers: Peers, interrupt: Callable[[Callable[[], None]], None]) -> None:
@@ -63,13 +62,13 @@ class Watch:
         self._is_over.set()
 
     def _run(self) -> None:
-        while not self._is_over.wait(_TURN_S):
+        while not self._is_over.wait(_POLL_S):
             fault = self.collectives.fault() if self.collectives is not None else None
-            if fault is not None and self._is_over.wait(_NOTICES_S):  # of a rank that goes, NCCL may say it first
+            if fault is not None and self._is_over.wait(_NOTICE_S):  # NCCL may report the end of a rank first
                 return
             if (gone := self._peers.closed(_CLOSED)) is not None:
-                if not self._notices(_NOTICES_S):
-                    self._end(functools.partial(self._peers.see_gone, gone), f"rank {gone} is gone")
+                if not self._notices(_NOTICE_S):
+                    self._end(functools.partial(self._peers.raise_gone, gone), f"rank {gone} is gone")
                 return
             if fault is not None:
                 self._end(functools.partial(self._raise, fault), fault.what)
@@ -81,48 +80,46 @@ class Watch:
             raise fault
 
     def _end(self, call: Callable[[], None], what: str) -> None:
-        """Have the main thread raise; where it does not come to that, end the process."""
+        """Make the main thread raise. If it does not in time, end the process."""
         self._interrupt(call)
         if self.collectives is not None:
             self.collectives.abort()
-        if not self._notices(_ENDS_S):
+        if not self._notices(_END_S):
             os.write(2, f"error: {what}\n".encode() if sys.stderr is not None else b"")
             os._exit(DistributedError.exit_code)
 
     def _notices(self, seconds: float) -> bool:
-        """Whether the main thread comes to know within so long."""
+        """Whether the main thread detects the fault within this time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self._peers.is_ending or self._is_over.wait(_TURN_S / 4):
+            if self._peers.is_ending or self._is_over.wait(_POLL_S / 4):
                 return True
         return self._peers.is_ending
 
 
 class Deadline:
-    """Whether a device gets on: an event behind the latest work of a stream, asked about without waiting for it.
+    """Detects a device without progress, by events after the launched work, without waiting for them.
 
-    `mark` is called where work is launched, `overdue` by the thread that watches it.
+    The main thread calls `mark` after a launch, and the watching thread calls `overdue`. One event is watched until it
+    happens, while a second one follows every mark and is watched next. So frequent launches do not look like a hang.
 
-    Of two events one is watched. The other moves with every mark, and is watched when the first has happened: so work
-    that comes again and again is not taken for work that hangs.
-
-    A thread of its own asks the driver. Where the main thread loads a kernel, the driver waits for the device and
-    answers nobody: who watches must not wait with it.
+    Another thread queries the driver. While the main thread loads a kernel, the driver waits for the device and answers
+    no query, and the watching thread must not block on it.
     """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._watched, self._latest = driver.create_event(False), driver.create_event(False)
-        self._since: float | None = None  # when the watched one became the one that is waited for
+        self._since: float | None = None  # the time at which the watched event was chosen
         self._has_later = False
         self._lock = threading.Lock()
         self._questions: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[bool | Exception] = queue.SimpleQueue()
-        self._is_asked = False
+        self._is_pending = False
         self._thread: threading.Thread | None = None
 
     def mark(self, stream: int) -> None:
-        """Watch what was launched so far; not during a capture."""
+        """Watch the work launched so far. Must not be called during a capture."""
         with self._lock:
             if self._since is None:
                 self._driver.record_event(self._watched, stream)
@@ -132,7 +129,7 @@ class Deadline:
                 self._has_later = True
 
     def overdue(self) -> float:
-        """For how many seconds the device has not got on; 0 where nothing is left to do. Raises DeviceError."""
+        """Return the seconds without progress of the device, 0 if no work is left. Raises DeviceError."""
         since = self._since
         if since is None:
             return 0.0
@@ -144,23 +141,23 @@ class Deadline:
             return 0.0
 
     def _has_happened(self) -> bool:
-        """Whether the watched event has happened, as far as the driver has answered."""
-        if not self._is_asked:
+        """Whether the watched event has happened. False if the driver does not answer in time."""
+        if not self._is_pending:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._ask, name="genesis-device", daemon=True)
+                self._thread = threading.Thread(target=self._answer_questions, name="genesis-device", daemon=True)
                 self._thread.start()
             self._questions.put(self._watched)
-            self._is_asked = True
+            self._is_pending = True
         try:
             answer = self._answers.get(timeout=ANSWER_S)
         except queue.Empty:
             return False
-        self._is_asked = False
+        self._is_pending = False
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _ask(self) -> None:
+    def _answer_questions(self) -> None:
         while True:
             event = self._questions.get()
             try:

@@ -111,7 +111,7 @@ def test_nproc_is_checked_at_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RAW))
     words = ["--size", str(tmp_path / "config.json"), "--device", "cpu"]
     for more, what in (
-        (["--nproc", "0"], "--nproc 0 is no number of ranks"),
+        (["--nproc", "0"], "--nproc 0 is not a number"),
         (["--nproc", "2", "--generate"], "--nproc"),
         (["--nproc", "2", "--vs", "torch", "--recipes", "lean"], "'lean' is not a recipe"),
     ):

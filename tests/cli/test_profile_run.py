@@ -115,7 +115,7 @@ def test_captured_and_eager_steps_on_cuda(recipe: Path) -> None:
         (["--op", "add", "--steps", "3"], 2, "--steps is for runs", "--steps", "leave it out"),
         (["--op", "add", "--nvtx"], 2, "--nvtx is for runs", "--nvtx", "leave it out"),
         (["--op", "add", "--nproc", "2"], 2, "--nproc is for runs", "--nproc", "leave it out"),
-        (["CONFIG", "--nproc", "0"], 2, "--nproc 0 is no number of ranks", "command line", "or all"),
+        (["CONFIG", "--nproc", "0"], 2, "--nproc 0 is not a number", "command line", "or all"),
         (["CONFIG", "--nproc", "3"], 3, "a step has 2 batches, which 3 ranks", "accumulation_steps", "=3, or start 2"),
         (["CONFIG", "--steps", "0"], 2, "0 steps cannot be profiled", "--steps", "1 to 1000"),
         (["CONFIG", "--out", "CONFIG"], 2, "is not a folder", "--out", "another folder"),

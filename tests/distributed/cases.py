@@ -137,14 +137,14 @@ def early_faults() -> list[Fault]:
             at = f"{place}, rank {rank}"
             killed = f"rank {rank} of 2 was killed by SIGKILL (signal 9)"
             found.append(Fault(f"SIGKILL: {at}", rank, ("signal_in", place, int(signal.SIGKILL)), 10, (killed,), 5.0))
-            over = f"rank {rank} of 2 ended, as if all were done"
+            over = f"rank {rank} of 2 ended successfully"
             found.append(Fault(f"exit 0: {at}", rank, ("exit_in", place), 10, (over,), 9.0))
             found.append(Fault(f"bug: {at}", rank, ("raise_in", place, "bug"), 70, ("RuntimeError: planted",), 5.0))
             for number in (signal.SIGTERM, signal.SIGINT):
-                stops, said = ("signal_in", place, int(number)), ("ended the run before the ranks had met",)
+                stops, said = ("signal_in", place, int(number)), ("ended the run before all ranks had joined",)
                 found.append(Fault(f"{number.name}: {at}", rank, stops, 128 + number, said, 5.0))
             if place != "start":
-                missing = "rank 1 of 2 did not come within" if rank else "rank 0 did not answer at"
+                missing = "rank 1 of 2 did not join" if rank else "rank 0 did not answer at"
                 found.append(Fault(f"SIGSTOP: {at}", rank, ("hang_in", place), 10, (missing,)))
     return found
 
@@ -157,7 +157,7 @@ def faults() -> list[Fault]:
             at = f"{place}, rank {rank}"
             said = (f"rank {rank} of 2 was killed by SIGKILL (signal 9)",)
             found.append(Fault(f"SIGKILL: {at}", rank, ("signal_in", place, int(signal.SIGKILL)), 10, said))
-            early = (f"rank {rank} of 2 ended, as if all were done, while others went on",)
+            early = (f"rank {rank} of 2 ended successfully while others were still running",)
             found.append(Fault(f"exit 0: {at}", rank, ("exit_in", place), 10, early))
             found.append(Fault(f"bug: {at}", rank, ("raise_in", place, "bug"), 70, ("RuntimeError: planted",)))
             if place == "step":
@@ -174,7 +174,7 @@ def faults() -> list[Fault]:
                 stops = ("hang_in", place)
                 found.append(Fault(f"SIGSTOP: {at}", rank, stops, 10, late if place == "step" else late[:1], 20.0))
             else:  # others wait for long there, and the launcher does not
-                stopped = (f"rank {rank} of 2 was stopped, and did not go on within 3 s",)
+                stopped = (f"rank {rank} of 2 was stopped for 3 s",)
                 found.append(Fault(f"stopped: {at}", rank, ("hang_in", place), 10, stopped))
     found.append(Fault("NaN", -1, ("nan_at", 3), 9, ("in step 2; the weights are those after step 1",)))
     return found

@@ -101,14 +101,14 @@ BAD = {
     "no rank in 0": ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_RANK=1"),
     "local rank too large": ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2, but 2 ranks are on this host"),
     "local size too large": ({**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5, but WORLD_SIZE=4"),
-    "no number": ({**TORCHRUN, "RANK": "one"}, "RANK='one' is no number"),
-    "negative": ({**TORCHRUN, "RANK": "-1"}, "RANK='-1' is no number"),
-    "spaces": ({**TORCHRUN, "WORLD_SIZE": " 4"}, "WORLD_SIZE=' 4' is no number"),
-    "other digits": ({**TORCHRUN, "RANK": "\u0663"}, "is no number"),
-    "control characters": ({**TORCHRUN, "RANK": "\x1b[2J"}, r"RANK='\\x1b[2J' is no number"),
-    "empty": ({**TORCHRUN, "RANK": ""}, "RANK='' is no number"),
-    "long": ({**TORCHRUN, "RANK": "1" * 5000}, "is no number"),
-    "port": ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT='70000' is no number"),
+    "no number": ({**TORCHRUN, "RANK": "one"}, "RANK='one' is not a number"),
+    "negative": ({**TORCHRUN, "RANK": "-1"}, "RANK='-1' is not a number"),
+    "spaces": ({**TORCHRUN, "WORLD_SIZE": " 4"}, "WORLD_SIZE=' 4' is not a number"),
+    "other digits": ({**TORCHRUN, "RANK": "\u0663"}, "is not a number"),
+    "control characters": ({**TORCHRUN, "RANK": "\x1b[2J"}, r"RANK='\\x1b[2J' is not a number"),
+    "empty": ({**TORCHRUN, "RANK": ""}, "RANK='' is not a number"),
+    "long": ({**TORCHRUN, "RANK": "1" * 5000}, "is not a number"),
+    "port": ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT='70000' is not a number"),
     "port 0": ({**TORCHRUN, "MASTER_PORT": "0"}, "MASTER_PORT gives port 0"),
     "no address to reach": (
         {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
@@ -142,7 +142,7 @@ def test_nproc_of_a_rank() -> None:
     refuse_ranks({})
     refuse_ranks(BATCH)
     for variables in (TORCHRUN, SLURM, OPEN_MPI, HYDRA):
-        with pytest.raises(UsageError, match="--nproc in a process that is rank"):
+        with pytest.raises(UsageError, match="--nproc was given to a process that is already rank"):
             refuse_ranks(variables)
 
 

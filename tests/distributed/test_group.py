@@ -310,7 +310,7 @@ def flat(length: int, dtype: DType = float32) -> Array:
 
 
 ERRORS: dict[str, tuple[type[Exception], str, Work]] = {
-    "odd size": (ShapeError, "37 elements are not 1 parts", lambda g: g.reduce_scatter(flat(37), flat(37))),
+    "odd size": (ShapeError, "37 elements", lambda g: g.reduce_scatter(flat(37), flat(37))),
     "parts of another sum": (ShapeError, r"the parts \[31\]", lambda g: g.all_gather(flat(31), flat(32), [31])),
     "too many parts": (ShapeError, r"the parts \[16, 16\]", lambda g: g.all_gather(flat(16), flat(32), [16, 16])),
     "a negative part": (ShapeError, r"the parts \[-1\]", lambda g: g.all_gather(flat(32), flat(32), [-1])),
@@ -319,8 +319,8 @@ ERRORS: dict[str, tuple[type[Exception], str, Work]] = {
     "strides": (ShapeError, "contiguous", lambda g: g.all_reduce(flat(4).view((2,), (2,)))),
     "bool": (DTypeError, "cannot be added", lambda g: g.all_reduce(flat(4, bool_))),
     "narrower": (DTypeError, "not genesis.bfloat16", lambda g: g.reduce_scatter(flat(32), flat(32, bfloat16))),
-    "another dtype": (DTypeError, "do not make", lambda g: g.all_gather(flat(32), flat(32, bfloat16))),
-    "no such rank": (ShapeError, "no rank 1", lambda g: g.broadcast(flat(32), 1)),
+    "another dtype": (DTypeError, "do not fit an array", lambda g: g.all_gather(flat(32), flat(32, bfloat16))),
+    "no such rank": (ShapeError, "root 1", lambda g: g.broadcast(flat(32), 1)),
 }
 
 

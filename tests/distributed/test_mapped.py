@@ -140,8 +140,8 @@ def test_a_device_without_room_for_mapped_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "next_step"),
     [
-        ("allto_all", "DMA engines do not copy between the GPUs: an all-to-all failed", "set NCCL_CTA_POLICY=0"),
-        ("comm_window_register", "memory of all ranks failed", "NCCL_DEBUG=INFO"),
+        ("allto_all", "DMA engines cannot copy between the GPUs: an all-to-all failed", "set NCCL_CTA_POLICY=0"),
+        ("comm_window_register", "mapping memory on all ranks failed", "run again with NCCL_DEBUG=INFO"),
     ],
 )
 def test_what_nccl_refuses(name: str, what: str, next_step: str, tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_a_device_that_stands_still(tmp_path: Path) -> None:
         return [*said, group.fault() is None]
 
     (found,) = nccl_ranks.started(1, work, tmp_path)
-    what = "cuda:0 of rank 0 has not got on for 10.5 s: it may wait for another rank's"
+    what = "cuda:0 of rank 0 has made no progress for 10.5 s"
     assert found.value == [True, what, "training, step 7", 10, True], found.error
 
 
@@ -407,7 +407,7 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     driver: Any = SimpleNamespace(cuda_version=lambda: 12090)
     monkeypatch.setattr(groups, "driver_for", lambda index: driver)
     nccl, problem = groups._loaded(CUDA)
-    assert nccl is None and "serves CUDA 12.9, and nvidia-nccl-cu13 needs 13.0" in problem
+    assert nccl is None and "supports CUDA 12.9, nvidia-nccl-cu13 needs 13.0" in problem
     assert "pip install nvidia-nccl-cu12" in problem
     installed["nvidia-nccl-cu12"] = "2.30.7"
     assert groups._loaded(CUDA) == (fake_nccl, "")

@@ -58,7 +58,7 @@ def test_capture_replay_and_the_end(count: int, tmp_path: Path) -> None:
     assert job.out.read_text().count("done") == count
 
 
-STANDS = "of rank 0 has not got on for"
+STANDS = "of rank 0 has made no progress for"
 
 
 @pytest.mark.parametrize(("how", "said"), [("kill", "rank 1"), ("hang", STANDS), ("load", STANDS), ("copies", STANDS)])

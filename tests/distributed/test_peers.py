@@ -102,12 +102,12 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     port = free_port()
     for each in rendezvous(tmp_path, joined(0, 3, port, limit_s=1.0), joined(2, 3, port)):
         assert each.code == 10 and each.seconds < 3.5
-        assert "rank 1 of 3 did not come within 1 s" in each.error["what"]
+        assert "rank 1 of 3 did not join" in each.error["what"]
 
 
 def test_no_rank_0(tmp_path: Path) -> None:
     (only,) = rendezvous(tmp_path, joined(1, 2, free_port(), limit_s=0.5))
-    assert only.code == 10 and "does not reach rank 0" in only.error["what"]
+    assert only.code == 10 and "did not reach rank 0" in only.error["what"]
 
 
 def test_another_key_is_turned_away(tmp_path: Path) -> None:
@@ -117,36 +117,36 @@ def test_another_key_is_turned_away(tmp_path: Path) -> None:
         tmp_path, joined(0, 2, port), _later(joined(1, 2, port)), joined(1, 2, port, key=b"another job's")
     )
     assert (first.code, second.code, stranger.code) == (0, 0, 10)
-    assert "another job" in stranger.error["what"] and "MASTER_PORT" in stranger.error["next"]
+    assert "different key" in stranger.error["what"] and "MASTER_PORT" in stranger.error["next"]
 
 
 def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
     """Another release and another size: both sides say so; the code is that of a wrong configuration."""
     port = free_port()
     for each in rendezvous(tmp_path, joined(0, 2, port), joined(1, 2, port, version="1.2.4")):
-        assert each.code == 3 and "rank 1 is Genesis 1.2.4, rank 0 is 1.2.3" in each.error["what"]
+        assert each.code == 3 and "rank 1 runs Genesis 1.2.4, and rank 0 runs 1.2.3" in each.error["what"]
     port = free_port()
     for each in rendezvous(tmp_path, joined(0, 3, port), joined(1, 2, port)):
-        assert each.code == 3 and "rank 1 was told of 2 ranks, rank 0 of 3" in each.error["what"]
+        assert each.code == 3 and "rank 1 expects 2 ranks, and rank 0 expects 3" in each.error["what"]
 
 
 @pytest.mark.parametrize("rank", ["1", 1.5, None, [1], 0, 2, -1])
 def test_a_rank_that_is_no_rank_of_the_job(rank: Any) -> None:
     from unittest import mock
 
-    from genesis.distributed.rendezvous import _Door
+    from genesis.distributed.rendezvous import _Host
 
-    room = mock.Mock(spec=_Door, _world=world(0, 2, 1), _version=VERSION, _there={}, _from={})
+    room = mock.Mock(spec=_Host, _world=world(0, 2, 1), _version=VERSION, _joined={}, _processes={})
     hello = {"rank": rank, "size": 2, "version": VERSION, "pid": 7, "host": "there"}
-    with pytest.raises(DistributedError, match="the process 7 on there says that it is rank"):
-        _Door._let_in(room, mock.Mock(), hello)
-    assert not room._there
+    with pytest.raises(DistributedError, match="the process 7 on there has the invalid rank"):
+        _Host._accept(room, mock.Mock(), hello)
+    assert not room._joined
 
 
 def test_a_rank_that_is_there_twice(tmp_path: Path) -> None:
     port = free_port()
     for each in rendezvous(tmp_path, joined(0, 3, port), joined(1, 3, port), joined(1, 3, port)):
-        assert each.code == 10 and "says that it is rank 1, and so does" in each.error["what"]
+        assert each.code == 10 and "has the same rank 1 as" in each.error["what"]
 
 
 def test_strangers_hold_nobody_up(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_rank_that_goes(victim: int, end: signal.Signals | str, tmp_path: Path
     assert forks[victim].code == (0 if end == "exit" else -9)
     for each in forks[:victim] + forks[victim + 1 :]:
         assert each.code == 10 and each.error["kind"] == "PeerGoneError" and each.error["rank"] == victim
-        assert each.error["what"] == f"rank {victim} is gone: its connection closed without a word"
+        assert each.error["what"] == f"rank {victim} is gone: its connection closed without a message"
         assert each.error["where"] == "evaluation, step 11" and each.seconds < 2
 
 
