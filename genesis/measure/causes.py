@@ -1,43 +1,45 @@
-"""What the time of a call is spent on: found by changing one thing at a time, and by counters.
+"""The issue that the time of a call goes with, found by changing one thing at a time and by counters.
 
-Each issue is a question that a measurement answers: a graph removes launches, contiguous operands remove jumps, smaller
-inputs leave the fixed cost or fit into a cache, one thread shows whether the others help, more rows show idle places.
-`share` is the part of the time that goes with the thing that was changed. An issue that no measurement found is not
-named, and a ratio to a limit alone names none.
+A graph removes launches, contiguous operands remove jumps, smaller inputs leave the fixed cost or fit into a cache, one
+thread shows whether the others help, more rows show idle places. `share` is the part of the time that goes with the
+thing that was changed. An issue that no measurement found is not named, and a ratio to a limit alone names none.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from genesis.array import Array, empty
 from genesis.autograd import TensorBase
-from genesis.backend import CPU, Device, backend_for
-from genesis.backend.cpu import set_threads, threads
-from genesis.dtypes import float32
+from genesis.backend import CPU, Device
+from genesis.backend.cpu import one_blas_thread, set_threads, threads
+from genesis.dtypes import float32, uint8
 from genesis.errors import GenesisError
 from genesis.measure.kernels import Launch, launches_of
-from genesis.measure.limits import Limits, has_gpu_time, time_on_gpu, wait_for
+from genesis.measure.limits import Limits, cuda_backend, has_gpu_time, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
 from genesis.measure.record import format_bytes, format_seconds, format_share
 from genesis.measure.timing import Plan, cold_calls, measure, of_wall
 from genesis.op import Op, execute, observe, registry
 
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
-
 ISSUES = ("host", "launch", "strides", "temporaries", "spills", "occupancy", "latency", "cache", "bandwidth", "compute")
-LEAST = 0.3  # of the time must go with what was changed
-MOST_OF_IT = 0.5  # the same for a limit or a fixed cost, which every call has some of
-FREE = 1.3  # twice the rows in less than this time: there was room for them
+LEAST = 0.3  # of the time must go with the thing that was changed
+MOST_OF_IT = 0.5  # the same for a limit or a fixed cost, which every call has to some extent
+FREE = 1.3  # ratio of two times that differ by more than noise
+NEAR = 0.8  # of a limit: more rows cannot be nearly free
 CACHED = 1.05  # above this share of a copy's rate, data came out of a cache
 ROUNDS, MOST_ROUNDS = 3, 8
-NOISY = 1.15  # two shortest times that lie further apart say nothing
+NOISY = 1.15  # the two shortest times of a call must agree this well
 SMALL = 4 << 20  # bytes below which inputs are made larger to see the fixed cost, and smaller above
+LARGE = 64 << 20  # bytes above which an eighth would not fit into the cache of a CPU's core
+TILES = (32, 64, 128, 256)  # rows that kernels of products process together
+COPIED, WIDTH = 32 << 20, 1024  # bytes and matrix width of the copy and product that a CPU's calls are compared with
 
 Call = Callable[[], object]
 Scaled = Callable[[float], tuple[Call, float] | None]
@@ -64,17 +66,18 @@ class Subject:
     """A call to examine.
 
     Attributes:
-        scaled: the call on inputs about so many times as large, and how many times its work really is; None where
-            there is no such call.
+        scaled: returns the call on `factor` times the rows and the ratio of their work, or None if rows cannot change.
+        rows: of the inputs; 0 if unknown.
     """
 
     call: Call
     device: Device
     scaled: Scaled = lambda factor: None
+    rows: int = 0
 
 
 def of_function(function: Callable[..., object], inputs: Sequence[Any], device: Device) -> Subject:
-    """A user's function. Tensors with as many rows as the first are made longer and shorter together."""
+    """A user's function. Tensors with as many rows as the first get more and fewer rows together."""
     arrays = [x.array for x in inputs if isinstance(x, TensorBase) and x.array.shape]
     rows = arrays[0].shape[0] if arrays else 0
 
@@ -82,31 +85,31 @@ def of_function(function: Callable[..., object], inputs: Sequence[Any], device: 
         count = round(rows * factor)
         if not count or count == rows:
             return None
-        changed = [_with_rows(x, rows, count) for x in inputs]
-        call = partial(function, *changed)
+        call = partial(function, *[_with_rows(x, rows, count) for x in inputs])
         try:
             call()
         except Exception:  # the function needs these sizes
             return None
         return call, count / rows
 
-    return Subject(partial(function, *inputs), device, scaled)
+    return Subject(partial(function, *inputs), device, scaled, rows)
 
 
 def _with_rows(x: Any, rows: int, count: int) -> Any:
+    """A tensor with `count` rows instead of `rows`; other inputs as they are."""
     if not isinstance(x, TensorBase) or x.array.shape[:1] != (rows,):
         return x
-    if count < rows:
-        return TensorBase.wrap(registry["slice"](x.array, items=((0, count, 1),)))
-    return TensorBase.wrap(registry["cat"](*[x.array] * round(count / rows), dim=0))
+    longer = registry["cat"](*[x.array] * math.ceil(count / rows), dim=0) if count > rows else x.array
+    return TensorBase.wrap(registry["slice"](longer, items=((0, count, 1),)))
 
 
 def examine(subject: Subject, limits: Limits, plan: Plan) -> Finding | None:
     """The first issue, in the order of `ISSUES`, with which enough of the time goes; None where no measurement says."""
-    return next(_findings(_Examined(subject, limits, plan)), None)
+    return next(findings(Examined(subject, limits, plan)), None)
 
 
-def _findings(seen: _Examined) -> Iterator[Finding]:
+def findings(seen: Examined) -> Iterator[Finding]:
+    """All issues that measurements support, the first one first."""
     questions = (_host, _launch, _strides, _temporaries, _spills, _occupancy, _cache, _bandwidth, _compute)
     for question in questions:
         found = question(seen)
@@ -114,7 +117,10 @@ def _findings(seen: _Examined) -> Iterator[Finding]:
             yield found._replace(share=min(found.share, 1.0))
 
 
-class _Step(NamedTuple):
+# --- What is measured -------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
     """An op that the call ran."""
 
     op: Op
@@ -124,54 +130,64 @@ class _Step(NamedTuple):
     seconds: float
 
 
-class _Examined:
-    """What was measured of a subject, each when it is first asked for."""
+class Examined:
+    """The measurements of a subject, each taken when it is first needed.
+
+    Attributes:
+        wall, gpu: seconds of a call; gpu is None on the CPU, and where no graph holds the call.
+    """
 
     def __init__(self, subject: Subject, limits: Limits, plan: Plan) -> None:
         self.subject, self.limits = subject, limits
         self.plan = Plan(max(plan.precision, 0.03), plan.seconds / 15, min(plan.warm_up, 0.01), plan.sample)
-        self.wait, self.on_gpu = wait_for(subject.device), has_gpu_time(subject.device)
+        self.on_gpu = has_gpu_time(subject.device)
         self.wall = self.wall_of(subject.call)
-        self.gpu = self.gpu_of(subject.call, self.wall)
+        self.gpu = self.gpu_of(subject.call, self.wall) if self.on_gpu else None
 
     @property
     def seconds(self) -> float:
-        """Of the work: on the GPU, where a graph holds the call."""
+        """Seconds of the work: on the GPU, where a graph holds the call."""
         return self.wall if self.gpu is None else self.gpu
 
     def wall_of(self, call: Call) -> float:
-        return measure(of_wall(call, self.wait), self.plan).fastest
+        """Seconds of a call by the wall."""
+        return measure(of_wall(call, wait_for(self.subject.device)), self.plan).fastest
 
     def gpu_of(self, call: Call, wall: float) -> float | None:
-        if not self.on_gpu:
-            return None
+        """Seconds of a call on the GPU."""
         try:
             return time_on_gpu(call, self.subject.device, wall, self.plan).fastest
         except GenesisError:
             return None
 
-    def ratio(self, call: Call, base: Call | None = None) -> float | None:
-        """Another call's time over this one's: of each the shortest in interleaved rounds, as what slows the machine
-        only adds time. None where the two shortest of one do not agree, or the call fails.
+    def clock(self, call: Call) -> float:
+        """Seconds of a call's work: on the GPU, or of this thread on the CPU, where other programs do not count."""
+        if self.subject.device == CPU:
+            return measure(of_wall(call, lambda: None, time.thread_time), self.plan).fastest
+        wall = self.wall_of(call)
+        return wall if self.gpu is None else self.gpu_of(call, wall) or wall
+
+    def ratio(self, call: Call, base: Call | None = None, clock: Callable[[Call], float] | None = None) -> float | None:
+        """The time of a call over the time of another (the subject's), each the shortest of interleaved rounds.
+
+        Work is timed in one thread unless a clock is given. None where the two shortest times of one call disagree, or
+        where a call fails.
         """
         times: tuple[list[float], list[float]] = ([], [])
+        alone = self.subject.device == CPU and clock is None
         try:
-            for count in range(1, MOST_ROUNDS + 1):
-                for each, seconds in zip((call, base or self.subject.call), times, strict=True):
-                    seconds.append(self.clock(each))
-                if count >= ROUNDS and all(sorted(t)[1] <= NOISY * min(t) for t in times):
-                    return min(times[0]) / min(times[1])
+            with _one_thread() if alone else nullcontext():
+                for count in range(1, MOST_ROUNDS + 1):
+                    for each, seconds in zip((call, base or self.subject.call), times, strict=True):
+                        seconds.append((clock or self.clock)(each))
+                    if count >= ROUNDS and all(sorted(t)[1] <= NOISY * min(t) for t in times):
+                        return min(times[0]) / min(times[1])
         except (GenesisError, MemoryError):
             pass
         return None
 
-    def clock(self, call: Call) -> float:
-        """Seconds of a call, by the clock that `seconds` is of."""
-        wall = self.wall_of(call)
-        return wall if self.gpu is None else self.gpu_of(call, wall) or wall
-
     def scaled(self, factor: float) -> tuple[float, float] | None:
-        """How many times as long the call takes on inputs that many times as large, and how many times the work is."""
+        """The ratios of time and of work with `factor` times the rows."""
         try:
             made = self.subject.scaled(factor)
         except (GenesisError, MemoryError):
@@ -181,19 +197,17 @@ class _Examined:
         return longer, made[1]
 
     @cached_property
-    def steps(self) -> tuple[list[_Step], float, float]:
-        """The ops of a call, the seconds outside of them, and of the whole: of the quickest of three calls."""
-        best: tuple[list[_Step], float, float] | None = None
+    def steps(self) -> tuple[list[Step], float, float]:
+        """The ops of the quickest of three calls, the seconds outside of them, and of the whole."""
+        runs = []
         for _ in range(3):
-            found: list[_Step] = []
-            with observe(lambda op, i, o, a, s, found=found: found.append(_Step(op, i, o, a, s))):  # type: ignore[misc]
+            found: list[Step] = []
+            with observe(lambda *ran, found=found: found.append(Step(*ran))):
                 start = time.perf_counter()
                 self.subject.call()
                 whole = time.perf_counter() - start
-            if best is None or whole < best[2]:
-                best = (found, whole - sum(step.seconds for step in found), whole)
-        assert best is not None
-        return best
+            runs.append((found, whole - sum(step.seconds for step in found), whole))
+        return min(runs, key=lambda run: run[2])
 
     @cached_property
     def work(self) -> tuple[int, int]:
@@ -201,22 +215,39 @@ class _Examined:
         costs = [step.op.cost(step.inputs, step.outputs, step.attrs) for step in self.steps[0]]
         return sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs)
 
-    @property
+    @cached_property
     def moved(self) -> float:
         """The share of the time that a copy of the bytes would take."""
+        if self.subject.device == CPU:
+            source, target = (empty((COPIED,), uint8) for _ in range(2))
+            registry["fill"](out=source, value=1, shape=source.shape, dtype=source.dtype)
+            copied = self.ratio(partial(registry["copy"], source, out=target), clock=self.wall_of)
+            if copied is not None:
+                return self.work[0] / (2 * COPIED) * copied
         return self.work[0] / self.limits.bytes_per_second / self.seconds
 
-    @property
+    @cached_property
     def multiplied(self) -> float:
-        """The share that a large matrix product of the FLOPs would take; 0 where the ops are no products."""
-        is_product = any(len(s.outputs) and s.op.autocast == "low_precision" for s in self.steps[0])
+        """The share that a large matrix product of the FLOPs would take; 0 where no op is a product."""
+        if not any(len(s.outputs) and s.op.autocast == "low_precision" for s in self.steps[0]):
+            return 0.0
+        if self.subject.device == CPU:
+            product = self.ratio(_product(WIDTH), clock=self.wall_of)
+            if product is not None:
+                return self.work[1] / (2 * WIDTH**3) * product
         rate = self.limits.flops_per_second
-        return self.work[1] / rate / self.seconds if is_product and rate else 0.0
+        return self.work[1] / rate / self.seconds if rate else 0.0
 
     @cached_property
     def other_size(self) -> tuple[float, float] | None:
-        """At an eighth of the size, or eight times it where the call is small."""
-        return self.scaled(8.0 if self.work[0] < SMALL else 1 / 8)
+        """The ratios at a smaller size, which fits into a cache, or at a larger one where the call is small."""
+        is_large = self.subject.device == CPU and max(self.work[0], self.peak) >= LARGE
+        return self.scaled(8.0 if self.work[0] < SMALL else 1 / 32 if is_large else 1 / 8)
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes of results and temporaries on the CPU, those inside numpy too."""
+        return peak_bytes(self.subject.call, CPU)
 
     @property
     def saved_when_small(self) -> float:
@@ -227,17 +258,41 @@ class _Examined:
 
     @cached_property
     def launches(self) -> list[Launch]:
+        """The kernels and fills of a call; empty on the CPU."""
         return [] if self.subject.device == CPU else launches_of(self.subject.call, self.subject.device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Everything on the CPU runs in this thread inside the block."""
+    count = threads()
+    set_threads(1)
+    try:
+        with one_blas_thread():
+            yield
+    finally:
+        set_threads(count)
+
+
+def _product(width: int) -> Call:
+    """A product of two square matrices on the CPU."""
+    x = empty((width, width), float32)
+    registry["fill"](out=x, value=1, shape=x.shape, dtype=x.dtype)
+    return partial(registry["matmul"], x, x)
+
+
+def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> object:
+    return execute(op, inputs, dict(attrs))
 
 
 # --- The questions ----------------------------------------------------------------------------------------------------
 
 
-def _host(seen: _Examined) -> Finding | None:
-    """Time in Python outside of ops, beyond what calling them costs. A graph would remove it, so no more than that."""
+def _host(seen: Examined) -> Finding | None:
+    """Time in Python outside of ops, beyond the cost of calling them. A graph would remove it, so it is no more."""
     steps, outside, whole = seen.steps
     outside -= len(steps) * seen.limits.call_seconds
-    share = outside / whole  # of one call, whatever else the machine does in others
+    share = outside / whole  # of the same call, because other calls may have been slowed
     if seen.gpu is not None:
         share = min(share, 1 - seen.gpu / seen.wall)
     if share < LEAST:
@@ -246,8 +301,8 @@ def _host(seen: _Examined) -> Finding | None:
     return Finding("host", share, evidence, "a profile with stacks shows where the host works or waits")
 
 
-def _launch(seen: _Examined) -> Finding | None:
-    """The fixed cost: what a CUDA graph removes; without a GPU, what stays when the inputs shrink."""
+def _launch(seen: Examined) -> Finding | None:
+    """The fixed cost: the time that a CUDA graph removes; without a GPU, the time that shrinking inputs leaves."""
     if seen.gpu is not None:
         share = 1 - seen.gpu / seen.wall
         if share < LEAST:
@@ -266,33 +321,29 @@ def _launch(seen: _Examined) -> Finding | None:
     return Finding("launch", fixed / seen.wall, evidence, "make fewer calls on larger tensors, or fuse several ops")
 
 
-def _strides(seen: _Examined) -> Finding | None:
-    """What operands without gaps save, for the ops that were given others."""
+def _strides(seen: Examined) -> Finding | None:
+    """The time that contiguous operands save, for the ops that were given others."""
+
+    def jumps(x: Any) -> bool:
+        return isinstance(x, Array) and x.size > 1 and not x.is_contiguous
+
     saved, names = 0.0, list[str]()
     for op, inputs, _, attrs, _ in seen.steps[0]:
-        if op.view is not None or op.mutates or not any(_jumps(x) for x in inputs):
-            continue
-        plain = tuple(registry["copy"](x) if _jumps(x) else x for x in inputs)
-        jumping = partial(_run, op, inputs, attrs)
-        ratio = seen.ratio(partial(_run, op, plain, attrs), jumping)
-        saved += 0.0 if ratio is None else (1 - ratio) * seen.clock(jumping)
-        names.append(op.name)
-    if saved < LEAST * seen.seconds:
+        if op.view is None and not op.mutates and any(map(jumps, inputs)):
+            plain = tuple(registry["copy"](x) if jumps(x) else x for x in inputs)
+            jumping = partial(_run, op, inputs, attrs)
+            ratio = seen.ratio(partial(_run, op, plain, attrs), jumping)
+            saved += 0.0 if ratio is None else (1 - ratio) * seen.clock(jumping)
+            names.append(op.name)
+    whole = seen.clock(seen.subject.call) if saved else 0.0
+    if not saved or saved < LEAST * whole:
         return None
     evidence = f"operands of {', '.join(dict.fromkeys(names))} made contiguous save {format_seconds(saved)}"
-    return Finding("strides", saved / seen.seconds, evidence, "store the operand in the order in which it is read")
+    return Finding("strides", saved / whole, evidence, "store the operand in the order in which it is read")
 
 
-def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> object:
-    return execute(op, inputs, dict(attrs))
-
-
-def _jumps(x: Any) -> bool:
-    return isinstance(x, Array) and x.size > 1 and not x.is_contiguous
-
-
-def _temporaries(seen: _Examined) -> Finding | None:
-    """Results that only the next op reads, and what a reference allocates inside, at the rate of a copy or more."""
+def _temporaries(seen: Examined) -> Finding | None:
+    """Results that only the next op reads, and memory that a reference allocates inside, at the rate of a copy."""
     steps = [step for step in seen.steps[0] if step.op.view is None]
     made = {id(x.storage) for step in steps for x in step.outputs}
     read = {id(x.storage): x.nbytes for step in steps for x in step.inputs if isinstance(x, Array)}
@@ -302,102 +353,107 @@ def _temporaries(seen: _Examined) -> Finding | None:
     extra = max(seen.work[0] - outside - results, 0) if between else 0
     share = seen.saved_when_small if extra > outside + results else 0.0
     if not between and seen.subject.device == CPU:
-        hidden = peak_bytes(seen.subject.call, CPU) - results
-        if hidden >= max(results, SMALL // 4):  # fresh memory, which is slower than a copy's: so the smaller call tells
+        hidden = seen.peak - results
+        if hidden >= max(results, SMALL // 4):  # fresh memory is slower than a copy's, which the smaller call shows
             extra, share = 2 * hidden, seen.saved_when_small
-    share = max(share, extra / seen.limits.bytes_per_second / seen.seconds)
+    share = max(share, extra / seen.work[0] * seen.moved) if extra else 0.0
     if share < LEAST:
         return None
     evidence = f"{format_bytes(extra)} of temporaries are moved beside {format_bytes(outside + results)} of operands"
     return Finding("temporaries", share, evidence, "fuse the ops, or write into one buffer with out=")
 
 
-def _spills(seen: _Examined) -> Finding | None:
+def _spills(seen: Examined) -> Finding | None:
     """Registers that a kernel stores in local memory, where no limit is reached."""
-    worst = max((each for each in seen.launches if each.resources), key=lambda e: e.resources.local, default=None)  # type: ignore[union-attr]
-    if worst is None or worst.resources is None or not worst.resources.local:
+    kernels = [(each, each.resources) for each in seen.launches if each.resources is not None]
+    worst = max(kernels, key=lambda pair: pair[1].local, default=None)
+    if worst is None or not worst[1].local or max(seen.moved, seen.multiplied) >= MOST_OF_IT:
         return None
-    if max(seen.moved, seen.multiplied) >= MOST_OF_IT:
-        return None
-    evidence = f"{worst.kernel} stores {worst.resources.local} bytes per thread in local memory"
+    evidence = f"{worst[0].kernel} stores {worst[1].local} bytes per thread in local memory"
     return Finding("spills", 1 - max(seen.moved, seen.multiplied), evidence, "hold fewer values, or use more warps")
 
 
-def _occupancy(seen: _Examined) -> Finding | None:
-    """Places that stay empty: on a GPU twice the rows are free; on the CPU one thread is as quick as all."""
-    if max(seen.moved, seen.multiplied) >= MOST_OF_IT:
-        return None
+def _occupancy(seen: Examined) -> Finding | None:
+    """Places that stay empty: on a GPU more rows are nearly free; on the CPU one thread is as quick as all."""
+    reached = max(seen.moved, seen.multiplied)
     if seen.subject.device == CPU:
-        return _idle_threads(seen)
-    doubled = seen.scaled(2.0) if seen.on_gpu else None
-    if doubled is None or doubled[0] > FREE or doubled[1] < 1.5:
+        return None if reached >= MOST_OF_IT else _idle_threads(seen)
+    if reached >= NEAR:
         return None
-    share = 2 - doubled[0]
-    evidence = f"{doubled[1]:.3g} times the work takes {doubled[0]:.2f} times as long"
+    best: tuple[float, float, float] | None = None
+    for factor in _fuller(seen) if seen.on_gpu else ():
+        if (found := seen.scaled(factor)) is not None:
+            best = max(best or (0.0, 0.0, 0.0), (1 - found[0] / found[1], *found))
+    if best is None or best[0] < LEAST:
+        return None
+    share, longer, factor = best
+    evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long"
     most = max(seen.launches, key=lambda each: each.programs, default=None)
     if most is not None and most.resources is not None:
         taken = most.resources
         evidence += f"; {most.kernel} has {most.programs} programs for {taken.sm_count} SMs"
-        if most.programs >= taken.sm_count and taken.idle < LEAST:
+        if most.programs >= taken.sm_count and taken.idle < LEAST and factor > 1.9:
             return Finding("latency", share, evidence, "give the kernel independent work, or run several in one launch")
-    return Finding("occupancy", share, evidence, "split the work further, or batch more rows")
+    return Finding("occupancy", share, evidence, "fill tiles and waves: split the work further, or batch more rows")
 
 
-def _idle_threads(seen: _Examined) -> Finding | None:
+def _fuller(seen: Examined) -> list[float]:
+    """Factors of the rows that may cost nothing: twice as many, to the end of a tile, to the end of the last wave."""
+    rows = seen.subject.rows
+    factors = [-(-rows // tile) * tile / rows for tile in TILES] if rows else []
+    waves = max((each.resources.waves for each in seen.launches if each.resources is not None), default=0.0)
+    factors += [math.ceil(waves) / waves] if waves else []
+    return [2.0, *sorted({round(factor, 3) for factor in factors if 1.3 < factor < 1.99})]
+
+
+def _idle_threads(seen: Examined) -> Finding | None:
+    """Threads that do not help, on a machine where they help a product."""
+
+    def gained(call: Call) -> float:
+        """The time in one thread over the time in all of them."""
+        every = min(seen.wall_of(call) for _ in range(ROUNDS))
+        with _one_thread():
+            return min(seen.wall_of(call) for _ in range(ROUNDS)) / every
+
     count = threads()
-    if count < 2 or (ratio := seen.ratio(_alone(seen.subject.call))) is None or ratio > 1.1:
+    if count < 2 or not 0.8 < (ratio := gained(seen.subject.call)) < 1.1:
         return None
-    x = empty((512, 512), float32)
-    known = seen.ratio(_alone(product := partial(_run, registry["matmul"], (x, x), {})), product)
-    if known is None or known < FREE:  # now the machine has no second core for anybody
+    if (known := gained(_product(512))) < FREE:  # other programs leave no second core now
         return None
-    share = 1 - (ratio - 1) / (count - 1)  # 0 where all threads help fully, 1 where none does
+    share = 1 - max(ratio - 1, 0.0) / (count - 1)  # 0 where all threads help fully, 1 where none does
     evidence = f"one thread takes {ratio:.2f} of the time of {count}, and {known:.2f} for a product"
     return Finding("occupancy", share, evidence, "it runs in one thread: give it more rows")
 
 
-def _alone(call: Call) -> Call:
-    """The call in one thread."""
-
-    def one() -> object:
-        count = threads()
-        set_threads(1)
-        try:
-            return call()
-        finally:
-            set_threads(count)
-
-    return one
-
-
-def _cache(seen: _Examined) -> Finding | None:
+def _cache(seen: Examined) -> Finding | None:
     """Whether the data come from a cache, or would at a smaller size."""
     if seen.gpu is not None and seen.moved > CACHED:
-        with cold_calls(seen.subject.call, cast("CudaBackend", backend_for(seen.subject.device))) as sample:
+        with cold_calls(seen.subject.call, cuda_backend(seen.subject.device)) as sample:
             cold = measure(sample, seen.plan).fastest
         if cold > FREE * seen.gpu:
             evidence = f"{format_seconds(seen.gpu)} with its data in L2, {format_seconds(cold)} without"
             return Finding("cache", 1 - seen.gpu / cold, evidence, "a larger shape, or --cold, shows memory's cost")
-    if seen.moved >= MOST_OF_IT:
+    if seen.moved >= MOST_OF_IT or seen.saved_when_small < LEAST:
         return None
-    saved = seen.saved_when_small
-    if saved < LEAST:
-        return None
-    evidence = f"an eighth of the data takes {format_share(1 - saved)} of the time per byte"
-    return Finding("cache", saved, evidence, "work on pieces that fit into the cache, in the order of memory")
+    assert seen.other_size is not None
+    evidence = (
+        f"{seen.other_size[1]:.3g} times the data takes {format_share(1 - seen.saved_when_small)} of the time per byte"
+    )
+    advice = "work on pieces that fit into the cache, in the order of memory"
+    return Finding("cache", seen.saved_when_small, evidence, advice)
 
 
-def _bandwidth(seen: _Examined) -> Finding | None:
+def _bandwidth(seen: Examined) -> Finding | None:
     """Bytes at the rate of a copy."""
     is_cached = seen.other_size is not None and seen.other_size[1] < 1 and seen.saved_when_small < 0.1
     if seen.moved < (0.9 if is_cached else MOST_OF_IT) or seen.multiplied > seen.moved:
-        return None  # what takes as long in a cache does not wait for memory
+        return None  # a call that takes as long in a cache does not wait for memory
     source = ", out of a cache" if seen.moved > CACHED else ""
     evidence = f"{format_bytes(seen.work[0])} at {format_share(seen.moved)} of a copy's rate{source}"
     return Finding("bandwidth", seen.moved, evidence, "only fewer bytes help: a narrower dtype, or fusion")
 
 
-def _compute(seen: _Examined) -> Finding | None:
+def _compute(seen: Examined) -> Finding | None:
     """Products at the rate of large ones; or arithmetic that takes as long when the data is in a cache."""
     if seen.multiplied >= MOST_OF_IT:
         evidence = f"{format_share(seen.multiplied)} of the largest product's rate"

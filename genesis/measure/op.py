@@ -215,7 +215,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
         if device != CPU:
             launches = launches_of(case.call, device)
             dispatch = stages_of(case, plan) if settings.stages else {}
-        subject = Subject(case.call, device, partial(scaled, case, limits))
+        subject = Subject(case.call, device, partial(scaled, case, limits), case.shape[0] if case.shape else 0)
         finding = causes.examine(subject, limits, plan) if settings.causes else None
     cost = case.op.cost(case.inputs, outputs, case.attrs)
     passes = passes_of(case.op, case.inputs, case.attrs) if settings.backward else None
