@@ -163,7 +163,7 @@ class finfo:  # noqa: N801  torch's name
     def __init__(self, type: Any = float32) -> None:
         kind = as_dtype(type)
         if not kind.is_floating_point:
-            raise DTypeError(f"finfo of {kind}", next="use iinfo for integers")
+            raise DTypeError(f"finfo takes float dtypes, got {kind}", next="use iinfo for integers")
         facts = ml_dtypes.finfo(kind.numpy)  # type: ignore[no-untyped-call]
         self.bits, self.dtype = facts.bits, kind.name
         self.eps, self.max, self.min = float(facts.eps), float(facts.max), float(facts.min)
@@ -185,7 +185,7 @@ class iinfo:  # noqa: N801  torch's name
     def __init__(self, type: Any) -> None:
         kind = as_dtype(type)
         if kind.category != INTEGER:
-            raise DTypeError(f"iinfo of {kind}", next="use finfo for floats")
+            raise DTypeError(f"iinfo takes integer dtypes, got {kind}", next="use finfo for floats")
         facts = np.iinfo(kind.numpy)
         self.bits, self.min, self.max, self.dtype = facts.bits, int(facts.min), int(facts.max), kind.name
 

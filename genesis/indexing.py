@@ -78,7 +78,7 @@ def _as_index(entry: Any, device: Device) -> Any:
         if values.size == 0 and not isinstance(entry, np.ndarray):
             values = values.astype(np.int64)
         if values.dtype.kind not in "iub":
-            raise DTypeError(f"an index of type {values.dtype}", next="use integers, or bools for a mask")
+            raise DTypeError(f"an index has type {values.dtype}", next="use integers, or bools for a mask")
         entry = _on_device(values if values.dtype == np.bool_ else values.astype(np.int64), device)
     if isinstance(entry, Array):
         if entry.dtype is uint8 or entry.dtype.category > INTEGER:
@@ -91,7 +91,7 @@ def _as_index(entry: Any, device: Device) -> Any:
         return operator.index(entry)
     except TypeError:
         raise DTypeError(
-            f"an index of type {type(entry).__name__}", next="use int, slice, None, ..., integer tensors or bool masks"
+            f"an index has type {type(entry).__name__}", next="use int, slice, None, ..., integer tensors or bool masks"
         ) from None
 
 
@@ -123,7 +123,7 @@ def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[
     entries = [_as_index(e, x.device) for e in (index if isinstance(index, tuple) else (index,))]
     used = sum(_consumed(e) for e in entries)
     if used > x.ndim:
-        raise IndexRangeError(f"{used} indices for a tensor of {x.ndim} dimensions, shape {x.shape}")
+        raise IndexRangeError(f"{used} indices exceed the {x.ndim} dimensions of shape {x.shape}")
     if sum(e is Ellipsis for e in entries) > 1:
         raise IndexRangeError("an index has more than one ellipsis (...)")
     items: list[Item] = []

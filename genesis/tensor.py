@@ -54,7 +54,7 @@ class Tensor(Methods, TensorBase, concrete=True):
             return given.array if isinstance(given, TensorBase) else _create.tensor(given, dtype=float32).array
         for size in data:
             if type(size) is not builtins.int and not isinstance(size, (np.integer, TensorBase)):
-                raise DTypeError(f"Tensor() of a value of type {type(size).__name__}", next="use genesis.tensor()")
+                raise DTypeError(f"Tensor() does not take a {type(size).__name__}", next="use genesis.tensor()")
         return _create.empty(*data).array  # type: ignore[no-any-return]
 
     # --- Attributes --------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def item(self) -> Any:
         """Return the only element as a Python number. Raises ShapeError unless there is exactly one."""
         if self.array.size != 1:
-            raise ShapeError(f"item() of a tensor with {self.array.size} elements", next="index it, or use tolist()")
+            raise ShapeError(f"item() takes one element, got {self.array.size}", next="index it, or use tolist()")
         return self.array.item()
 
     def tolist(self) -> Any:
@@ -140,7 +140,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def numpy(self) -> np.ndarray:
         """Return the values as numpy; on the CPU memory is shared. Raises GradientError if it requires a gradient."""
         if self.requires_grad:
-            raise GradientError("numpy() of a tensor that requires a gradient", next="use .detach().numpy()")
+            raise GradientError("numpy() does not take a tensor that requires a gradient", next="use .detach().numpy()")
         return self.array.numpy()
 
     def __array__(self, dtype: Any = None, copy: builtins.bool | None = None) -> np.ndarray:
@@ -152,7 +152,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     ) -> Any:
         """Return a capsule over the same memory, for another library's `from_dlpack`; see `to_dlpack`."""
         if self.requires_grad:
-            raise GradientError("DLPack of a tensor that requires a gradient", next="use .detach()")
+            raise GradientError("DLPack cannot share a tensor that requires a gradient", next="use .detach()")
         return _exchange.to_dlpack(self.array, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
@@ -181,7 +181,7 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     def __len__(self) -> builtins.int:
         if not self.array.shape:
-            raise ShapeError("len() of a tensor without dimensions")
+            raise ShapeError("a tensor without dimensions has no len()")
         return self.array.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -210,7 +210,8 @@ class Tensor(Methods, TensorBase, concrete=True):
             return format(self.item(), spec)
         if spec:
             raise DTypeError(
-                f"the format {spec!r} of a tensor of shape {self.array.shape}", next="format its elements, or .mean()"
+                f"the format {spec!r} does not apply to a tensor of shape {self.array.shape}",
+                next="format its elements, or .mean()",
             )
         return str(self)
 
@@ -279,7 +280,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         """
         edge = self.edge()
         if edge is None:
-            raise GradientError("register_hook() on a tensor that does not require a gradient")
+            raise GradientError("register_hook() needs a tensor that requires a gradient")
 
         def on_array(grad: Array) -> Array | None:
             replaced = hook(Tensor(grad))
@@ -309,7 +310,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def retain_grad(self) -> None:
         """Keep a non-leaf's gradient in `.grad`. Raises GradientError if the tensor does not require a gradient."""
         if not self.requires_grad:
-            raise GradientError("retain_grad() on a tensor that does not require a gradient")
+            raise GradientError("retain_grad() needs a tensor that requires a gradient")
         if not self.is_leaf:
 
             def keep(grad: Tensor) -> None:

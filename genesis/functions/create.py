@@ -47,7 +47,7 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
     if values.dtype.kind in "OUSVcMm" and values.dtype != bfloat16.numpy:
         raise DTypeError(
             f"a tensor cannot be made from {type(leaf).__name__} values",
-            next="give numbers, bools, numpy arrays or nested lists of them",
+            next="pass numbers, bools, numpy arrays or nested lists of them",
         )
     if values.dtype.kind == "f" and not isinstance(leaf, (np.ndarray, np.generic, TensorBase)):
         return values, float32
@@ -357,7 +357,7 @@ def pin_memory(x: Tensor, device: DeviceLike = "cuda") -> Tensor:
     """
     a = array_of(x, "pin_memory")
     if a.device.type != "cpu":
-        raise DeviceError(f"pin_memory of a tensor on {a.device}", next="call .cpu() first: only host memory is pinned")
+        raise DeviceError(f"pin_memory needs a tensor on the CPU, got one on {a.device}", next="call .cpu() first")
     if is_pinned(a):
         return x
     pinned = pinned_empty(a.shape, a.dtype, as_device(device))

@@ -38,7 +38,7 @@ def _scaled(x: Any, y: Any, alpha: float) -> Any:
         return y * alpha
     kind = _common_type(x, y)
     if type(alpha) is float and not kind.is_floating_point:
-        raise DTypeError(f"alpha is {alpha} for a sum of type {kind.name}", next="give an integer, or cast to a float")
+        raise DTypeError(f"alpha is {alpha}, but the sum is {kind.name}", next="pass an integer, or cast to a float")
     return apply(ops.mul, y if y.array.dtype is kind else apply(ops.cast, y, dtype=kind), alpha)
 
 
@@ -52,7 +52,7 @@ def result_type(*operands: Any) -> DType:
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     arrays = [x.array if isinstance(x, TensorBase) else x for x in given]
     if not arrays:
-        raise DTypeError("result_type of no operands")
+        raise DTypeError("result_type needs at least one operand")
     return dtypes.result_type([v if (v := plain(x)) is not None else x for x in arrays])
 
 

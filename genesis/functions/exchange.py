@@ -101,7 +101,9 @@ def from_dlpack(source: Any) -> Tensor:
         pointer, (_, number), _, shape, strides = taken.described
         array = _adopted(pointer, shape, strides, dtype, Device("cuda", number), taken, taken.read_only)
     else:
-        raise DeviceError(f"from_dlpack: memory of DLPack device {place}", next="move it to the host or to CUDA")
+        raise DeviceError(
+            f"from_dlpack cannot use memory of DLPack device {place}", next="move it to the host or to CUDA"
+        )
     return TensorBase.wrap(array)
 
 

@@ -350,7 +350,7 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
     shape, given = array_of(x, "take_along_dim").shape, array_of(indices, "take_along_dim").shape
     dim = normalize_axis(dim, len(shape))
     if len(shape) != len(given):
-        raise ShapeError(f"take_along_dim: indices of shape {given} for a tensor of shape {shape}")
+        raise ShapeError(f"take_along_dim: indices of shape {given} do not match a tensor of shape {shape}")
     common = broadcast_shapes(
         (*shape[:dim], 1, *shape[dim + 1 :]),
         (*given[:dim], 1, *given[dim + 1 :]),
@@ -433,8 +433,8 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
     counts = np.asarray(repeats.array.numpy() if isinstance(repeats, TensorBase) else repeats)
     if counts.shape not in ((1,), (shape[dim],), ()) or counts.dtype.kind not in "iu" or (counts < 0).any():
         raise ShapeError(
-            f"repeat_interleave: repeats of shape {counts.shape} and type {counts.dtype} for dimension {dim} of size"
-            f" {shape[dim]}: one number >= 0, or one per slice"
+            f"repeat_interleave: repeats {counts.shape} of type {counts.dtype} do not fit dimension {dim} of size"
+            f" {shape[dim]}: pass one number >= 0, or one per slice"
         )
     rows = np.repeat(np.arange(shape[dim]), counts if counts.shape == (shape[dim],) else int(counts.reshape(())))
     return index_select(x, dim, TensorBase.wrap(moved(from_numpy(rows), x.array.device)))

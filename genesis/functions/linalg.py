@@ -25,7 +25,7 @@ def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
     if any(len(s) != n for s, n in zip(shapes, ndims, strict=True)):
         listed = " and ".join(str(s) for s in shapes)
         wanted = " and ".join(str(n) for n in ndims)
-        raise ShapeError(f"{name}: shapes {listed}, expected {wanted} dimensions", next="use matmul, which broadcasts")
+        raise ShapeError(f"{name}: shapes {listed} must have {wanted} dimensions", next="use matmul, which broadcasts")
 
 
 @public
@@ -47,7 +47,9 @@ def bmm(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x `[b, n, k]` @ y `[b, k, m]`, without broadcasting."""
     _need("bmm", (3, 3), x, y)
     if x.array.shape[0] != y.array.shape[0]:
-        raise ShapeError(f"bmm: {x.array.shape[0]} and {y.array.shape[0]} matrices", next="use matmul to broadcast")
+        raise ShapeError(
+            f"bmm: the batch sizes are {x.array.shape[0]} and {y.array.shape[0]}", next="use matmul to broadcast"
+        )
     return apply(ops.matmul, x, y, out=out)
 
 
@@ -124,7 +126,9 @@ def with_pairs(low_rank: LowRankPairs, weights: Sequence[Tensor], size: int) -> 
         UsageError: if the dropout is not a probability.
     """
     if len(low_rank.pairs) != len(weights) or not any(low_rank.pairs):
-        raise ShapeError(f"{len(low_rank.pairs)} low-rank pairs for {len(weights)} weights", next="pass one per weight")
+        raise ShapeError(
+            f"{len(low_rank.pairs)} low-rank pairs do not match {len(weights)} weights", next="pass one per weight"
+        )
     if not 0 <= low_rank.dropout <= 1:
         raise UsageError(f"dropout: {low_rank.dropout} is not a probability", next="pass a value in [0, 1]")
     a, b, columns, start = [], [], [], 0
@@ -251,7 +255,7 @@ def _output_labels(given: str | None, terms: list[tuple[str, ...]], equation: st
     head, has_dots, tail = given.partition("...")
     out = (*head, *(dots if has_dots else ()), *tail)
     if len(set(out)) != len(out) or any(label not in everywhere for label in out):
-        raise ShapeError(f"einsum: the result {given!r} of {equation!r} repeats a label or names one no operand has")
+        raise ShapeError(f"einsum: the result {given!r} of {equation!r} repeats a label or has one that no operand has")
     return out
 
 

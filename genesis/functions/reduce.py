@@ -247,7 +247,7 @@ def norm(
     names = {None: 2.0, "fro": 2.0, "inf": math.inf, "-inf": -math.inf}
     power = names.get(p) if p is None or isinstance(p, str) else float(number(p, "norm", "p"))
     if power is None:
-        raise DTypeError(f"norm: p is {p!r}", next='give a number, "fro" or "inf"')
+        raise DTypeError(f"norm: {p!r} is not a valid p", next='pass a number, "fro" or "inf"')
     return _reduced(ops.norm, x, dim, keepdim=keepdim, p=power, dtype=dtype, out=out)
 
 
@@ -352,7 +352,9 @@ def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_
     """
     a, b = array_of(x, "isclose"), array_of(y, "isclose")
     if a.dtype is not b.dtype:
-        raise DTypeError(f"isclose of {a.dtype.name} and {b.dtype.name}", next="cast one with .to(...)")
+        raise DTypeError(
+            f"isclose takes one dtype, got {a.dtype.name} and {b.dtype.name}", next="cast one with .to(...)"
+        )
     if rtol < 0 or atol < 0:
         raise UsageError(f"isclose: rtol {rtol} and atol {atol} must be at least 0")
     with no_grad():

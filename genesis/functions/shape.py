@@ -211,7 +211,7 @@ def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) 
     if isinstance(split_size_or_sections, int):
         step = split_size_or_sections
         if step < 0 or (step == 0 and size):
-            raise ShapeError(f"split: parts of size {step} along dimension {dim} of size {size}")
+            raise ShapeError(f"split: size {step} is not valid for dimension {dim} of size {size}")
         sections = [min(step, size - i) for i in range(0, size, step)] if size else [0]
     else:
         sections = list(sizes_of((split_size_or_sections,), "split"))
@@ -226,7 +226,7 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
     shape = array_of(x, "chunk").shape
     if chunks < 1:
-        raise ShapeError(f"chunk: {chunks} chunks")
+        raise ShapeError(f"chunk needs at least 1 chunk, got {chunks}")
     size = shape[normalize_axis(dim, len(shape))] if shape else 1
     if size == 0:
         return split(x, [0] * chunks, dim)
@@ -288,7 +288,7 @@ def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None 
     tensors = _listed("cat", tensors)
     arrays = [array_of(t, "cat") for t in tensors]
     if not arrays:
-        raise ShapeError("cat: an empty list of tensors")
+        raise ShapeError("cat needs at least one tensor")
     if any(not a.shape for a in arrays):
         raise ShapeError("cat: a tensor without dimensions cannot be joined", next="use stack()")
     ndim = max((a.ndim for a in arrays if a.shape != (0,)), default=1)
@@ -311,7 +311,7 @@ def repeat(x: Tensor, *sizes: Sizes) -> Tensor:
     """Return x repeated `sizes` times along each dimension; additional sizes add leading dimensions."""
     shape, counts = array_of(x, "repeat").shape, sizes_of(sizes, "repeat")
     if len(counts) < len(shape) or any(c < 0 for c in counts):
-        raise ShapeError(f"repeat: {counts} for a tensor of shape {shape}: one count >= 0 per dimension")
+        raise ShapeError(f"repeat: {counts} does not fit a tensor of shape {shape}: pass one count >= 0 per dimension")
     shape = (1,) * (len(counts) - len(shape)) + shape
     apart = reshape(x, *(v for s in shape for v in (1, s)))
     wide = expand(apart, *(v for c, s in zip(counts, shape, strict=True) for v in (c, s)))
@@ -365,7 +365,9 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
     """
     shape = array_of(x, "pad").shape
     if mode != "constant" or len(pad) % 2 or len(pad) > 2 * len(shape):
-        raise ShapeError(f"pad: mode {mode!r} with widths {tuple(pad)} for shape {shape}: only pairs and 'constant'")
+        raise ShapeError(
+            f"pad: mode {mode!r} with widths {tuple(pad)} does not fit shape {shape}: use 'constant' pairs"
+        )
     pairs = [(0, 0)] * (len(shape) - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     for dim, (before, after) in enumerate(pairs):
         if before < 0 or after < 0:

@@ -104,7 +104,7 @@ def record_stream(array: Array, stream: int) -> None:
     if array.device == CPU:
         block = _block(array)
         if block is None:
-            raise DeviceError("record_stream of a tensor on the CPU", next="it is for CUDA and for pinned memory")
+            raise DeviceError("record_stream needs a tensor on CUDA or in pinned memory", next="call pin_memory()")
         block.streams.add(stream)
         return
     backend = cuda_backend(array.device)

@@ -62,7 +62,7 @@ def _check_tables(cos: Array | None, sin: Array | None, capacity: int, size: int
     if cos is None or sin is None:
         raise ShapeError("attention_step takes cos and sin together")
     if size % 2 or cos.shape != sin.shape or cos.shape[1:] != (size // 2,) or cos.shape[0] < capacity:
-        raise ShapeError(f"attention_step: cos {cos.shape} and sin {sin.shape} for {capacity} positions of {size}")
+        raise ShapeError(f"attention_step: cos {cos.shape}, sin {sin.shape} do not fit {capacity} positions of {size}")
 
 
 def _check_types(dtype: DType, cache: Array) -> None:

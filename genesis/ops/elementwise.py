@@ -87,7 +87,7 @@ def pow_infer(*inputs: Any) -> Spec:
     """Check as `numeric` does, and refuse negative integer powers of integers."""
     spec = numeric("pow")(*inputs)
     if spec.dtype.category == INTEGER and isinstance(inputs[1], int) and inputs[1] < 0:
-        raise DTypeError(f"pow of integers to the negative power {inputs[1]}", next="cast to a float type first")
+        raise DTypeError(f"pow cannot raise integers to the negative power {inputs[1]}", next="cast to a float type")
     return spec
 
 
@@ -648,7 +648,7 @@ def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> N
 
 def _ramp_infer(*, count: int, dtype: DType, **attrs: float) -> Spec:
     if count < 0:
-        raise ShapeError(f"a range of {count} elements", next="choose a step that leads from start to end")
+        raise ShapeError(f"a range cannot have {count} elements", next="choose a step that leads from start to end")
     if dtype.name == "bool":
         raise DTypeError("a range cannot have the dtype bool", next="use an integer or float dtype")
     return Spec((count,), dtype)

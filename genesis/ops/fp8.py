@@ -84,8 +84,8 @@ def _quantize_infer(x: Array, factors: Array | None = None) -> tuple[Spec, Spec]
         raise ShapeError("quantize_rows needs at least one dimension")
     if factors is not None and (factors.shape != x.shape[-1:] or factors.dtype is not float32):
         raise ShapeError(
-            f"quantize_rows: factors of shape {factors.shape} and type {factors.dtype} for rows of {x.shape[-1]};"
-            " it takes one float32 per column"
+            f"quantize_rows: factors of shape {factors.shape}, {factors.dtype} do not fit rows of {x.shape[-1]}:"
+            " pass one float32 per column"
         )
     return Spec(x.shape, float8_e4m3fn), Spec(x.shape[:-1], float32)
 
@@ -141,11 +141,11 @@ def multiply_scaled(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
 def _matmul_infer(x: Array, weight: Array, addend: Array | None = None) -> Spec:
     check_quantizable("quantized_matmul", weight)
     if not x.shape or x.shape[-1] != weight.shape[0]:
-        raise ShapeError(f"quantized_matmul: an input of shape {x.shape} with a weight of shape {weight.shape}")
+        raise ShapeError(f"quantized_matmul: an input of shape {x.shape} does not fit a weight of shape {weight.shape}")
     spec = Spec((*x.shape[:-1], weight.shape[1]), x.dtype)
     same_type("quantized_matmul", x, weight)
     if addend is not None and addend.spec != spec:
-        raise ShapeError(f"quantized_matmul: an addend {addend.spec} for a result {spec}")
+        raise ShapeError(f"quantized_matmul: an addend {addend.spec} does not match the result {spec}")
     return spec
 
 

@@ -49,7 +49,7 @@ def square_sum(x: np.ndarray) -> float:
 
 def _norm_infer(*arrays: Array, ord: float) -> Spec:
     if not ord > 0:
-        raise ShapeError(f"total_norm of order {ord}: the order must be positive")
+        raise ShapeError(f"total_norm: order {ord} is not positive")
     for x in arrays:
         if not x.dtype.is_floating_point:
             raise DTypeError(f"total_norm takes float tensors, got {x.dtype}")

@@ -45,7 +45,7 @@ def placed(shape: Shape, dims: Shape, index_shape: Shape) -> tuple[Shape, int]:
 def _check(name: str, shape: Shape, indices: tuple[Array, ...], dims: Shape) -> Shape:
     """Return the result's shape. Raises ShapeError or DTypeError for indices that do not fit `shape`."""
     if len(indices) != len(dims) or not dims or list(dims) != sorted(set(dims)) or dims[-1] >= len(shape):
-        raise ShapeError(f"{name}: {len(indices)} index arrays for dimensions {dims} of shape {shape}")
+        raise ShapeError(f"{name}: {len(indices)} index arrays do not fit dimensions {dims} of shape {shape}")
     for index in indices:
         if index.dtype.category != INTEGER:
             raise DTypeError(f"{name}: an index array is {index.dtype}, expected integers")
@@ -306,9 +306,9 @@ def mask_offsets(out: np.ndarray, mask: np.ndarray) -> None:
 def _masked_select_check(name: str, shape: Shape, mask: Array, offsets: Array) -> None:
     _check_mask(name, mask)
     if mask.shape != shape:
-        raise ShapeError(f"{name}: a mask of shape {mask.shape} for shape {shape}")
+        raise ShapeError(f"{name}: a mask of shape {mask.shape} does not match shape {shape}")
     if offsets.dtype is not int64 or offsets.shape != (_offsets(mask),):
-        raise ShapeError(f"{name}: {offsets.dtype} offsets of shape {offsets.shape} for a mask of shape {mask.shape}")
+        raise ShapeError(f"{name}: {offsets.dtype} offsets {offsets.shape} do not fit a mask of shape {mask.shape}")
 
 
 def _masked_select_infer(x: Array, mask: Array, offsets: Array, *, count: int) -> Spec:

@@ -352,13 +352,13 @@ def check_linear(
         check_quantizable(name, *(w for w in weights if w.ndim == 2))
     for weight in weights:
         if weight.ndim != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
-            raise ShapeError(f"{name}: an input of shape {x.shape} with a weight of shape {weight.shape} [out, in]")
+            raise ShapeError(f"{name}: an input of shape {x.shape} does not fit a weight {weight.shape} [out, in]")
     if biases and [b.shape for b in biases] != [w.shape[:1] for w in weights]:
         listed = " and ".join(str(a.shape) for a in (*biases, *weights))
         raise ShapeError(f"{name}: a bias of shape {listed}: each weight [out, in] needs its own bias [out]")
     out = (*x.shape[:-1], sum(w.shape[0] for w in weights))
     if residual is not None and residual.shape != out:
-        raise ShapeError(f"{name}: a residual of shape {residual.shape} with a result of shape {out}")
+        raise ShapeError(f"{name}: a residual of shape {residual.shape} does not match a result of shape {out}")
     same_type(name, x, *weights, *biases, *(() if residual is None else (residual,)))
     return Spec(out, x.dtype)
 

@@ -181,12 +181,12 @@ def _backward_infer(
 ) -> tuple[Spec, ...]:
     b, of_factors = rest[: len(pairs)], rest[len(pairs) :]
     if len(b) != len(pairs) or any(w.shape != (p.stop - p.start, p.rank) for w, p in zip(b, pairs, strict=False)):
-        raise ShapeError(f"low_rank_backward: B of shape {[w.shape for w in b]} for {pairs}")
+        raise ShapeError(f"low_rank_backward: B of shape {[w.shape for w in b]} does not fit {pairs}")
     if not g.shape or any(p.stop > g.shape[-1] for p in pairs):
-        raise ShapeError(f"low_rank_backward: a gradient of shape {g.shape} for pairs on {[p[:2] for p in pairs]}")
+        raise ShapeError(f"low_rank_backward: a gradient {g.shape} does not fit pairs on {[p[:2] for p in pairs]}")
     v = Spec((*g.shape[:-1], sum(p.rank for p in pairs)), g.dtype)
     if u.shape != v.shape:
-        raise ShapeError(f"low_rank_backward: u of shape {u.shape} with a gradient of shape {g.shape} for {pairs}")
+        raise ShapeError(f"low_rank_backward: u {u.shape} does not fit a gradient of shape {g.shape} and {pairs}")
     same_type("low_rank_backward", g, u, *b)
     if not of_factors:
         return v, *(w.spec for w in b)
@@ -244,7 +244,7 @@ def low_rank_backward(
 def _sum_infer(x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> Spec:
     spec, other = matmul_spec(x, y), matmul_spec(u, w)
     if spec != other:
-        raise ShapeError(f"matmul_sum: products {spec} and {other}")
+        raise ShapeError(f"matmul_sum: products {spec} and {other} differ")
     if not spec.dtype.is_floating_point:
         raise DTypeError(f"matmul_sum takes float tensors, got {spec.dtype}", next="cast with .float()")
     return spec if addend is None else plus_spec("matmul_sum", x, y, addend)
@@ -286,10 +286,10 @@ def _factors_infer(*arrays: Array, columns: Columns, scales: tuple[float, ...], 
     m, squares, w, a, b = split_layers(arrays)
     for i, (start, stop) in enumerate(columns):
         if w[i].ndim != 2 or a[i].ndim != 2 or w[i].shape != (stop - start, a[i].shape[1]):
-            raise ShapeError(f"dora_factors: W of shape {w[i].shape} with A {a[i].shape} at columns {columns[i]}")
+            raise ShapeError(f"dora_factors: W {w[i].shape} does not fit A {a[i].shape} at columns {columns[i]}")
         if b[i].shape != (stop - start, a[i].shape[0]) or {m[i].shape, squares[i].shape} != {(stop - start,)}:
             given = f"B {b[i].shape}, m {m[i].shape}, ‖W‖² {squares[i].shape}"
-            raise ShapeError(f"dora_factors: {given} with W of shape {w[i].shape} and A {a[i].shape}")
+            raise ShapeError(f"dora_factors: {given} do not fit W of shape {w[i].shape} and A {a[i].shape}")
     same_type("dora_factors", *w, *a, *b)
     same_type("dora_factors", *m)
     return Spec((width,), m[0].dtype), Spec((width,), statistics_type(m[0].dtype))
@@ -346,9 +346,9 @@ def dora_factors(
 def check_factors(name: str, x: Array, columns: int, factors: Array) -> None:
     """Raise ShapeError or DTypeError unless c has one value per column, in float32 or wider or in x's dtype."""
     if factors.shape != (columns,):
-        raise ShapeError(f"{name}: factors of shape {factors.shape} for {columns} columns")
+        raise ShapeError(f"{name}: factors of shape {factors.shape} do not fit {columns} columns")
     if factors.dtype not in (x.dtype, float32, float64):
-        raise DTypeError(f"{name}: factors of {factors.dtype.name} for {x.dtype.name}", next="pass them in float32")
+        raise DTypeError(f"{name}: {factors.dtype.name} factors do not fit {x.dtype.name}", next="pass them in float32")
 
 
 # --- Scaling columns --------------------------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def check_factors(name: str, x: Array, columns: int, factors: Array) -> None:
 def _scale_infer(z: Array, factors: Array, bias: Array | None = None, residual: Array | None = None) -> Spec:
     check_factors("scale_columns", z, z.shape[-1] if z.shape else 0, factors)
     if bias is not None and bias.shape != factors.shape:
-        raise ShapeError(f"scale_columns: a bias of shape {bias.shape} for {z.shape[-1]} columns")
+        raise ShapeError(f"scale_columns: a bias of shape {bias.shape} does not fit {z.shape[-1]} columns")
     if residual is not None and residual.shape != z.shape:
-        raise ShapeError(f"scale_columns: a residual of shape {residual.shape} with a result of shape {z.shape}")
+        raise ShapeError(f"scale_columns: a residual {residual.shape} does not match a result of shape {z.shape}")
     same_type("scale_columns", z, *(x for x in (bias, residual) if x is not None))
     return z.spec
 
@@ -380,9 +380,11 @@ def scale_columns(
 
 def _scale_rows_infer(w: Array, factors: Array) -> Spec:
     if w.ndim != 2 or factors.shape != w.shape[:1]:
-        raise ShapeError(f"scale_rows: factors of shape {factors.shape} for a weight of shape {w.shape}")
+        raise ShapeError(f"scale_rows: factors of shape {factors.shape} do not fit a weight of shape {w.shape}")
     if factors.dtype not in (w.dtype, float32, float64):
-        raise DTypeError(f"scale_rows: factors of {factors.dtype.name} for {w.dtype.name}", next="pass them in float32")
+        raise DTypeError(
+            f"scale_rows: {factors.dtype.name} factors do not fit {w.dtype.name}", next="pass them in float32"
+        )
     return w.spec
 
 

@@ -34,7 +34,7 @@ def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *
             f" got {row_var.shape} and {col_var.shape}"
         )
     if row_var.dtype is not param.dtype or col_var.dtype is not param.dtype:
-        raise DTypeError(f"adafactor_step: {row_var.dtype} and {col_var.dtype} states for a {param.dtype} parameter")
+        raise DTypeError(f"adafactor_step: {row_var.dtype} and {col_var.dtype} states do not fit {param.dtype}")
     return ()
 
 

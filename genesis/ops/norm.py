@@ -107,7 +107,7 @@ def _backward_infer(
     name: str, g: Array, x: Array, parameters: tuple[Array, ...], plus: Array | None
 ) -> tuple[Spec, ...]:
     if plus is not None and plus.shape != x.shape:
-        raise ShapeError(f"{name}: an accumulated gradient of shape {plus.shape} for an input of shape {x.shape}")
+        raise ShapeError(f"{name}: an accumulated gradient {plus.shape} does not match an input of shape {x.shape}")
     return gradient_like(name, g, x, *parameters)
 
 

@@ -57,7 +57,7 @@ def check_step(name: str, param: Array, grad: Array, *states: Array, noise: Nois
 
 def _check_gradient(name: str, param: Array, grad: Array, states: Sequence[Array], widest: int) -> None:
     if not grad.dtype.is_floating_point or grad.dtype.itemsize > widest:
-        raise DTypeError(f"{name}: a {grad.dtype} gradient for a {param.dtype} parameter")
+        raise DTypeError(f"{name}: a {grad.dtype} gradient does not fit a {param.dtype} parameter")
     if any(x.shape != param.shape for x in (grad, *states)):
         found = ", ".join(str(x.shape) for x in (grad, *states))
         raise ShapeError(f"{name}: the parameter has shape {param.shape}, its gradient and states have {found}")

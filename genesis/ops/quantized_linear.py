@@ -31,7 +31,7 @@ def _check_codes(name: str, codes: Array, scale: Array) -> None:
             next="quantize after casting the model",
         )
     if codes.ndim != 2 or scale.shape != codes.shape[:1]:
-        raise ShapeError(f"{name}: codes of shape {codes.shape} [out, in] and scales of shape {scale.shape} [out]")
+        raise ShapeError(f"{name}: codes {codes.shape} [out, in] do not fit scales {scale.shape} [out]")
 
 
 def _values(codes: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -64,14 +64,14 @@ def _infer(
     name = "quantized_linear"
     _check_codes(name, codes, scale)
     if not x.shape or x.shape[-1] != codes.shape[1]:
-        raise ShapeError(f"{name}: an input of shape {x.shape} with codes of shape {codes.shape} [out, in]")
+        raise ShapeError(f"{name}: an input of shape {x.shape} does not fit codes of shape {codes.shape} [out, in]")
     if swiglu and (codes.shape[0] % 2 or bias is not None or residual is not None):
         raise ShapeError(f"{name}: SwiGLU takes [2F, in] (gate, then up) without bias and residual")
     if bias is not None and bias.shape != codes.shape[:1]:
-        raise ShapeError(f"{name}: a bias of shape {bias.shape} with codes of shape {codes.shape}")
+        raise ShapeError(f"{name}: a bias of shape {bias.shape} does not fit codes of shape {codes.shape}")
     out = (*x.shape[:-1], codes.shape[0] // (2 if swiglu else 1))
     if residual is not None and residual.shape != out:
-        raise ShapeError(f"{name}: a residual of shape {residual.shape} with a result of shape {out}")
+        raise ShapeError(f"{name}: a residual of shape {residual.shape} does not match a result of shape {out}")
     if norm is not None:
         check_norm(name, x, norm)
     same_type(name, x, *(a for a in (bias, residual, norm) if a is not None))

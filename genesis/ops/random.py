@@ -172,7 +172,7 @@ def randint(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType,
 
 def _randperm_infer(*, n: int, **attrs: Any) -> Spec:
     if n < 0:
-        raise UsageError(f"randperm of {n} elements", next="pass n >= 0")
+        raise UsageError(f"randperm cannot have {n} elements", next="pass n >= 0")
     return _creates("randperm", INTEGER)(shape=(n,), **attrs)
 
 
@@ -260,7 +260,7 @@ def _multinomial_infer(p: Array, num_samples: int, replacement: bool, seed: int,
         raise ShapeError(f"multinomial takes weights [n] or [rows, n] with n > 0, got {p.shape}")
     if num_samples < 1 or (not replacement and num_samples > p.shape[-1]):
         raise ShapeError(
-            f"multinomial: {num_samples} samples of {p.shape[-1]} categories",
+            f"multinomial cannot draw {num_samples} samples of {p.shape[-1]} categories",
             next="pass replacement=True",
         )
     return Spec((*p.shape[:-1], num_samples), int64)

@@ -261,7 +261,7 @@ def prod(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
 
 def _prod_backward_infer(g: Array, x: Array, axes: Axes = None) -> Spec:
     if g.shape != x.shape:
-        raise ShapeError(f"prod_backward: gradient {g.shape} for an input of shape {x.shape}")
+        raise ShapeError(f"prod_backward: gradient {g.shape} does not match an input of shape {x.shape}")
     _axes("prod_backward", x.shape, axes)
     return Spec(x.shape, x.dtype)
 

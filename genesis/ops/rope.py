@@ -20,7 +20,7 @@ def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False, heads: in
     if x.ndim != 4 or x.shape[-1] % 2:
         raise ShapeError(f"rope takes [B, T, heads, even head size], got {x.shape}")
     if heads is not None and not 0 <= heads <= x.shape[2]:
-        raise ShapeError(f"rope: {heads} heads to rotate, x has {x.shape[2]}")
+        raise ShapeError(f"rope cannot rotate {heads} heads, x has {x.shape[2]}")
     half = x.shape[-1] // 2
     allowed = {(x.shape[1], half), (1, x.shape[1], half), (x.shape[0], x.shape[1], half)}
     if cos.shape != sin.shape or cos.shape not in allowed:
@@ -82,7 +82,7 @@ def _check_norm_rope(
     """Return the spec of the statistics `[B, T, heads + keys]`."""
     rope.infer(x, *tables)
     if min(heads, keys) < 0 or heads + keys > x.shape[2]:
-        raise ShapeError(f"{name}: {heads} query and {keys} key heads, x has {x.shape[2]}")
+        raise ShapeError(f"{name}: {heads} query and {keys} key heads do not fit x, which has {x.shape[2]}")
     check_norm(name, x, *weights)
     return Spec((*x.shape[:2], heads + keys), statistics_type(x.dtype))
 

@@ -54,7 +54,7 @@ def flops_of(per_element: int) -> Callable[..., int]:
 
 def _rounding_infer(x: Array, *, dtype: DType, seed: int, offset: int) -> Spec:
     if x.dtype is not float32 or dtype is not bfloat16:
-        raise DTypeError(f"stochastic_round goes from float32 to bfloat16, not from {x.dtype} to {dtype}")
+        raise DTypeError(f"stochastic_round converts float32 to bfloat16, not {x.dtype} to {dtype}")
     return Spec(x.shape, dtype)
 
 
@@ -137,7 +137,7 @@ def join_master(out: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> No
 def _split_infer(weight: Array, residual: Array, master: Array) -> tuple[Spec, ...]:
     check_residual("split_master", weight, residual)
     if master.dtype is not float32 or master.shape != weight.shape:
-        raise DTypeError(f"split_master: a {master.dtype} master of shape {master.shape} for weights {weight.shape}")
+        raise DTypeError(f"split_master: a {master.dtype} master {master.shape} does not fit weights {weight.shape}")
     return ()
 
 

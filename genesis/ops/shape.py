@@ -276,8 +276,8 @@ def _as_strided_backward_infer(
 ) -> Spec:
     if len(strides) != len(g.shape) or len(source_shape) != len(source_strides):
         raise ShapeError(
-            f"as_strided_backward: strides {strides} for a gradient of shape {g.shape}, source strides"
-            f" {source_strides} for shape {source_shape}"
+            f"as_strided_backward: strides {strides} do not fit a gradient of shape {g.shape}, or source strides"
+            f" {source_strides} do not fit shape {source_shape}"
         )
     return Spec(tuple(source_shape), g.dtype)
 
@@ -429,7 +429,7 @@ def flip(out: np.ndarray, x: np.ndarray, dims: Shape) -> None:
 
 def _roll_infer(x: Array, *, shifts: Shape, dims: Shape) -> Spec:
     if len(shifts) != len(dims):
-        raise ShapeError(f"roll: {len(shifts)} shifts for {len(dims)} dimensions")
+        raise ShapeError(f"roll: {len(shifts)} shifts do not match {len(dims)} dimensions")
     if any(not 0 <= d < x.ndim for d in dims):
         raise ShapeError(f"roll: dimensions {dims} do not suit shape {x.shape}")
     return Spec(x.shape, x.dtype)

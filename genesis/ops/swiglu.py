@@ -96,14 +96,14 @@ def _backward_of_linear(
     expected = (*h.shape[:-1], weight.shape[0])
     if weight.shape[1:] != h.shape[-1:] or g.shape != expected:
         raise ShapeError(
-            f"swiglu_linear_backward: a gradient of shape {g.shape} with a weight of shape {weight.shape}"
-            f" for gate and up of shape {gate_up.shape}"
+            f"swiglu_linear_backward: a gradient of shape {g.shape} does not fit a weight of shape {weight.shape}"
+            f" and gate and up of shape {gate_up.shape}"
         )
     same_type("swiglu_linear_backward", g, weight, gate_up, *(y for y in (v, a) if y is not None))
     pair = None if v is None else v.shape, None if a is None else a.shape
     rank = pair[0][-1] if pair[0] else 0
     if pair not in ((None, None), ((*g.shape[:-1], rank), (rank, weight.shape[1]))):
-        raise ShapeError(f"swiglu_linear_backward: v and A of shape {pair} with a gradient of shape {g.shape}")
+        raise ShapeError(f"swiglu_linear_backward: v and A of shape {pair} do not fit a gradient of shape {g.shape}")
     if fp8:
         check_quantizable("swiglu_linear_backward", weight)
     spec = Spec(gate_up.shape, gate_up.dtype)

@@ -254,11 +254,11 @@ X, V = genesis.zeros(2, 3), genesis.zeros(3)
 ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "inner sizes": (lambda: X @ X, ShapeError, r"matmul: .*\(2, 3\) and \(2, 3\): the inner sizes 3 and 2 differ"),
     "dtypes": (lambda: X @ genesis.zeros(3, 2, dtype="float64"), DTypeError, "float32 and float64"),
-    "mm": (lambda: X.mm(V), ShapeError, r"mm: shapes \(2, 3\) and \(3,\), expected 2 and 2 dimensions"),
+    "mm": (lambda: X.mm(V), ShapeError, r"mm: shapes \(2, 3\) and \(3,\) .*2 and 2 dimensions"),
     "bmm": (
         lambda: genesis.bmm(genesis.zeros(2, 1, 3), genesis.zeros(1, 3, 1)),
         ShapeError,
-        "bmm: 2 and 1 matrices",
+        "bmm: .* 2 and 1",
     ),
     "outer": (lambda: genesis.outer(X, V), ShapeError, "outer"),
     "no tensor": (lambda: genesis.matmul(X, [1.0]), DTypeError, "matmul takes a tensor, got list"),
@@ -268,7 +268,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "two ellipses": (lambda: genesis.einsum("......->", X), ShapeError, "characters other than letters"),
     "sizes": (lambda: genesis.einsum("ij,ik->jk", X, genesis.zeros(4, 2)), ShapeError, "'i' .* sizes 2 and 4"),
     "diagonal": (lambda: genesis.einsum("ii->i", X), ShapeError, "'i' has the sizes 2 and 3"),
-    "unknown label": (lambda: genesis.einsum("ij->k", X), ShapeError, "'k' of 'ij->k' repeats a label or names one"),
+    "unknown label": (lambda: genesis.einsum("ij->k", X), ShapeError, "'k' of 'ij->k'"),
     "repeated result": (lambda: genesis.einsum("ij->ii", X), ShapeError, "repeats a label"),
 }
 

@@ -411,7 +411,7 @@ def test_an_overwritten_result_no_longer_depends_on_what_made_it() -> None:
             DTypeError,
             "299 does not fit into uint8",
         ),
-        (lambda g: genesis.randperm(-1, generator=g), UsageError, "randperm of -1 elements"),
+        (lambda g: genesis.randperm(-1, generator=g), UsageError, "randperm .*-1 elements"),
         (lambda g: genesis.bernoulli(tensor([1]), generator=g), DTypeError, "takes float probabilities"),
         (lambda g: genesis.dropout(genesis.ones(2), 1.5, generator=g), UsageError, "dropout: 1.5 is not a probability"),
         (lambda g: genesis.multinomial(tensor([1, 2]), 1, generator=g), DTypeError, "takes float weights"),

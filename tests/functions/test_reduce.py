@@ -117,7 +117,7 @@ def test_out_receives_the_result_and_records_nothing() -> None:
         (lambda: tensor([[1.0]]).sum((0, 0)), ShapeError, r"sum of shape \(1, 1\): a dimension appears twice"),
         (lambda: genesis.zeros((0,)).amax(), ShapeError, "amax of shape .* no elements to choose from"),
         (lambda: genesis.zeros((3, 0)).argmax(1), ShapeError, "argmax of shape .* no elements"),
-        (lambda: tensor([1.0]).norm("nuc"), DTypeError, "norm: p is 'nuc'"),
+        (lambda: tensor([1.0]).norm("nuc"), DTypeError, "'nuc'"),
         (lambda: tensor([1.0]).cumsum(), UsageError, "cumsum needs a dimension"),
         (lambda: genesis.sum([1.0]), DTypeError, "sum takes a tensor, got list"),
         (lambda: genesis.sum(tensor([[1.0]])).sum_to_size(2), ShapeError, "sum_to_shape"),

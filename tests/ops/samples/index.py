@@ -198,7 +198,7 @@ ROWS = [
             ),
             (Case((np.zeros((0, 3)), np.array([0])), {"dims": (0,)}), IndexRangeError, "dimension 0 of size 0"),
             (Case((np.zeros(3), np.array([True])), {"dims": (0,)}), DTypeError, "genesis.bool, expected integers"),
-            (Case((np.zeros((2, 3)), np.array([0])), {"dims": (0, 1)}), ShapeError, "1 index arrays for dimensions"),
+            (Case((np.zeros((2, 3)), np.array([0])), {"dims": (0, 1)}), ShapeError, "1 index arrays .* dimensions"),
             (
                 Case((np.zeros((2, 3)), np.array([0, 1]), np.array([0, 1, 2])), {"dims": (0, 1)}),
                 ShapeError,
@@ -278,12 +278,12 @@ ROWS = [
             (
                 Case((np.zeros((2, 3)), np.zeros((3, 2), bool), np.array([0, 0])), {"count": 0}),
                 ShapeError,
-                r"a mask of shape \(3, 2\) for shape \(2, 3\)",
+                r"a mask of shape \(3, 2\) .*\(2, 3\)",
             ),
             (
                 Case((np.zeros(2), np.zeros(2, bool), np.array([0])), {"count": 0}),
                 ShapeError,
-                r"offsets of shape \(1,\) for a mask of shape \(2,\)",
+                r"offsets \(1,\) .* \(2,\)",
             ),
             (Case((np.zeros(2), np.zeros(2), np.array([0, 0])), {"count": 0}), DTypeError, "takes a bool mask"),
         ),

@@ -205,7 +205,7 @@ NORM_ROWS = [
         "norm_linear", norm_linear_oracle, norm_linears, grads=lambda rng: norm_linears(rng)[:-1], reduction=elements,
         inner=60,  # a row of 20, of root mean square 1, times a scale below 3
         errors=(
-            (Case((np.ones((2, 3)), np.ones(3), np.ones((4, 2))), {"eps": 1e-5}), ShapeError, "a weight of shape"),
+            (Case((np.ones((2, 3)), np.ones(3), np.ones((4, 2))), {"eps": 1e-5}), ShapeError, "a weight"),
             (Case((np.ones((2, 3)), np.ones(2), np.ones((4, 3))), {"eps": 1e-5}), ShapeError, "weight"),
         ),
     ),
@@ -216,9 +216,9 @@ NORM_ROWS = [
             (mlp(np.ones((4, 3)), np.ones((5, 3))), ShapeError, "both .F, in., or one"),
             (mlp(np.ones((5, 3))), ShapeError, "both .F, in., or one"),
             (mlp(), ShapeError, "got none"),
-            (mlp(np.ones((4, 2)), np.ones((4, 2))), ShapeError, "a weight of shape"),
+            (mlp(np.ones((4, 2)), np.ones((4, 2))), ShapeError, "a weight"),
             (mlp(np.ones((4, 3)), np.ones((4, 3)), np.ones(4)), ShapeError, "own bias"),
-            (mlp(np.ones((4, 3)), np.ones((4, 3)), down=np.ones((2, 4))), ShapeError, "a residual of shape"),
+            (mlp(np.ones((4, 3)), np.ones((4, 3)), down=np.ones((2, 4))), ShapeError, "a residual"),
             (mlp(np.ones((4, 3)), np.ones((4, 3)), scale=np.ones(2)), ShapeError, "weight"),
         ),
     ),

@@ -277,8 +277,8 @@ ROWS = [
             (call(np.ones((2, 4)), B), ShapeError, r"low-rank pairs \(2, 4\)"),
             (call(A, B, pairs=((0, 5, 2, 1.0),)), ShapeError, r"pairs on the columns \[\(0, 5\)\] of 4"),
             (call(A, B.astype(np.float32)), DTypeError, "float64 and float32"),
-            (call(A, B, np.ones(3), inputs=3), ShapeError, r"factors of shape \(3,\) for 4 columns"),
-            (call(A, B, np.ones(4, int), inputs=3), DTypeError, "factors of int64"),
+            (call(A, B, np.ones(3), inputs=3), ShapeError, r"factors of shape \(3,\) .* 4 columns"),
+            (call(A, B, np.ones(4, int), inputs=3), DTypeError, "int64"),
             (call(A, B, np.ones(()), inputs=3), ShapeError, "0-d int64"),
         ),
     ),
@@ -300,8 +300,8 @@ ROWS = [
         inner=20,  # s·|c∘B| of v; all else is rounded once
         errors=(
             (Case((np.ones((2, 3)), A[:, :2], B), {"pairs": (Pair(0, 3, 2, 1.0),)}), ShapeError, "B of shape"),
-            (Case((A, A[:, :2], B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"a gradient of shape \(2, 3\)"),
-            (Case((B.T, A, B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"u of shape \(2, 3\)"),
+            (Case((A, A[:, :2], B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"a gradient \(2, 3\)"),
+            (Case((B.T, A, B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"u \(2, 3\)"),
             (
                 Case((B.T, B[:2], B, np.ones(4), A), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError,
                 "the gradient has shape",
@@ -319,17 +319,17 @@ ROWS = [
     Rows(
         "scale_columns", scale_oracle, scaled, reduction=lambda case: 3,
         errors=(
-            (Case((A, np.ones(2))), ShapeError, r"factors of shape \(2,\) for 3 columns"),
+            (Case((A, np.ones(2))), ShapeError, r"factors of shape \(2,\) .* 3 columns"),
             (Case((A, np.ones(3), np.ones(2))), ShapeError, r"a bias of shape \(2,\)"),
-            (Case((A, np.ones(3), None, B)), ShapeError, "a residual of shape"),
+            (Case((A, np.ones(3), None, B)), ShapeError, "a residual"),
         ),
     ),
     Rows(
         "scale_rows", lambda w, c: c[:, None] * w,
         lambda rng: [Case((normal(rng, n, k), positive(rng, n))) for n, k in ((33, 130), (0, 4), (5, 600), (3, 5))],
         errors=(
-            (Case((A, np.ones(3))), ShapeError, r"factors of shape \(3,\) for a weight of shape \(2, 3\)"),
-            (Case((A, np.ones(2, int))), DTypeError, "factors of int64"),
+            (Case((A, np.ones(3))), ShapeError, r"factors of shape \(3,\) .* \(2, 3\)"),
+            (Case((A, np.ones(2, int))), DTypeError, "int64"),
         ),
     ),
     Rows(

@@ -94,7 +94,7 @@ ROWS = [
         "dequantize_rows", lambda codes, scale, dtype: codes * scale[:, None],
         functools.partial(weights, kind=np.int8), dtypes=("float32",),
         errors=(
-            (Case((CODES, SCALE[:3]), {"dtype": float32}), ShapeError, "scales of shape"),
+            (Case((CODES, SCALE[:3]), {"dtype": float32}), ShapeError, "scales"),
             (Case((CODES, SCALE), {"dtype": int8}), DTypeError, "float type"),
         ),
     ),

@@ -188,7 +188,7 @@ ROWS: list[Rows] = [
         lambda rng: [Case((), {**START, "n": n, "dtype": dtypes.int64}) for n in (0, 1, 2, 50)],
         dtypes=("float64",), exact=True,
         errors=(
-            (Case((), {**AT, "n": -1, "dtype": dtypes.int64}), UsageError, "randperm of -1 elements"),
+            (Case((), {**AT, "n": -1, "dtype": dtypes.int64}), UsageError, "randperm .*-1 elements"),
             (Case((), {**AT, "n": 3, "dtype": dtypes.bool_}), DTypeError, "randperm .*bool"),
         ),
     ),

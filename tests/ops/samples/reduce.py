@@ -341,7 +341,7 @@ ROWS: list[Rows] = [
     ),
     Rows(
         "prod_backward", prod_backward, prod_backward_cases, reduction=lambda c: c.inputs[0].size,
-        errors=((Case((np.zeros(3), np.zeros(4))), ShapeError, r"prod_backward: gradient \(3,\) for an input"),),
+        errors=((Case((np.zeros(3), np.zeros(4))), ShapeError, r"prod_backward: gradient \(3,\)"),),
     ),
     Rows(
         "amax", along(np.max), layouts(normal, empty=False), int_dtypes=WHOLE, grads=small(apart),

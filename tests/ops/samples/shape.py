@@ -313,12 +313,12 @@ ROWS = [
             (
                 Case((np.zeros(2),), {"strides": (), "offset": 0, "source_shape": (3,), "source_strides": (1,)}),
                 ShapeError,
-                r"strides \(\) for a gradient of shape \(2,\)",
+                r"strides \(\) .* gradient of shape \(2,\)",
             ),
             (
                 Case((np.zeros(2),), {"strides": (1,), "offset": 0, "source_shape": (3,), "source_strides": ()}),
                 ShapeError,
-                r"source strides \(\) for shape \(3,\)",
+                r"source strides \(\) .* shape \(3,\)",
             ),
         ),
     ),
@@ -372,7 +372,7 @@ ROWS = [
         int_dtypes=WHOLE,
         grads=ROLLS,
         exact=True,
-        errors=(wrong((2, 3), ShapeError, "2 shifts for 1 dimensions", shifts=(1, 2), dims=(0,)),),
+        errors=(wrong((2, 3), ShapeError, "2 shifts .* 1 dimensions", shifts=(1, 2), dims=(0,)),),
     ),
     *(
         Rows(
