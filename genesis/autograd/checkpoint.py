@@ -27,10 +27,10 @@ class _Frame:
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
-        given = (*args, *kwargs.values())
-        generators = [random.default_generator, *(g for g in given if isinstance(g, Generator))]
+        arguments = (*args, *kwargs.values())
+        generators = [random.default_generator, *(g for g in arguments if isinstance(g, Generator))]
         self.rng = [(g, g.get_state()) for g in generators]
-        self.versions = [(t, t.array.storage.version) for t in given if isinstance(t, TensorBase)]
+        self.versions = [(t, t.array.storage.version) for t in arguments if isinstance(t, TensorBase)]
         self.autocast = settings()
         self.calls: list[Call] = []
         self.saved: dict[int, Saved] = {}
@@ -67,6 +67,7 @@ class _Frame:
         finally:
             saving_calls.intercept = outer
             _restore(now)
+        # The repeated calls must match the recorded ones.
         if self.calls != [saved.context.input_specs for saved in repeated]:
             raise GradientError(
                 f"a checkpointed function recorded {len(self.calls)} calls in forward and {len(repeated)} in backward,"

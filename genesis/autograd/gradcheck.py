@@ -86,6 +86,7 @@ def gradcheck(
         if tensor.array.dtype is not float64:
             raise GradientError(f"gradcheck input {index} is {tensor.array.dtype}, and differences need float64")
         for k, (numerical, analytical) in enumerate(jacobians(function, inputs, index)):
+            # Report the element with the largest error.
             error = np.abs(numerical - analytical)
             wrong = ~(error <= atol + rtol * np.abs(numerical))  # a NaN is wrong
             if wrong.any():

@@ -60,6 +60,7 @@ class Switch:
         if inspect.isclass(function) or inspect.isasyncgenfunction(function) or not callable(function):
             kind = "a class" if inspect.isclass(function) else getattr(function, "__name__", type(function).__name__)
             raise DTypeError(f"{name} decorates functions and generators, not {kind}", next="decorate its methods")
+        # The body of a generator or coroutine runs when it is stepped, not when it is called.
         if inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)

@@ -212,7 +212,7 @@ class PeersGroup(Group):
         self._peers.close()
 
     def _add_up(self, out: np.ndarray, values: np.ndarray, dtype: DType, adds: bool) -> None:
-        """Set `out` to the sum of `values` over ranks. Those of other ranks arrive through rank 0."""
+        """Set `out` to the sum of `values` over ranks. Other ranks' values arrive through rank 0."""
         total, theirs = _Total(out, dtype, adds), np.empty_like(values)
         for rank in range(self.size):
             if rank != self.rank:
@@ -231,7 +231,7 @@ class PeersGroup(Group):
             self._peers.send_block(owner, (theirs if rank else values).view(np.uint8))
 
     def _broadcast_blocks(self, values: np.ndarray, root: int) -> None:
-        """Set `values` on every rank to those of `root`, through rank 0."""
+        """Broadcast `values` from `root` to every rank, through rank 0."""
         for first, last in _blocks(values.size):
             block = values[first:last].view(np.uint8)
             if self.rank == 0:
@@ -302,46 +302,46 @@ class StagedGroup(Group):
         if source.device.type == "cpu":
             self._host_group.reduce_scatter(source, out, parts, adds=adds)
             return
-        host_out = _host(out) if adds else from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._host_group.reduce_scatter(_host(source), host_out, parts, adds=adds)
-        _put(host_out, out)
+        host_out = _to_host(out) if adds else from_numpy(np.empty(out.shape, out.dtype.numpy))
+        self._host_group.reduce_scatter(_to_host(source), host_out, parts, adds=adds)
+        _write_back(host_out, out)
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         if out.device.type == "cpu":
             self._host_group.all_gather(part, out, parts)
             return
         host_out = from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._host_group.all_gather(_host(part), host_out, parts)
-        _put(host_out, out)
+        self._host_group.all_gather(_to_host(part), host_out, parts)
+        _write_back(host_out, out)
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int], root: int = 0) -> None:
         if part.device.type == "cpu" or out is None:
-            self._host_group.gather(_host(part), out, parts, root)
+            self._host_group.gather(_to_host(part), out, parts, root)
             return
         host_out = from_numpy(np.empty(out.shape, out.dtype.numpy))
-        self._host_group.gather(_host(part), host_out, parts, root)
-        _put(host_out, out)
+        self._host_group.gather(_to_host(part), host_out, parts, root)
+        _write_back(host_out, out)
 
     def all_reduce(self, x: Array) -> None:
-        host_x = _host(x)
+        host_x = _to_host(x)
         self._host_group.all_reduce(host_x)
-        _put(host_x, x)
+        _write_back(host_x, x)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        host_x = _host(x)
+        host_x = _to_host(x)
         self._host_group.broadcast(host_x, root)
-        _put(host_x, x)
+        _write_back(host_x, x)
 
     def close(self) -> None:
         self._host_group.close()
 
 
-def _host(x: Array) -> Array:
+def _to_host(x: Array) -> Array:
     """Return the array in host memory, as a copy unless it is already there."""
     return x if x.device.type == "cpu" else from_numpy(np.array(x.numpy()))
 
 
-def _put(values: Array, out: Array) -> None:
+def _write_back(values: Array, out: Array) -> None:
     if values is not out:
         backend_for(out.device).from_numpy(values.view_np(), out)
 

@@ -50,8 +50,8 @@ _PR_SET_PDEATHSIG = 1
 def launch(command: Sequence[str], count: int, *, environ: Mapping[str, str] | None = None) -> int:
     """Run `command` as `count` ranks of this host, and return the exit code of the job.
 
-    The code is 0 if all ranks end with 0, else that of the first rank that failed on its own, or 10 if all only saw
-    another rank end. Must be called in the main thread, whose signal handlers it replaces meanwhile.
+    The code is 0 if all ranks end with 0. Otherwise it is the code of the first rank that failed on its own, or 10 if
+    all only saw another rank end. Must be called in the main thread, whose signal handlers it replaces meanwhile.
 
     Args:
         command: program and arguments. Its standard input is empty, and it must unblock signals.
@@ -216,6 +216,7 @@ class _Job:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.ranks.append(_Rank(rank, process))
+        # Rank 0 writes to our own output; the output of the others is copied with a prefix.
         for source, target in ((process.stdout, 1), (process.stderr, 2)):
             if source is not None:
                 os.set_blocking(source.fileno(), False)
@@ -317,6 +318,7 @@ class _Job:
         if it was killed or a rank was stopped for too long, and InterruptedRun if interrupted before all joined.
         """
         echo = DistributedError.exit_code
+        # A rank that failed on its own is the cause.
         for each in self.ended:
             assert each.code is not None
             if each.was_ended or each.code in (0, echo):
@@ -331,6 +333,7 @@ class _Job:
             what = f"rank {each.rank} of {self.count} was killed by {_signal_name(-each.code)}"
             next = "check with dmesg whether memory ran out"
             raise DistributedError(what, where="launch", next=next)
+        # So is a rank that was stopped, or that ended successfully while others were running.
         if self.stopped is not None:
             what = f"rank {self.stopped} of {self.count} was stopped for {STOPPED_S:g} s"
             next = "find out what stopped it (SIGSTOP, a debugger, a scheduler), and continue with --resume"

@@ -2,7 +2,7 @@
 
 Calls are launched on the current stream and return at once, so a CUDA graph can capture them. NCCL only moves bytes,
 because its sums depend on algorithm and protocol. For a reduction, ranks send each other their parts, and the op
-`rank_sum` adds them in the order that `Group` defines. So results equal those of `PeersGroup` bit for bit.
+`rank_sum` adds them in the order that `Group` defines. So results are bit-identical to `PeersGroup`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from genesis.errors import DeviceError, DistributedError, PeerGoneError
 from genesis.ops.elementwise import copy
 from genesis.ops.gradients import rank_sum
 
-STAGING = 48 << 20  # bytes that are received at a time for a reduction: those of a bucket
+STAGING = 48 << 20  # bytes that are received at a time for a reduction: the size of a bucket
 LITTLE = 1 << 20  # the same if gradients and weights use mapped memory instead
 ABORT_S = 2.0  # time limit of an abort in seconds: kernels end at once, but NCCL waits for the end of graphs
 _ROW = 512  # alignment in bytes of a row of the staging memory

@@ -225,7 +225,7 @@ class Peers:
     def raise_gone(self, rank: int) -> None:
         """Raise the error that the rank reported before its connection closed, or that it is gone."""
         if not self.is_ending:
-            self._gone(rank)
+            self._raise_gone(rank)
 
     def _ready(self, wanted: Sequence[int], name: str, until: float = 0.0) -> list[int]:
         """Return the ranks in `wanted` that have sent data. Raises if none does in time, or any rank fails."""
@@ -234,12 +234,12 @@ class Peers:
         while True:
             ready = _polled(watched, select.POLLIN, until - time.monotonic())
             if not ready:
-                self._late(wanted, name)
+                self._raise_late(wanted, name)
             if wanted_ready := [rank for rank in ready if rank in wanted]:
                 return wanted_ready
             for rank in ready:
                 if watched.pop(rank).is_ending():
-                    self._gone(rank)
+                    self._raise_gone(rank)
 
     def _patience(self) -> float:
         # Rank 0 must be the first to detect a late rank, because it can report it to the others.
@@ -272,21 +272,21 @@ class Peers:
             channel.set_limit(self._patience())
             yield channel
         except Late:
-            self._late([rank], name)
+            self._raise_late([rank], name)
         except (EOFError, OSError):
-            self._gone(rank)
+            self._raise_gone(rank)
 
     def where(self) -> str:
         """The phase and the step, for errors."""
         return ", ".join([*([self.phase] if self.phase else []), f"step {self.step}"])
 
-    def _late(self, ranks: Sequence[int], name: str) -> None:
+    def _raise_late(self, ranks: Sequence[int], name: str) -> None:
         late = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
         what = f"{late} did not answer rank {self.rank} within {self.limit_s:.3g} s, at {name!r}"
         next = f"check whether {late} is stopped, or inspect it with py-spy dump --pid"
         self._fail(DistributedError(what, where=self.where(), next=next))
 
-    def _gone(self, rank: int) -> None:
+    def _raise_gone(self, rank: int) -> None:
         """Raise the failure that a rank reported before its connection closed, or that it is gone."""
         self.is_ending = True
         channel = self._channels[rank]
@@ -296,7 +296,7 @@ class Peers:
                 kind, _name, payload = channel.receive(_MAX_TEXT)
                 if kind == FAILURE:
                     self._raise_failure(payload)
-        self._lost(rank, f"rank {rank} is gone: its connection closed without a message", self.where())
+        self._raise_lost(rank, f"rank {rank} is gone: its connection closed without a message", self.where())
 
     def _raise_failure(self, payload: bytes) -> None:
         """Raise the failure in a report, which may be of another rank than its sender."""
@@ -305,9 +305,9 @@ class Peers:
             rank, what, where = int(failure["rank"]), str(failure["what"]), str(failure["where"])
         except (ValueError, KeyError, TypeError):
             rank, what, where = -1, "a rank failed with an unreadable report", ""
-        self._lost(rank, what, where)
+        self._raise_lost(rank, what, where)
 
-    def _lost(self, rank: int, what: str, where: str) -> None:
+    def _raise_lost(self, rank: int, what: str, where: str) -> None:
         self.is_ending = True
         if not self.rank:
             self._send_failure(rank, what, where)

@@ -71,7 +71,7 @@ def listen(world: World) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        what = f"rank 0 cannot listen on {_named(world)}: {error.strerror or error}"
+        what = f"rank 0 cannot listen on {_address_text(world)}: {error.strerror or error}"
         next = "set MASTER_PORT to a free port, and MASTER_ADDR to an address of rank 0's host"
         raise DistributedError(what, where="rendezvous", next=next) from error
     return listener
@@ -100,7 +100,7 @@ class _Host:
                 try:
                     channel.send("welcome")
                 except (OSError, Late) as error:
-                    raise _gone(rank) from error
+                    raise _gone_error(rank) from error
         except GenesisError as error:
             for channel in self._joined.values():
                 _send_failure(channel, error)
@@ -114,7 +114,7 @@ class _Host:
         ready = wait([self._listener, *(channel.connection for channel in self._joined.values())], _POLL_S)
         for rank, channel in self._joined.items():
             if channel.connection in ready:  # a joined rank sends nothing now, so its connection has closed
-                raise _gone(rank)
+                raise _gone_error(rank)
         if self._listener in ready and self._handshakes.acquire(blocking=False):
             try:
                 sock, address = self._listener.accept()
@@ -153,6 +153,7 @@ class _Host:
     def _accept(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Add a rank to the job, or raise the error that ends the job."""
         process = f"the process {hello.get('pid')} on {escape(hello['host'])}"
+        # The process knows the key, so a mismatch is a mistake in the job and ends it.
         rank, size, version = hello.get("rank"), hello.get("size"), hello.get("version")
         error: GenesisError | None = None
         next = "give every rank the variables of one launcher"
@@ -178,7 +179,7 @@ class _Host:
         missing = [rank for rank in range(1, self._world.size) if rank not in self._joined]
         shown = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
         what = f"{'rank' if len(missing) == 1 else 'ranks'} {shown} of {self._world.size} did not join "
-        what += f"{_named(self._world)} within {limit_s:g} s"
+        what += f"{_address_text(self._world)} within {limit_s:g} s"
         what += "".join(f"\n{each}" for each in dict.fromkeys(self._rejected[:8]))
         next = "read the output of those ranks, and check that their hosts reach that address"
         return DistributedError(what, where="rendezvous", next=next)
@@ -194,6 +195,7 @@ def _join(world: World, key: bytes, version: str, until: float, limit_s: float) 
     """Join rank 0, and return the channel to it after its welcome."""
     channel = _reach(world, until, limit_s)
     try:
+        # Prove that both sides know the key, introduce this rank, and wait for the welcome.
         channel.set_limit(max(1.0, until - time.monotonic()) + _MARGIN_S)
         answer_challenge(channel.connection, key)
         deliver_challenge(channel.connection, key)
@@ -204,17 +206,18 @@ def _join(world: World, key: bytes, version: str, until: float, limit_s: float) 
             error = _received_failure(payload)
             error.is_echo = world.launcher is not None  # rank 0 prints the same error on the same terminal
             raise error
+    # Turn whatever went wrong into an error that names the rank and the address.
     except AuthenticationError as error:
         channel.close()
-        what = f"the job at {_named(world)} has a different key than rank {world.rank}"
+        what = f"the job at {_address_text(world)} has a different key than rank {world.rank}"
         next = f"set a different MASTER_PORT for each job, and the same {JOB_KEY} on every rank of a job"
         raise DistributedError(what, where="rendezvous", next=next) from error
     except (AssertionError, EOFError, OSError, Late) as error:
         channel.close()
         if isinstance(error, Late | BlockingIOError):
-            what = f"rank 0 did not answer at {_named(world)} within {limit_s:g} s"
+            what = f"rank 0 did not answer at {_address_text(world)} within {limit_s:g} s"
             raise DistributedError(what, where="rendezvous", next="read the output of rank 0") from error
-        raise _gone(0) from error
+        raise _gone_error(0) from error
     except GenesisError:
         channel.close()
         raise
@@ -231,20 +234,20 @@ def _reach(world: World, until: float, limit_s: float) -> Channel:
         except OSError as error:
             # Our launcher listens before it starts a rank, so a refused connection means that rank 0 has ended.
             if world.launcher is not None and isinstance(error, ConnectionRefusedError):
-                raise _gone(0) from error
+                raise _gone_error(0) from error
             if time.monotonic() + _RETRY_S > until:
-                what = f"rank {world.rank} did not reach rank 0 at {_named(world)} within {limit_s:g} s: "
+                what = f"rank {world.rank} did not reach rank 0 at {_address_text(world)} within {limit_s:g} s: "
                 what += str(error.strerror or error)
                 next = "check that rank 0 runs there, and that MASTER_ADDR and MASTER_PORT are right"
                 raise DistributedError(what, where="rendezvous", next=next) from error
         time.sleep(_RETRY_S)
 
 
-def _named(world: World) -> str:
+def _address_text(world: World) -> str:
     return f"{escape(world.address)}:{world.port}"
 
 
-def _gone(rank: int) -> PeerGoneError:
+def _gone_error(rank: int) -> PeerGoneError:
     what = f"rank {rank} ended before all ranks had joined"
     next = f"read the output of rank {rank}; without output it was killed, see the system log"
     return PeerGoneError(what, rank=rank, phase="rendezvous", where="rendezvous", next=next)
@@ -265,7 +268,7 @@ def _received_failure(payload: bytes) -> GenesisError:
     try:
         failure = json.loads(payload)
         if failure["kind"] == PeerGoneError.__name__:
-            return _gone(int(failure["rank"]))
+            return _gone_error(int(failure["rank"]))
         return _KINDS[failure["kind"]](str(failure["what"]), where="rendezvous", next=str(failure["next"]))
     except (ValueError, KeyError, TypeError):
-        return _gone(0)
+        return _gone_error(0)

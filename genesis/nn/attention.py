@@ -137,6 +137,7 @@ class Attention(Module):
             rule = "starts" if starts is not None else f"a window of {self.window}"
             raise UsageError(f"Attention takes a mask or {rule}, not both", next="hide those keys in the mask")
         batch, length, _ = x.shape
+        # Project and rotate: q is [B, T, heads, D], k and v are [B, T, kv_heads, D].
         q = self.q_proj(x).reshape(batch, length, self.num_heads, self.head_dim)
         k = self.k_proj(x).reshape(batch, length, self.num_kv_heads, self.head_dim)
         v = self.v_proj(x).reshape(batch, length, self.num_kv_heads, self.head_dim)
@@ -144,6 +145,7 @@ class Attention(Module):
             seen = cache.length if cache is not None else 0
             positions = arange(seen, seen + length, device=x.device) if positions is None else positions
             q, k = self.rope(q, positions), self.rope(k, positions)
+        # Attend to all cached tokens. A mask needs the general form.
         if cache is not None:
             k, v = cache.extend(k, v)
         if mask is None:

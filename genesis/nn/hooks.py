@@ -58,7 +58,7 @@ class BackwardWatch:
     """One call of a module under full backward hooks `hook(module, grad_input, grad_output)`.
 
     The module's tensor arguments and results pass through gates. The gate of the results stores their gradients, and
-    the gate of the arguments calls the hooks; that of the results calls them if no argument requires a gradient.
+    the gate of the arguments calls the hooks. If no argument requires a gradient, the first gate calls them.
     """
 
     def __init__(self, module: Any, hooks: list[Callable[..., Any]]) -> None:

@@ -70,7 +70,7 @@ def shapes_only() -> Iterator[None]:
 
 
 def new(shape: Sequence[int], device: Any, dtype: Any) -> Tensor:
-    """Allocate a layer's weight, on `device` and in `dtype` or else those of `skip_init`."""
+    """Allocate a layer's weight. `device` and `dtype` default to the settings of `skip_init`."""
     default_device, default_dtype = _place.get()
     place = {
         "device": default_device if device is None else device,

@@ -104,6 +104,7 @@ def cross_entropy(
         z_loss: factor of log²(Σ e^x), which keeps logits from drifting. It excludes `weight`.
     """
     reduction = reduction_of(size_average, reduce, reduction)
+    # Check the arguments.
     _check_tensors("cross_entropy", input, target)
     if not 0 <= label_smoothing <= 1:
         raise UsageError(f"label_smoothing is {label_smoothing}, and must be between 0 and 1")
@@ -112,11 +113,13 @@ def cross_entropy(
     logits = input
     if logits.ndim == 0 or target.shape != (*logits.shape[:1], *logits.shape[2:])[logits.ndim == 1 :]:
         raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not match")
+    # One row of logits per label: [N, C] and [N].
     if logits.ndim > 2:
         logits = logits.movedim(1, -1)
     flat = logits.reshape(-1, logits.shape[-1])
     labels = target.reshape(-1)
     attrs: dict[str, Any] = {"label_smoothing": float(label_smoothing), "z_loss": float(z_loss)}
+    # The losses, and the share of each label in the divisor of the mean.
     if weight is None:
         losses = apply(loss_ops.cross_entropy, flat, labels, ignore_index=ignore_index, **attrs)[0]
         shares = labels != ignore_index

@@ -93,11 +93,13 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         tables = [self.__dict__.get(table) for table in ("_parameters", "_modules", "_buffers")]
+        # Before Module.__init__ the tables do not exist.
         if tables[0] is None:
             if isinstance(value, (Parameter, Module)):
                 raise UsageError(f"{type(self).__name__}.{name} is set too early", next="call super().__init__() first")
             object.__setattr__(self, name, value)
             return
+        # Register a part in the table of its kind. A plain tensor is a buffer only under a registered name.
         kinds: tuple[type, ...] = (Parameter, Module, Tensor)
         for table, kind in zip(tables, kinds, strict=True):
             assert table is not None

@@ -72,6 +72,7 @@ class FlatBuffers:
     def __init__(self, params: Sequence[Tensor], grad_dtype: DType | None = None) -> None:
         self.params = list(params)
         self.dtype, self.device = self.params[0].array.dtype, self.params[0].array.device
+        # Assign each parameter its elements.
         self.starts, end = [], 0
         for param in self.params:
             assert param.array.dtype is self.dtype and param.array.device == self.device, "one dtype and device"
@@ -79,6 +80,7 @@ class FlatBuffers:
             end += -(-param.array.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
         self.size = self.state_size = end
         self.states: dict[str, Array] = {}  # optimizer states by name, allocated by the optimizer
+        # Allocate the buffers, and make the parameters and their gradient slots views of them.
         self.grad_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
         self.values = self.buffer(self.dtype, "parameters")
         self.summed = self.gradients = self.buffer(self.grad_dtype, "gradients")

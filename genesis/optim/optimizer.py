@@ -99,6 +99,7 @@ class Optimizer(SavedStates):
     """
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **how: Unpack[How]) -> None:
+        # Check the settings and select the implementation.
         self.defaults = defaults
         how = cast(How, without_neutral(type(self).__name__, how, self.neutral))
         check_keywords(type(self).__name__, how, (*defaults, *How.__annotations__))
@@ -116,10 +117,12 @@ class Optimizer(SavedStates):
             None if grad_dtype is None else as_dtype(grad_dtype),
         )
         self._check_how()
+        # Memory of device scalars, and the positions of rounding noise.
         self._device_scalars: dict[tuple[Device, int], DeviceScalars] = {}
         self._scales: dict[Device, tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # the first counter of each parameter's rounding noise in a stream
         self._counters_per_stream = 0
+        # The groups of parameters.
         groups = list(params)
         if not groups:
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
@@ -275,7 +278,7 @@ class Optimizer(SavedStates):
         return [float(self.steps), *(float(g["lr"]) for g in self.param_groups)]
 
     def _count_updated(self) -> None:
-        """Count this step for the parameters with gradients. `begin_step` counted it for those of the last step."""
+        """Count this step for the parameters with gradients. `begin_step` assumed the same ones as in the last step."""
         for flats in self._flats:
             for flat in flats:
                 flat.collect_gradients()
@@ -343,6 +346,7 @@ class Optimizer(SavedStates):
         if isinstance(flat, SharedBuffers):
             grad = Tensor(flat.view(flat.summed, index))
         assert grad is not None
+        # The states of the rule, then the parameter or its master.
         tensors, rounded = {}, []
         for stream, name in enumerate((n for n in state if n not in ("step", MASTER)), 1):
             kept = tensors[name] = state[name]

@@ -158,7 +158,7 @@ class SharedBuffers(FlatBuffers):
         """Exchange one bucket. Its sums must not be read, nor its gradients changed, before `join`."""
         bucket = self.buckets[number]
         with self.sending():
-            self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
+            self.group.reduce_scatter(self._slice(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
             if self.is_overlapped:
                 self._square(number)
 
@@ -167,7 +167,7 @@ class SharedBuffers(FlatBuffers):
         if self.has_all_sums:
             for number, bucket in enumerate(self.buckets):
                 with self.sending():
-                    self.group.all_gather(self._sums(number), self._of(self.summed, bucket), bucket.parts)
+                    self.group.all_gather(self._sums(number), self._slice(self.summed, bucket), bucket.parts)
             self.join()
 
     def updated_to(self, stop: int) -> None:
@@ -189,7 +189,7 @@ class SharedBuffers(FlatBuffers):
         own, bucket = self._own[number], self.buckets[number]
         part = self.values.view((own.stop - own.start,), (1,), self.values.offset + own.start)
         with self.sending():
-            self.group.all_gather(part, self._of(self.values, bucket), bucket.parts)
+            self.group.all_gather(part, self._slice(self.values, bucket), bucket.parts)
 
     def sending(self) -> AbstractContextManager[None]:
         """Inside the block, launch collectives, on the comm stream if they overlap."""
@@ -267,7 +267,7 @@ class SharedBuffers(FlatBuffers):
         assert self.has_all_sums, "a rank has only its own parts"
         return [self.summed] if any(p.grad is not None for p in self.params) else []
 
-    def _of(self, buffer: Array, bucket: _Bucket) -> Array:
+    def _slice(self, buffer: Array, bucket: _Bucket) -> Array:
         return buffer.view((sum(bucket.parts),), (1,), buffer.offset + bucket.start)
 
     def _sums(self, number: int) -> Array:
@@ -308,7 +308,7 @@ class BucketExchange:
 
     A bucket is launched when its gradients are complete and all earlier buckets in a fixed order are launched. So all
     ranks launch the same order, even if their gradients finish in different orders. The buckets of the first parameters
-    come last, because backward finishes these gradients (and those of tied embeddings) at its end.
+    come last, because backward finishes these gradients, such as a tied embedding's, at its end.
     """
 
     def __init__(self, flats: Sequence[SharedBuffers]) -> None:
@@ -370,7 +370,7 @@ class BucketExchange:
 
 
 def _launch_order(flat: SharedBuffers, number: int) -> tuple[bool, float]:
-    """The sort key of buckets: from the end to the start. First buckets come last, those of small buffers first."""
+    """The sort key of buckets: from the end to the start. First buckets come last, small buffers first."""
     start = flat.buckets[number].start
     return start == 0, -start / flat.size if start else flat.size
 

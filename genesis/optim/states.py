@@ -324,8 +324,8 @@ class GroupStates:
         Args:
             report: float32 `[4]`, overwritten by the loss, the norm of all gradients, the factor, and a mark that the
                 next call reads: 0 at first, NaN from the first non-finite loss or norm on.
-            loss: 0-d. With `overlaps_exchange` it is the loss of each micro-batch `[n]`, 0 for those of other ranks;
-                their sum is the loss, and the call is collective.
+            loss: 0-d. With `overlaps_exchange` it is the loss of each micro-batch `[n]`, 0 for another rank's. Their
+                sum is the loss, and the call is collective.
             max_norm: maximum norm of the gradients; None does not clip.
 
         Returns:

@@ -86,7 +86,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: p = (1 - lr·weight_decay)·p before the step (Loshchilov & Hutter, 2019).
 
-    The arguments are those of `Adam`. Usually only matrices decay, see `decay_groups`.
+    It takes the arguments of `Adam`. Usually only matrices decay, see `decay_groups`.
     """
 
     decoupled = True
