@@ -300,7 +300,7 @@ def test_right_from_day_one_11_speed_leaves_out_warm_up_evaluation_and_saving(re
         begun = time.perf_counter()
         summary = train(config, console=told)
         taken = time.perf_counter() - begun
-    assert "count training steps only: warm-up, evaluation and saving are left out" in told.getvalue()
+    assert "count training steps only: warm-up, evaluation and saving are excluded" in told.getvalue()
     assert taken > 6 * slow and summary.tokens_per_second is not None
     tokens = [row["train/num_tokens"] for row in rows(tmp_path / "run") if "train/num_tokens" in row][-1]
     assert tokens / summary.tokens_per_second < taken - 6 * slow

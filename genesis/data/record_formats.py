@@ -163,7 +163,7 @@ class RecordFormat:
             columns = {name for field, name in given.items() if field not in ("role", "content")}
             lacks = sorted(columns - set(keys))
             what += f"; it lacks {quote(lacks[0])}, which data.fields names" if lacks else ""
-            advice = f"the formats are {forms}; name other fields with data.fields, as data.fields={{text: body}}"
+            advice = f"the formats are {forms}; name other fields, such as data.fields={{text: body}}"
             raise position.defect("missing field", what, advice)
         named["system"] = named["system"][:1]
         if (several := next((names for names in named.values() if len(names) > 1), None)) is not None:

@@ -241,7 +241,7 @@ def hub_files(source: str, config: str | None = None, split: str | None = None) 
     name, config, split = HubName(found[1], found[3], is_data=True), config or found[2], split or found[4] or TRAIN
     folder = in_cache(name)
     if folder is None:
-        what = f"the data set {name} is not on this machine, and commands do not download data"
+        what = f"the data set {name} is not on this machine, and only genesis pull downloads data"
         raise DataError(what, where=quote(source), next=pull_advice(name))
     # Find the configuration, then the split.
     names = [each for each in pulled_data(folder) if is_data_file(each)]
@@ -253,11 +253,11 @@ def hub_files(source: str, config: str | None = None, split: str | None = None) 
     if config not in configs:
         has = "several configs" if config is None else f"no config {quote(config)}"
         what = f"the data set {name} has {has}; its configs: {', '.join(map(quote, configs))}"
-        raise DataError(what, where=f"config of {quote(source)}", next="name one of them, as hf:ORG/NAME/CONFIG")
+        raise DataError(what, where=f"config of {quote(source)}", next="name one of them: hf:ORG/NAME/CONFIG")
     splits = {each: files for each, files in _splits(configs[config], names).items() if files}
     if split not in splits:
         what = f"{name} has no split {quote(split)}; its splits: {', '.join(map(quote, splits)) or 'none'}"
-        raise DataError(what, where=f"split of {quote(source)}", next="name one of them, as hf:ORG/NAME:SPLIT")
+        raise DataError(what, where=f"split of {quote(source)}", next="name one of them: hf:ORG/NAME:SPLIT")
     return [(f"{HUB}{name.id}/{each}", safe_join(folder, each)) for each in sorted(splits[split])]
 
 

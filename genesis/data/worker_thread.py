@@ -53,6 +53,7 @@ def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]
     batches: queue.Queue[list[str] | None] = queue.Queue(_BATCHES)
     left = threading.Event()
 
+    # Yields batches in the other thread; it ends with an error if this thread has left.
     def arriving() -> Iterator[str]:
         while True:
             try:
@@ -65,6 +66,7 @@ def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]
                 return
             yield from batch
 
+    # Feed batches as long as the call runs.
     running = start_in_thread(lambda: call(arriving()))
     try:
         for batch in _batched(texts):

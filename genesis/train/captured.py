@@ -14,7 +14,7 @@ from genesis.errors import DeviceError
 class _Next(Enum):
     """Action of the next call."""
 
-    FIRST = "run it, which allocates what persists"
+    FIRST = "run it and allocate what persists"
     WARM_UP = "run it with the memory of graphs"
     RECORD = "capture and replay it"
     REPLAY = "replay it"

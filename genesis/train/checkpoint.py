@@ -303,7 +303,7 @@ class Checkpoints:
         if error is not None:
             others = [s for s in self.steps() if s != step and self.has(s)]
             instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
-            next_step = f"{error.next or 'restore the folder'}, or go on {instead}"
+            next_step = f"{error.next or 'restore the folder'}, or continue {instead}"
             raise ModelError(error.what, where=error.where or escape(folder), next=next_step) from error
         assert manifest is not None, "no error, so a manifest"
         return manifest
@@ -311,6 +311,7 @@ class Checkpoints:
     def _read(self, state: TrainState, folder: Path) -> None:
         counters = read_json(safe_join(folder, TRAINER))
         try:
+            # Restore weights and optimizer.
             masters = {}
             if self._read_masters is None:
                 with WeightFolder(folder) as weights:
@@ -320,6 +321,7 @@ class Checkpoints:
                 masters = _read_adapter(state, self._read_masters(folder), counters["optimizer"], folder)
             with optimizer_tensors(folder) as stored:
                 restore_optimizer(state.optimizer, {**stored, **masters}, counters["optimizer"])
+            # Restore random generators, data position and counters.
             random.set_state(read_json(safe_join(folder, RNG)))
             state.loader.load_state(read_json(safe_join(folder, DATA)))
             state.step, state.num_tokens = _count(counters["step"]), _count(counters["num_tokens"])

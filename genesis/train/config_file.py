@@ -49,7 +49,9 @@ def read_source(path: str | Path) -> bytes:
     """
     with boundary(ConfigError, "reading the configuration", path):
         if is_folder(path) and exists(recorded := Path(path) / RESOLVED):
-            raise ConfigError(f"{escape(path)} is the folder of a run", next=f"its configuration is {escape(recorded)}")
+            raise ConfigError(
+                f"{escape(path)} is the folder of a run", next=f"use its configuration, {escape(recorded)}"
+            )
         with open(open_regular(path, ConfigError), "rb") as file:
             return file.read(MAX_BYTES + 1)
 
@@ -81,10 +83,12 @@ def apply_override(document: Document, override: str) -> None:
     path: KeyPath = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
         raise UsageError(
-            f"'{shown}' is not an override", where="command line", next="write section.key=value, as train.steps=100"
+            f"'{shown}' is not an override",
+            where="command line",
+            next="write section.key=value, such as train.steps=100",
         )
     if len(path) > MAX_DEPTH:
-        raise ConfigError(f"a key of {len(path)} parts", where=f"override: {shown}", next="write section.key=value")
+        raise ConfigError(f"the key has {len(path)} parts", where=f"override: {shown}", next="write section.key=value")
     value = parse_value(text, f"override: {shown}")
     parent = document.data
     for length, part in enumerate(path[:-1], start=1):
@@ -172,7 +176,7 @@ def _unreadable(value: Any, path: KeyPath = ()) -> str | None:
     try:
         for part in reversed(path):
             if isinstance(part, str) and len(emit({part: None})) > MAX_KEY_CHARS:
-                return f"a key of {len(part):,} characters"
+                return f"a key has {len(part):,} characters"
             value = [value] if isinstance(part, int) else {part: value}
         return None if _same(parse(emit(value), RESOLVED).data, value) else "it reads back as another value"
     except ConfigError as error:

@@ -40,7 +40,7 @@ def total_steps(config: Config, loader: PackedLoader) -> int:
     """Return the optimizer steps of the run: `train.steps`, or as many as complete `train.epochs`."""
     if config.train.steps is not None:
         return config.train.steps
-    assert config.train.epochs is not None, "the schema asks for one of the two"
+    assert config.train.epochs is not None, "the schema requires one of the two"
     epochs = Fraction(repr(config.train.epochs))  # exact: 0.07 of 100 batches are 7, not 7.000000000000001
     whole = math.floor(epochs)
     batches = Fraction(sum(loader.num_batches(epoch) for epoch in range(whole)))
@@ -166,6 +166,7 @@ class Training:
             self._recall_evaluation()
             self._settle()  # the evaluation before step 1, or one that a signal cut short in a resumed run
             is_first = True
+            # Take the steps.
             while not self._is_complete:
                 begun = time.monotonic()
                 self._step(self._batches())
@@ -346,6 +347,7 @@ class Training:
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config
+        # Measure the held-out data, and write the row unless a signal interrupts.
         if self.held_out is not None:
             found = evaluate(
                 state.objective,
@@ -365,7 +367,7 @@ class Training:
             self.progress.update(state.step, row)
             self.last_evaluation = found
             self._judge(found.loss, found.targets)
-        # A signal may cut samples short; they are not repeated, because the row must not be written twice.
+        # Sample texts. A signal may cut them short; they are not repeated, because the row must not be written twice.
         state.evaluated_at = state.step
         if prompts := config.eval.prompts:
             with state.ranks.during("samples", SAMPLING_S), state.ranks.main_first("samples"):
@@ -392,7 +394,7 @@ class Training:
         step = self.state.step
         if not step:
             what, where = f"{Signals(signal).name} ended the run before the first step", None
-            next = "start it again with the same command"
+            next = "start the same command again"
         else:
             if self.saved_at != step:
                 self._save(waits=True)

@@ -15,7 +15,7 @@ from genesis.train.output import Output, printable, wrapped
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
+SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are excluded"
 LABEL, BAR_WIDTH = "train", 12
 HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses shown next to the newest one on a terminal, and their heights
 MOST_DIGITS = 1e15  # larger numbers have an exponent
@@ -188,6 +188,7 @@ def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Ca
     """
     output = stream if isinstance(stream, Output) else Output(stream)
     started = time.monotonic()
+    # Without a terminal, print lines; on a terminal, draw a bar.
     if not draws(output):
         printed_at = started
 

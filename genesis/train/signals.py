@@ -95,10 +95,10 @@ class Interrupts:
         self.received = number
         name = signal.Signals(number).name
         what = f"{name} ended the run "
-        what += "without saving, as the second signal" if again else "while there was nothing to save"
-        next = "start it again with the same command, with --resume where a checkpoint was saved"
+        what += "without saving, because it was the second signal" if again else "while there was nothing to save"
+        next = "start the same command again, with --resume if a checkpoint was saved"
         if not self._saves:
-            what, next = f"{name} ended the command", "start it again with the same command"
+            what, next = f"{name} ended the command", "start the same command again"
         self._stop = InterruptedRun(what, signal=number, next=next)
         # Libraries may swallow unknown exceptions: check later whether this one was lost.
         signal.setitimer(signal.ITIMER_REAL, _LOST_CHECK_SECONDS, _LOST_CHECK_SECONDS)

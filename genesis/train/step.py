@@ -55,6 +55,7 @@ def take_step(
     """
     objective = state.objective
     targets = sum(map(objective.num_targets, batches))
+    # Accumulate the gradients of all micro-batches.
     if state.ranks.size > 1:
 
         def accumulate(batch: Batch) -> list[float]:
@@ -66,6 +67,7 @@ def take_step(
         state.optimizer.zero_grad()
         rows = [accumulate_gradients(objective, state.model, batch, targets, device) for batch in batches]
         losses, *figures = map(list, zip(*rows, strict=True))
+    # Check loss and norm before any weight changes.
     norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise not_finite(state, batches, losses, "the gradient norm overflows")

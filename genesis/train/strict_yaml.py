@@ -132,7 +132,7 @@ def scalar(text: str) -> Scalar:
     if not (is_int or is_radix or _FLOAT.fullmatch(text)):
         return text
     if len(text) > MAX_NUMBER_CHARS:
-        raise ValueError(f"a number of {len(text)} characters; the limit is {MAX_NUMBER_CHARS}")
+        raise ValueError(f"the number has {len(text)} characters; the limit is {MAX_NUMBER_CHARS}")
     if is_radix:
         return int(text[2:], 8 if text[1] == "o" else 16)
     return int(text) if is_int else float(text)
@@ -141,7 +141,9 @@ def scalar(text: str) -> Scalar:
 def _decode(source: str | bytes, name: str) -> str:
     size = len(source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
-        raise ConfigError(f"the file has more than {MAX_BYTES} bytes", where=name, next="is this a configuration file?")
+        raise ConfigError(
+            f"the file has more than {MAX_BYTES} bytes", where=name, next="check that it is a configuration file"
+        )
     if isinstance(source, bytes):
         try:
             text = source.decode("utf-8")
@@ -183,9 +185,9 @@ class _Reader:
                 if isinstance(event, yaml.DocumentStartEvent):
                     documents += 1
                     if documents > 1:
-                        self._fail("a second document starts here", "keep one configuration a file: remove the `---`")
+                        self._fail("a second document starts here", "keep one configuration per file: remove the `---`")
                     if event.tags:
-                        self._fail("a %TAG directive", "remove it: tags are not read")
+                        self._fail("%TAG directives are not supported", "remove it")
                 elif isinstance(event, yaml.NodeEvent):
                     top = self._value(event, ())
         except yaml.MarkedYAMLError as error:
@@ -218,7 +220,7 @@ class _Reader:
             except ValueError as error:
                 self._fail(str(error), "quote it if it is a string")
         if len(path) >= MAX_DEPTH:
-            self._fail(f"values nested deeper than {MAX_DEPTH}", "flatten it")
+            self._fail(f"values are nested deeper than {MAX_DEPTH}", "flatten it")
         if isinstance(event, yaml.MappingStartEvent):
             mapping: dict[str, Any] = {}
             while not isinstance(event := self._next(), yaml.MappingEndEvent):
@@ -237,12 +239,12 @@ class _Reader:
         self._check_node(event)
         if not isinstance(event, yaml.ScalarEvent):
             next = "keys are names; quote a string that starts with `[` or `{`"
-            self._fail("a key that is a list or a mapping", next)
+            self._fail("a key is a list or a mapping", next)
         key: str = event.value
         if event.style is None and key == "<<":
-            self._fail("a merge key (<<)", "write the keys out")
+            self._fail("merge keys (<<) are not supported", "write the keys out")
         if key == "":
-            self._fail("an empty key", "give it a name")
+            self._fail("a key is empty", "give it a name")
         part = (*path, key)
         if key in mapping:
             first = self.document.keys[part]
@@ -252,17 +254,22 @@ class _Reader:
 
     def _check_node(self, event: Any) -> None:
         if isinstance(event, yaml.AliasEvent):
-            self._fail(f"an alias (*{_clip(event.anchor)})", "write the value out; quote a string that starts with `*`")
+            self._fail(
+                f"the alias *{_clip(event.anchor)} is not supported",
+                "write the value out; quote a string that starts with `*`",
+            )
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self._fail(f"more than {MAX_NODES} values", "is this a configuration file?")
+            self._fail(f"the file has more than {MAX_NODES} values", "check that it is a configuration file")
         if event.anchor is not None:
-            self._fail(f"an anchor (&{_clip(event.anchor)})", "remove it; quote a string that starts with `&`")
+            self._fail(
+                f"the anchor &{_clip(event.anchor)} is not supported", "remove it; quote a string that starts with `&`"
+            )
         if event.tag is not None:
-            self._fail(f"a tag ({_clip(event.tag)})", "remove it; quote a string that starts with `!`")
+            self._fail(f"the tag {_clip(event.tag)} is not supported", "remove it; quote a string that starts with `!`")
         bad = re.search("[\x00\ud800-\udfff]", event.value) if isinstance(event, yaml.ScalarEvent) else None
         if bad:
-            self._fail(f"the character U+{ord(bad[0]):04X} in a string", "remove it")
+            self._fail(f"a string holds the character U+{ord(bad[0]):04X}", "remove it")
 
     def _fail(self, what: str, next: str) -> NoReturn:
         _fail(what, self.document.name, self.mark, next)

@@ -113,7 +113,7 @@ BAD = {
         4,
         "the template cannot render it: line 1: no system message, please",
         "HERE/chats.jsonl:1",
-        "see what it needs, " + SKIP,
+        "check what it requires, " + SKIP,
         template("{{ raise_exception('no system message, please') }}"),
     ),
     "a template that loops": Bad(

@@ -52,7 +52,7 @@ DEFECTS: list[tuple[str, bytes, str, int, str]] = [
     ("a.jsonl", GOOD * 2 + b'{"text": "cut', "bad JSON", 3, "Unterminated string starting at (column 10)"),
     ("a.jsonl", GOOD + b"{'text': 'quotes'}\n" + GOOD, "bad JSON", 2, "(column 2)"),
     ("a.jsonl", GOOD + b"[" * 8000 + b"\n", "bad JSON", 2, "JSON"),
-    ("a.jsonl", GOOD + b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "bad JSON", 2, "beyond every use"),
+    ("a.jsonl", GOOD + b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "bad JSON", 2, "that is too large"),
     ("a.jsonl", GOOD + b'{"text": "a", "text": "b"}\n', "bad JSON", 2, "'text' appears twice"),
     ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "bad JSON", 2, "half a surrogate pair"),
     ("a.jsonl", b'[{"text": "a"},\n' + GOOD, "bad JSON", 1, "a JSON array"),

@@ -35,7 +35,7 @@ def test_a_pipe_gets_one_plain_line_an_interval() -> None:
         "step 110/250  loss 3.2500  lr 3.00e-03  grad 0.80  12,346 tok/s  ETA 1:10",
         "step 120/250  loss 3.2500  lr 3.00e-03  grad 0.80  12,346 tok/s  ETA 1:05",
     ]
-    assert "warm-up, evaluation and saving are left out" in SPEED_NOTE
+    assert "warm-up, evaluation and saving are excluded" in SPEED_NOTE
 
 
 def test_a_pipe_gets_one_line_before_the_first_interval() -> None:

@@ -123,7 +123,7 @@ def test_a_run_for_its_configuration_is_told_the_name_of_that(recipe: Path, tmp_
     train(load(recipe, str(tmp_path / "run"), "train.steps=1", "optim.warmup_steps=0"))
     with pytest.raises(ConfigError, match="the folder of a run") as error:
         load_config(tmp_path / "run")
-    assert error.value.next == f"its configuration is {tmp_path / 'run' / 'config.resolved.yaml'}"
+    assert error.value.next == f"use its configuration, {tmp_path / 'run' / 'config.resolved.yaml'}"
 
 
 def as_hydra(output: Path, config: str) -> None:

@@ -177,7 +177,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert code == 0 and "2 runs" in (tmp_path / "p.html").read_text()
     assert printed("report", *[a] * (MOST_RUNS + 1))[0] == 2
     code, _, told = printed("report", tmp_path)
-    assert code == 4 and "no metrics.jsonl" in told and f"runs in it: {a} {b}" in told
+    assert code == 4 and "no metrics.jsonl" in told and f"choose a run in it: {a} {b}" in told
     code, _, told = printed("report", a, "--out", tmp_path)
     assert code == 8 and "error" in told
 

@@ -35,7 +35,7 @@ _MAX_DEATHS = 3
 # A character takes at most six bytes of JSON, and every answer has a few more around its texts.
 _BYTES_PER_CHAR = 6
 _ANSWER_SLACK = 1 << 20
-_NONSENSE = "the process that renders it answers nonsense"
+_MALFORMED = "the process that renders it sent a malformed answer"
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
@@ -94,7 +94,7 @@ class Rendered:
 
 
 class _Dead(Exception):
-    """The process ended, hangs or answers nonsense."""
+    """The process ended, hangs or sends malformed answers."""
 
 
 class Renderer:
@@ -196,7 +196,7 @@ class Renderer:
         try:
             process.send(json.dumps(self._start).encode("utf-8"))
             answer = process.receive(_START_S)
-            error = answer.get("error") if isinstance(answer, dict) else "it answers nonsense"
+            error = answer.get("error") if isinstance(answer, dict) else "the process sent a malformed answer"
         except _Dead as death:
             error = str(death)
         except BaseException:
@@ -254,11 +254,11 @@ class _Process:
         deadline = time.monotonic() + wall_s
         size = int.from_bytes(self._take(_LENGTH_BYTES, deadline), "big")
         if size > self._limits.output_chars * _BYTES_PER_CHAR + _ANSWER_SLACK:
-            raise _Dead(_NONSENSE)
+            raise _Dead(_MALFORMED)
         try:
             return json.loads(self._take(size, deadline).decode("utf-8"))
         except (ValueError, RecursionError):
-            raise _Dead(_NONSENSE) from None
+            raise _Dead(_MALFORMED) from None
 
     def _take(self, size: int, deadline: float) -> bytes:
         while len(self._buffer) < size:
@@ -302,7 +302,7 @@ def _checked(answer: Any, turns: int) -> Rendered | RenderError:
         case {"whole": str(whole), "turns": list(pairs)} if len(pairs) == turns:
             parts = _written_out(whole, pairs)
             return Rendered(whole, list(zip(parts[::2], parts[1::2], strict=True)))
-    raise _Dead(_NONSENSE)
+    raise _Dead(_MALFORMED)
 
 
 def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
@@ -311,7 +311,7 @@ def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
     last = whole
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise _Dead(_NONSENSE)
+            raise _Dead(_MALFORMED)
         for part in pair:
             match part:
                 case int(length):
@@ -322,7 +322,7 @@ def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
                 case {"error": str(what)}:
                     found.append(RenderError(what))
                 case _:
-                    raise _Dead(_NONSENSE)
+                    raise _Dead(_MALFORMED)
     return found
 
 

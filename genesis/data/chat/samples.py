@@ -255,7 +255,7 @@ class ChatEncoder(_Chats):
 
     def _read(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         if isinstance(rendered, RenderError):
-            raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it needs")
+            raise TurnError("template", f"the template cannot render it: {rendered.what}", "check what it requires")
         turns: list[Turn] = []
         notes: list[TurnNote] = []
         with suppress(*[NoPromptError] * (self._loss == "all")):  # everything is learned, also without prompts
@@ -409,7 +409,7 @@ class ChatPrompts(_Chats):
         [[rendered]] = self._rendered([[job]])
         prompt = rendered.turns[0][0] if isinstance(rendered, Rendered) else rendered
         if isinstance(prompt, RenderError):
-            raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "see what it needs")
+            raise TurnError("template", f"the chat template cannot render it: {prompt.what}", "check what it requires")
         if most is not None and self._tokenizer.is_beyond(prompt, most, parse_special=True):
             raise TurnError("too long", f"the conversation has more than {most:,} tokens", "shorten it")
         wanted = self._parts.parts(unmarked(prompt, marks), follows=False)

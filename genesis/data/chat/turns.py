@@ -156,9 +156,9 @@ class TurnReader:
         if number == 0:
             raise _UnaskedError("no message comes before it, so it has no prompt", "begin with a message of the user")
         if isinstance(end, RenderError):
-            raise TurnError("template", f"the template cannot render it: {end.what}", "see what it needs")
+            raise TurnError("template", f"the template cannot render it: {end.what}", "check what it requires")
         if isinstance(prompt, RenderError):
-            raise _UnaskedError(f"the template gives no prompt for it: {prompt.what}", "see what it needs")
+            raise _UnaskedError(f"the template gives no prompt for it: {prompt.what}", "check what it requires")
         prompt, said, remark = self._apart(number, messages, prompt, end, marks)
         more = self.ends.following[bool(messages[number].get("tool_calls"))]
         turn = self._turn(unmarked(prompt, marks), unmarked(said.removesuffix(self.ends.closing), marks), more)

@@ -98,7 +98,7 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 _WAYS_OUT: Mapping[str, str] = {
     "table": "write the table as CSV",
     "spreadsheet": "write the table as CSV",
-    "json": "write one JSON object a line and name the file .jsonl",
+    "json": "write one JSON object per line and name the file .jsonl",
     "arrow": "write its rows as Parquet",
     "pdf": "extract its text",
     "document": "extract its text",

@@ -30,6 +30,7 @@ def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | De
     reader = csv.reader(source, strict=True, delimiter=delimiter)
     header: list[str] | None = None
     while True:
+        # Read one row. If this fails, the start of the next row is unknown.
         line = source.begin_row()
         try:
             values = _next(reader, limit)
@@ -40,6 +41,7 @@ def csv_rows(stream: Stream, limit: int, _columns: Columns) -> Iterator[Row | De
         except Defect as defect:
             yield defect
             return
+        # Skip blank rows, keep the first row as the header, and compare the others with it.
         if values is None:
             return
         if not values or (header is None and values == ["sep=", ""]):  # Excel puts the delimiter on a line before

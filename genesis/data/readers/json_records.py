@@ -30,12 +30,14 @@ def parse(text: str, position: Position, what: str = "line", field: str = "") ->
         Defect: the text is not JSON, a field occurs twice in an object, an escape encodes half a character, nesting or
             a number is excessive, or there are more than `MAX_CONTAINERS` lists and objects.
     """
+    # Count lists and objects first, because the parser would allocate all of them.
     if text.count("[") + text.count("{") > MAX_CONTAINERS:  # some may be inside strings
         try:
             check_structure(text.encode("utf-8"), where="", max_depth=len(text), max_containers=MAX_CONTAINERS)
         except ModelError as error:
             raise position.defect("bad JSON", error.what, field=field) from error
 
+    # JSON allows repeated fields; records do not.
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
@@ -59,7 +61,7 @@ def parse(text: str, position: Position, what: str = "line", field: str = "") ->
         message = f"the {what} is not JSON: {escape(error.msg)} (column {error.colno:,})"
         raise inside.defect("bad JSON", message, field=field) from error
     except (ValueError, RecursionError) as error:
-        message = "the JSON holds a number or a nesting beyond every use"
+        message = "the JSON holds a number or a nesting that is too large"
         raise position.defect("bad JSON", message, field=field) from error
 
 
@@ -112,6 +114,7 @@ def _array_rows(stream: Stream, limit: int) -> Iterator[Row | Defect]:
     An element that is not JSON or has more than `limit` bytes is a separate defect. A broken array (no `[`, no `]`,
     text after it) ends the file.
     """
+    # Find the start of the array.
     array = _Array(stream, limit)
     first = array.next_byte()
     if first not in (b"[", b""):
@@ -120,15 +123,17 @@ def _array_rows(stream: Stream, limit: int) -> Iterator[Row | Defect]:
         return
     array.skip()
     while True:
+        # Read the next element and the comma or bracket that ends it.
         start, line = array.next_byte(), array.line
         if start == b"]" and array.elements == 0:
             array.skip()
             break
         element, end = array.element()
         if end not in (b",", b"]"):
-            what = "the JSON array is not closed" if not end else "a } closes nothing"
+            what = "the JSON array is not closed" if not end else "a } has no opening bracket"
             yield Defect("bad JSON", what, stream.name, array.line, "write the file again")
             return
+        # Parse the element.
         array.skip()
         try:
             position = Position(stream.name, line, f"[{array.elements - 1}]")
@@ -138,7 +143,7 @@ def _array_rows(stream: Stream, limit: int) -> Iterator[Row | Defect]:
         if end == b"]":
             break
     if array.next_byte():
-        yield Defect("bad JSON", "text follows the JSON array", stream.name, array.line, "write one array a file")
+        yield Defect("bad JSON", "text follows the JSON array", stream.name, array.line, "write one array per file")
 
 
 def json_rows(stream: Stream, limit: int, columns: Columns) -> Iterator[Row | Defect]:
@@ -192,6 +197,7 @@ class _Array:
             piece, begin = self._piece, self._at
             at = begin + escaped  # skip the byte after a backslash at the end of the last piece
             escaped, end = False, b""
+            # Scan the piece up to the end of the element.
             while at < len(piece):
                 match = (_IN_STRING if in_string else _OUTSIDE).match(piece, at)
                 assert match is not None
@@ -211,6 +217,7 @@ class _Array:
                 elif byte != _COMMA:
                     depth -= 1
                 at += 1
+            # Keep the scanned bytes unless the element is too large, and continue in the next piece.
             size += at - begin
             if size <= self._limit:
                 parts.append(piece[begin:at])

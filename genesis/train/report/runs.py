@@ -148,7 +148,7 @@ def _no_run(path: Path) -> DataError:
         names = sorted(list_folder(path)) if is_folder(path) else []
         inside = [path / name for name in names if is_folder(path / name) and exists(path / name / FILE_NAME)]
     next = "pass the folder in train.output_dir"
-    return DataError(what, next=f"runs in it: {' '.join(map(escape, inside[:MOST_NAMED]))}" if inside else next)
+    return DataError(what, next=f"choose a run in it: {' '.join(map(escape, inside[:MOST_NAMED]))}" if inside else next)
 
 
 def named(folders: Sequence[Path]) -> list[str]:

@@ -235,7 +235,7 @@ class TestProcess:
             assert process._process is not None
             process._process._buffer += (1 << 40).to_bytes(8, "big")
             [found] = process.render([JOB])
-        assert found == RenderError("the process that renders it answers nonsense")
+        assert found == RenderError("the process that renders it sent a malformed answer")
 
     def test_large_batches_do_not_block(self) -> None:
         """Each of the pipes holds less than one of the conversations."""
