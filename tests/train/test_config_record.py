@@ -59,7 +59,7 @@ def nested(levels: int) -> Any:
         ({"n": 0xFFFF << 140}, "model.config.n", "has 47 characters"),
         ({"a": {"b": [1, {"c": -(10**45)}]}}, "model.config.a.b[1].c", "has 47 characters"),
         ({"a": nested(14)}, "model.config.a.k.k.k", "nested deeper than 16"),
-        ({"k" * 1100: 1}, f"model.config.{'k' * 57}...", "a key of 1,100 characters"),
+        ({"k" * 1100: 1}, f"model.config.{'k' * 57}...", "a key has 1,100 characters"),
         ({"a": "x", "b": ["x" * 300_000]}, "model.config.b[0]", "more than 262144 bytes"),
         ({f"k{i}": "x" * 30_000 for i in range(10)}, "model.config", "more than 262144 bytes"),
         ({"a": {"b": "\0"}}, "model.config.a.b", "U+0000"),

@@ -227,7 +227,7 @@ class TestProcess:
 
     @pytest.mark.parametrize("said", [[], {}, {"whole": 1, "turns": []}, {"whole": "", "turns": [[1]]}, "x", None])
     def test_nonsense_is_no_render(self, said: object) -> None:
-        with pytest.raises(_Dead, match="nonsense"):
+        with pytest.raises(_Dead, match="malformed"):
             _checked(said, 1)
 
     def test_lengths_beyond_all_limits_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
