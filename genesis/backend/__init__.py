@@ -58,7 +58,7 @@ def _parse_device(value: object) -> tuple[str | None, int | None]:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Device:
-    """The place of some memory: `type` is "cpu" or "cuda".
+    """A device that holds memory and runs ops: `type` is "cpu" or "cuda".
 
     `Device("cuda")` is the current CUDA device, `Device("cuda:1")` and `Device("cuda", 1)` the device with index 1.
 
@@ -165,9 +165,7 @@ class Backend(Protocol):
         return False
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
-        """Launch on the side stream inside the block: kernels that read `nbytes` and whose results are not read before
-        `join_side_stream`.
-        """
+        """Launch on the side stream inside the block. The work reads `nbytes`; use its results after the join."""
         return _NOTHING
 
     def join_side_stream(self) -> None:

@@ -24,7 +24,7 @@ from genesis.errors import OutOfMemoryError
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-_POOLED_FROM = 64 << 10  # bytes; smaller blocks are malloc's business
+_POOLED_FROM = 64 << 10  # bytes; smaller blocks are left to malloc
 _PAGE = 4096
 _SLACK = 64 << 20  # bytes kept for reuse beyond a quarter of the peak
 

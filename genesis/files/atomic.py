@@ -49,7 +49,7 @@ from genesis.files.strict_json import canonical_bytes, parse_object, read_limite
 MANIFEST_NAME = "manifest.json"
 _VERSION = 1
 _MAX_MANIFEST = 16 << 20
-_NEXT = "this copy is damaged: use another checkpoint, or restore the folder from where it came"
+_NEXT = "use another checkpoint, or restore this folder from its source"
 _MARKER = ".genesis-temporary"
 _MARKER_TEXT = b"Genesis makes this folder while it writes, and removes it.\n"
 _LEFTOVER = re.compile(r"\.(tmp|old|del)-(.+)-[0-9a-f]{16}", re.DOTALL)

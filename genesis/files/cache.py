@@ -1,4 +1,4 @@
-"""The disk cache: entries are found, stored and built in a folder that is safe by `trust`, or else in a private one."""
+"""The disk cache: entries are found, stored and built in a folder that `trust` accepts, or else in a private one."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Cache:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Build the entry `name` inside the block, without another process or thread doing so; first look for it again.
+        """Keep other processes and threads from building the entry `name` inside the block. First look for it again.
 
         If the folder cannot be locked, or the holder takes longer than two minutes, the block runs without the lock.
         """

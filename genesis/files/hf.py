@@ -63,7 +63,7 @@ _WEIGHT_FILE = re.compile(r"model(-\d{5,8}-of-\d{5,8})?\.safetensors|model\.safe
 _COPY_BYTES = 1 << 20
 README = "README.md"
 _MAX_README = 8 << 20
-_NEXT = "the model folder is incomplete or mixed up: download or save it again"
+_NEXT = "download or save the model folder again"
 
 
 def read_json(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> dict[str, Any]:

@@ -6,12 +6,12 @@ models--ORG--NAME/, datasets--ORG--NAME/
     refs/main                        the commit of a branch or tag when it was pulled
     .genesis/<commit>                for data: the names of all pulled files, one per line; written last
 
-Only `pull` uses a network, and it runs only when the user asks for it. Session, endpoint and token are
-huggingface_hub's, but this module writes the files. The library's own downloads (2.4) restart in a new process, compare
+Only `pull` uses a network, and it runs only when the user asks for it. Session, endpoint and token come from
+huggingface_hub, but this module writes the files. The library's own downloads (2.4) restart in a new process, compare
 no hashes, and accept a range from another offset or a body without an end. Here a file grows as
-`<hash>.genesis.incomplete`, is hashed meanwhile, and is renamed once its size and hash match the hub's. `config.json`
-is linked last and the revision is written after it, so an interrupted pull does not look like a model. For data, the
-list of files is written last.
+`<hash>.genesis.incomplete`, is hashed meanwhile, and is renamed once the hub lists the same size and hash.
+`config.json` is linked last and the revision is written after it, so an interrupted pull does not look like a model.
+For data, the list of files is written last.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ MAX_LIST_BYTES = 16 << 20
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_FILES = 10_000
 TRIES, FIRST_TRIES = 5, 2  # consecutive attempts without progress, for a file and for the list of files
-PAUSE_S = 1.0  # before the second attempt; it doubles
+PAUSE_S = 1.0  # pause before the second attempt; doubles each time
 LONGEST_PAUSE_S = 120  # the longest wait that a hub may request
 SLOWEST, WINDOW_S = 1024, 60.0  # a transfer with fewer bytes in this many seconds has stalled
-LISTING_S = 120.0  # for the complete list of files, which a slow answer could delay without end
-TIMEOUT_S = 30.0  # without receiving a byte
+LISTING_S = 120.0  # limit for the complete list of files, however slowly it arrives
+TIMEOUT_S = 30.0  # longest wait for the next byte
 _SPAN = re.compile(r"bytes ([0-9]{1,18})-[0-9]*/([0-9]{1,18}|\*)")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BUSY = (408, 429, 500, 502, 503, 504)
@@ -224,7 +224,7 @@ def pull(
         note: called with a line about each wait: the failure and the time of the next attempt.
 
     Raises:
-        DeviceError: the hub cannot be reached, or its answer is not a hub's.
+        DeviceError: the hub cannot be reached, or does not answer like a hub.
         ModelError: the model or revision does not exist or is not accessible, the model has no safetensors, or a file
             has another hash.
         DataError: the data set has no data files.

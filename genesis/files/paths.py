@@ -24,7 +24,7 @@ MAX_COMPONENTS = 16
 
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_NEXT = "take the model folder again from a source you trust; Genesis opens only plain files inside it"
+_NEXT = "download the model folder again from a source you trust"
 
 
 def quote(name: object, limit: int = 120) -> str:

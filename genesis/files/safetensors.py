@@ -62,7 +62,7 @@ _METADATA = "__metadata__"
 _PREFIX = 8
 _LARGEST = (1 << 63) - 1
 _WRITE_BYTES = 16 << 20
-_NEXT = "the file is damaged or was made to mislead: download or convert it again"
+_NEXT = "download or convert the file again"
 DEFAULT_METADATA: Mapping[str, str] = MappingProxyType({"format": "pt"})
 
 

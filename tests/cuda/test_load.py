@@ -56,6 +56,6 @@ def test_more_shared_memory_than_a_launch_has_is_asked_for() -> None:
 
 def test_a_kernel_that_takes_too_much_shared_memory_is_named() -> None:
     load(1 << 10, MOST - (1 << 10))
-    with pytest.raises(DeviceError, match=r"product takes 166913 bytes .* cuda:0 has 166912 for a block") as caught:
+    with pytest.raises(DeviceError, match=r"product needs 166913 bytes .* cuda:0 has 166912") as caught:
         load(1 << 10, MOST + 1 - (1 << 10))
     assert caught.value.exit_code == 6

@@ -44,9 +44,9 @@ def forget_calls() -> Iterator[None]:
 @pytest.fixture
 def radix_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix, "RANK_SORT_MAX", 0)
-    monkeypatch.setattr(radix, "LINE", 0)
+    monkeypatch.setattr(radix, "MAX_LINE", 0)
     monkeypatch.setattr(radix, "TILE", 256)
-    monkeypatch.setattr(radix, "COUNTED", 512)
+    monkeypatch.setattr(radix, "COUNT_TILE", 512)
     monkeypatch.setattr(sorting, "SHORT", 0)
 
 
@@ -121,7 +121,7 @@ def test_ranks_of_wide_types(dtype: str, length: int) -> None:
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk_of_a_long_line_by_tiles(monkeypatch: pytest.MonkeyPatch, dtype: str, largest: bool) -> None:
     """The last of the tiles has fewer elements than are wanted of it."""
-    monkeypatch.setattr(radix, "LINE", 4096)
+    monkeypatch.setattr(radix, "MAX_LINE", 4096)
     x = specials(dtype, np.random.default_rng(3), 2, 20 * 4096 + 30)
     found = registry["topk"](on_device(x), k=60, axis=1, largest=largest)
     expected = by_reference("topk", x, k=60, axis=1, largest=largest)
@@ -244,7 +244,7 @@ def test_selections_of_any_count_share_one_launch() -> None:
 def test_a_wrong_size_is_reported(given: int) -> None:
     mask = on_device(np.arange(12) % 2 == 0)
     registry["nonzero"](mask, size=given)
-    with pytest.raises(ShapeError, match=f"nonzero: the data gives 6 elements, but size is {given}"):
+    with pytest.raises(ShapeError, match=f"nonzero: .*6 elements.*{given}"):
         mask.numpy()
     mask.numpy()  # once
 

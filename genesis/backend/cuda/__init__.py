@@ -34,7 +34,7 @@ __all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "
 
 COUNTERS = 1 << 14  # the most tiles in a launch that uses counters to find its last program
 AnyDevice = Device | str | int | None
-SIDE_STREAM_BYTES = 12 << 20  # bytes read; work on more than this fills the SMs alone
+SIDE_STREAM_BYTES = 12 << 20  # bytes read; larger work fills the SMs alone
 _CURRENT = nullcontext()
 
 
@@ -67,7 +67,7 @@ class CudaBackend(Backend):
     def counters(self) -> CudaStorage:
         """`COUNTERS` int32 counters, 0 between launches; allocated outside captures.
 
-        The programs of a launch count themselves; the last one does what depends on all others and resets the counter.
+        Programs of a launch count themselves. The last one runs the step that depends on all, and resets the counter.
         """
         self.refuse_in_capture("counters were made")
         nbytes = 4 * COUNTERS
@@ -192,7 +192,7 @@ class CudaBackend(Backend):
             return call.run(operands)
         storage = out.storage
         for x in inputs:
-            if x is not out and getattr(x, "storage", None) is storage:  # the key does not contain the overlap
+            if x is not out and getattr(x, "storage", None) is storage:  # the key does not cover overlap with `out`
                 return None
         call.run(operands)
         for changed in (storage, *(inputs[i].storage for i in op.mutates)):

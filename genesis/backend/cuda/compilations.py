@@ -31,7 +31,7 @@ from genesis.files.cache import Cache, user_folder
 
 Progress = Callable[[int, int], None]
 OWN = "genesis."  # a worker can import kernels of these modules without running code of the user
-MANY = 8  # unfinished requests from which on starting a worker pays off
+MANY = 8  # unfinished requests that justify starting a worker
 FEWEST_CORES = 4
 MOST = 12
 LAST_JOB_S = 5.0  # grace period for the current job of a worker that is stopped

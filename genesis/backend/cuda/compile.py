@@ -179,7 +179,7 @@ def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
 
 
 def dependent(ptx: str) -> str:
-    """Make a kernel wait for its predecessor in the stream, either first or where the kernel itself waits
+    """Make a kernel wait for its predecessor in the stream, at its start or where the kernel itself waits
     (`genesis.kernels.dependents`).
 
     The GPU may then start the kernel as soon as the last programs of its predecessor leave their SMs. This saves 0.2 to

@@ -266,8 +266,8 @@ def record(
 
 
 class Call:
-    """A replayable call. It launches its plan on newly allocated outputs and on the arrays among its inputs, and counts
-    a change of the inputs in `mutates`.
+    """A replayable call. It launches its plan on newly allocated outputs and on the arrays among its inputs, and
+    increments the version of the inputs in `mutates`.
     """
 
     __slots__ = ("backend", "mutates", "operands", "outputs", "plan")

@@ -90,7 +90,7 @@ class SMFacts(NamedTuple):
 
 def is_interpreted() -> bool:
     """Whether Triton's interpreter replaces the GPU, which Triton's own setting TRITON_INTERPRET=1 decides."""
-    # Importing Triton to ask takes long enough that a signal could arrive during the import and end the process.
+    # Read without importing Triton: the import takes long, and a signal during it would end the process.
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
 
 
@@ -440,7 +440,7 @@ class Driver:
         return int(self._call_unordered(self._cuda.cuEventCreate, flags))
 
     def destroy_event(self, event: int) -> None:
-        """Forget an event."""
+        """Destroy an event."""
         self._call_unordered(self._cuda.cuEventDestroy, event)
 
     def record_event(self, event: int, stream: int) -> None:
@@ -463,7 +463,7 @@ class Driver:
         return self._is_finished(self._cuda.cuEventQuery, event)
 
     def has_happened(self, event: int) -> bool:
-        """Whether the event has happened. Unlike `is_event_done` any thread may call it: it flushes no launches."""
+        """Whether the event has happened. Any thread may call it, because it flushes no launches."""
         self.enter()
         return self._is_finished(self._cuda.cuEventQuery, event)
 

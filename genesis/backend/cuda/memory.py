@@ -29,7 +29,7 @@ SMALL = 1 << 20  # bytes; blocks up to this size share small segments
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 HOLDERS = 5  # listed in an out-of-memory error
-KEEP_WHOLE = 1 << 20  # bytes; a remainder of a large block is split off from this size on
+KEEP_WHOLE = 1 << 20  # bytes; the smallest remainder that is split off a large block
 ENDLESS = 1 << 60  # bytes
 T = TypeVar("T")
 
