@@ -244,10 +244,10 @@ def test_weights_in_8_bits_are_fewer_bytes(shape: str) -> None:
 def test_generation_that_fails_does_not_end_the_others(shape: str) -> None:
     real = steps.generated
 
-    def some(built: Any, batch: int, *rest: Any) -> Any:
+    def some(built: Any, batch: int, *rest: Any, **more: Any) -> Any:
         if batch == 1:
             raise OutOfMemoryError("no room")
-        return real(built, batch, *rest)
+        return real(built, batch, *rest, **more)
 
     with mock.patch.object(steps, "generated", some):
         code, text, told = benched("--size", shape, *DRAWN)

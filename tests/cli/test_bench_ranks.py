@@ -24,7 +24,7 @@ from genesis_cli.app import run
 from genesis_cli.recipes import shape_named
 from genesis_cli.session.bench import model as shared
 from genesis_cli.session.bench import steps
-from genesis_cli.session.bench.model import NO_ROOM, Case, Measured, shared_tables
+from genesis_cli.session.bench.model import NO_ROOM, Case, Measured, step_tables
 from genesis_cli.session.bench.steps import Memory, timed
 from genesis_models.registry import build
 from tests.cli.command import printed
@@ -135,7 +135,7 @@ class _Two(Ranks):
     def in_turn(self, own: Any) -> list[float]:
         return [each for mine in own for each in (mine, 2 * mine)]
 
-    def took(self, seconds: float) -> None: ...
+    def record_seconds(self, seconds: float) -> None: ...
 
 
 def test_ranks_take_as_many_steps() -> None:
@@ -163,7 +163,7 @@ def compared(alone: list[Case], failures: list[Failure]) -> Measured:
 def test_scaling_and_the_tables() -> None:
     found = compared([made_case(1, 8, 1.0)], []).shared
     assert [case.scaling for case in found] == [pytest.approx(0.8), None]
-    ranks, each, collectives = shared_tables(found)
+    ranks, each, collectives = step_tables(found)
     assert [row["exposed"] for row in ranks.rows] == [1e-4, 1e-4] and ranks.notes == ["a note"]
     assert [(row["rank"], row["seconds"]) for row in each.rows] == [(0, 1.0), (1, 0.5)]
     (sent,) = collectives.rows

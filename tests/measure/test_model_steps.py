@@ -23,16 +23,16 @@ from genesis.measure.peer import PeerError, PeerLacks
 from genesis.measure.record import Failure
 from genesis.measure.timing import Plan, summarize
 from genesis_cli.session.bench import model, steps, versus
-from genesis_cli.session.bench.model import Case, bench_model, growths, measured_case, model_tables, room_of
+from genesis_cli.session.bench.model import Case, bench_model, growths, measured_case, step_tables
 from genesis_cli.session.bench.steps import (
     Memory,
-    OpShare,
     Parts,
     RandomTokens,
     Request,
     Settings,
     cache_bytes,
     generated,
+    ops_table,
     step_flops,
     weight_bytes,
 )
@@ -61,10 +61,14 @@ def asked(cases: Any, settings: Settings = PLAIN, device: Device = CPU, **more: 
     return Request(CONFIG, list(cases), device, settings, **more)
 
 
+def op(name: str, calls: int, seconds: float, share: float) -> dict[str, Any]:
+    return {"op": name, "calls": calls, "seconds": seconds, "share": share, "above": seconds / 2}
+
+
 def made_case(batch: int, length: int, seconds: float) -> Case:
     """A case whose step takes so long, a quarter of it each in forward and the optimizer."""
     phases = {"forward": seconds / 4, "backward": seconds / 2, "optimizer": seconds / 4}
-    parts = Parts(seconds, phases, [OpShare("matmul", 2, seconds / 2, 0.5, 0.25, 0.5, seconds / 4)], seconds / 2)
+    parts = Parts(seconds, phases, [op("matmul", 2, seconds / 2, 0.5)])
     memory, flops = Memory(1 << 20, 1 << 20, 2 << 20, 7 << 20), step_flops(CONFIG, batch, length)
     return Case(batch, length, summarize([seconds] * 10), [seconds], [memory], flops, limits(), parts)
 
@@ -107,7 +111,7 @@ def cases() -> list[Case]:
 
 
 def test_rates_follow_from_the_step(cases: list[Case]) -> None:
-    rows = model_tables(CONFIG, cases, CPU)[0].rows
+    rows = step_tables(cases)[0].rows
     for case, row in zip(cases, rows, strict=True):
         assert row["tokens_per_second"] == case.batch * case.length / case.step.seconds
         assert row["mfu"] == pytest.approx(step_flops(CONFIG, case.batch, case.length) / case.step.seconds / 1e9)
@@ -120,11 +124,11 @@ def test_phases_and_ops_add_up_to_the_step(cases: list[Case]) -> None:
         assert parts is not None
         assert set(parts.phases) >= {"forward", "backward", "optimizer"}
         assert sum(parts.phases.values()) == pytest.approx(parts.seconds)
-        assert sum(op.seconds for op in parts.ops) + parts.rest == pytest.approx(parts.seconds)
+        assert 0 < sum(op["seconds"] for op in parts.ops) <= parts.seconds
         assert 0 < sum(case.phases[name] for name in model.PHASES) <= case.step.seconds * 1.0001
-        calls = {op.op: op.calls for op in parts.ops}
+        calls = {op["op"]: op["calls"] for op in parts.ops}
         assert calls["embedding"] == calls["linear_cross_entropy"] == calls["total_norm"] == 1
-        assert all((op.bandwidth or 0) > 0 for op in parts.ops if op.op in ("linear_cross_entropy", "adamw_step"))
+        assert all(op["bandwidth"] > 0 for op in parts.ops if op["op"] in ("linear_cross_entropy", "adamw_step"))
 
 
 def test_memory_is_counted(cases: list[Case]) -> None:
@@ -175,9 +179,9 @@ def test_steps_on_cuda_are_captured() -> None:
     assert case.notes == [] and case.memory[0].rest > 0
     # The times of ops stand in the graph, which holds one step, and together make it up.
     assert case.parts is not None
-    calls = {op.op: op.calls for op in case.parts.ops}
+    calls = {op["op"]: op["calls"] for op in case.parts.ops}
     assert calls["linear_cross_entropy"] == calls["attention_packed"] == calls["clip_factor"] == 1
-    assert sum(op.seconds for op in case.parts.ops) + case.parts.rest == pytest.approx(case.parts.seconds)
+    assert 0 < sum(op["seconds"] for op in case.parts.ops) <= case.parts.seconds * 1.0001
     assert all(case.phases[name] > 0 for name in model.PHASES)
 
 
@@ -186,7 +190,7 @@ def test_parts_that_cannot_be_recorded_are_a_note() -> None:
         (case,) = bench_model(asked([(1, 8)]), limits())
     assert isinstance(case, Case)
     assert (case.parts, case.notes) == (None, ["no phases and ops: no room for events"])
-    shown = model_tables(CONFIG, [case], CPU)[0]
+    shown = step_tables([case])[0]
     assert shown.rows[0]["forward"] is None and shown.notes == case.notes
 
 
@@ -195,24 +199,13 @@ def test_parts_that_cannot_be_recorded_are_a_note() -> None:
 
 def test_growth_compares_the_time_of_a_token() -> None:
     times = {(1, 8): 1.0, (2, 8): 1.0, (4, 8): 4.0, (1, 16): 3.0}
-    found = growths(CONFIG, [made_case(*case, seconds) for case, seconds in times.items()], CPU)
-    measured = [(g["axis"], g["before"], g["case"], g["ratio"]) for g in found if "room" not in g]
-    assert measured == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
-    assert [(g["axis"], g["case"]) for g in found if "room" in g] == [("batch", "8x8"), ("length", "4x16")]
-    # No longer than the model's positions.
-    assert [g["axis"] for g in growths(CONFIG, [made_case(1, 64, 1.0)], CPU)] == ["batch"]
-
-
-def test_a_doubled_step_has_the_rate_of_the_largest_and_twice_its_activations() -> None:
-    batch, length = growths(CONFIG, [made_case(1, 8, 3.0)], CPU)
-    assert (batch["seconds"], batch["memory"]) == (pytest.approx(6.0), 10 << 20)  # 3 of the 7 MiB are activations
-    assert length["seconds"] == pytest.approx(3.0 * step_flops(CONFIG, 1, 16) / step_flops(CONFIG, 1, 8))
-    assert batch["verdict"] == "predicted: fits" and batch["room"] == room_of(CPU) > 1 << 28 < room_of(GPU)
+    found = growths([made_case(*case, seconds) for case, seconds in times.items()])
+    rows = [(g["axis"], g["before"], g["case"], g["ratio"]) for g in found]
+    assert rows == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
 
 
 def test_other_ops_are_added_up() -> None:
-    ops = [OpShare(f"op{i}", i, 0.1, 0.05) for i in range(15)]
-    rows = model.ops_table(Parts(2.0, {}, ops, 0.5), "").rows
+    rows = ops_table(Parts(2.0, {}, [op(f"op{i}", i, 0.1, 0.05) for i in range(15)]), "").rows
     assert [row["op"] for row in rows[-2:]] == ["other ops (3)", "between ops"]
     assert (rows[-2]["calls"], rows[-2]["seconds"]) == (12 + 13 + 14, pytest.approx(0.3))
     assert sum(float(str(row["share"])) for row in rows) == pytest.approx(12 * 0.05 + (0.3 + 0.5) / 2.0)
@@ -337,5 +330,5 @@ def test_bytes_are_those_of_the_arrays() -> None:
 
 def test_noise_is_named() -> None:
     noisy = replace(made_case(1, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
-    shown = model_tables(CONFIG, [noisy, made_case(2, 8, 1.0)], CPU)[0]
+    shown = step_tables([noisy, made_case(2, 8, 1.0)])[0]
     assert [row["is_noisy"] for row in shown.rows] == ["noisy", ""]

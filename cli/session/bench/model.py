@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from genesis import cuda
-from genesis.backend import CPU, Device
+from genesis.backend import CPU
 from genesis.dtypes import as_dtype
 from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.measure.collectives import StepTimes, collective_table
@@ -23,7 +22,6 @@ from genesis_cli.session.bench.steps import (
     FORMULA,
     Memory,
     Notify,
-    OpShare,
     Parts,
     Request,
     Steps,
@@ -33,6 +31,7 @@ from genesis_cli.session.bench.steps import (
     generation_table,
     memory_of,
     new_state,
+    ops_table,
     recorded_parts,
     step_flops,
     taking,
@@ -42,9 +41,7 @@ from genesis_cli.session.bench.steps import (
 )
 from genesis_cli.session.profiling import subject_of
 from genesis_models.blocks import CausalLM
-from genesis_models.config import ModelConfig
 
-LISTED = 12  # ops of a step; the others are one row
 PHASES = ("forward", "backward", "optimizer")
 NO_ROOM = "one rank alone has no room for it, so its scaling is not known"
 WATCHED_STEPS = {"cpu": 5, "cuda": 20}  # whose collectives are timed
@@ -59,11 +56,9 @@ class Case:
         step: wall time of a step as `genesis train` takes it: on a GPU a captured one, in ranks the slowest rank's.
         by_rank: seconds of a step on each rank.
         memory: of each rank.
-        limits: of the machine, measured by the first rank.
         parts: of recorded steps; None in ranks, and where recording failed.
         times: the collectives of a step; None in one process.
         scaling: tokens a second of a rank over those of one process alone; None where that was not measured.
-        notes: what was unusual.
     """
 
     batch: int
@@ -88,21 +83,15 @@ class Case:
         """Of all ranks."""
         return len(self.by_rank) * self.batch * self.length / self.step.seconds
 
-    def mfu(self, limit: str) -> float | None:
-        """Model FLOP utilization of a rank: its FLOPs a second over a rate of `limits`."""
-        rate = getattr(self.limits, limit)
-        return self.flops / self.step.seconds / rate if rate else None
-
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase: its share of recorded steps times the step's."""
         parts = self.parts
         return {} if parts is None else {k: s / parts.seconds * self.step.seconds for k, s in parts.phases.items()}
 
-    @property
-    def exposed(self) -> float | None:
-        """Seconds in which a step waits for collectives."""
-        return self.times and sum(each.exposed for each in self.times.collectives)
+    def over(self, rate: float | None) -> float | None:
+        """FLOPs a second of a rank over a rate: model FLOP utilization."""
+        return self.flops / self.step.seconds / rate if rate else None
 
 
 def bench_model(
@@ -163,44 +152,17 @@ def _parts(state: TrainState, limits: Limits, notes: list[str]) -> Parts | None:
 # --- Growth -----------------------------------------------------------------------------------------------------------
 
 
-def growths(config: ModelConfig, cases: Sequence[Case], device: Device) -> list[dict[str, Any]]:
-    """Rows of what a larger batch or length costs: from case to case, then predicted for twice the largest.
-
-    Predicted steps take as long for a FLOP as the largest case, and activations double with the tokens.
-    """
-    rows = list[dict[str, Any]]()
-
-    def add(axis: str, small: Case, batch: int, length: int, seconds: float, **predicted: Any) -> None:
-        ratio = seconds * small.tokens_per_second / (batch * length)
-        row = {"axis": axis, "before": small.label, "case": f"{batch}x{length}", "ratio": ratio, "seconds": seconds}
-        rows.append(row | predicted)
-
+def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Rows of what a larger batch or length costs: each case beside the next one along either axis."""
+    rows = []
     for small in cases:
         for axis, fixed in (("batch", "length"), ("length", "batch")):
-            same = [c for c in cases if getattr(c, fixed) == getattr(small, fixed) and c.flops > small.flops]
-            if same:
-                large = min(same, key=lambda c: c.flops)
-                add(axis, small, large.batch, large.length, large.step.seconds)
-    most, room = largest(cases), room_of(device)
-    peak = most.memory[0].peak + most.memory[0].rest
-    verdict = f"predicted: {'fits' if peak <= room else 'does not fit'}"
-    for axis, batch, length in (("batch", 2 * most.batch, most.length), ("length", most.batch, 2 * most.length)):
-        if length <= config.packed_length:
-            seconds = most.step.seconds * step_flops(config, batch, length) / most.flops
-            add(axis, most, batch, length, seconds, memory=peak, room=room, verdict=verdict)
+            larger = [c for c in cases if getattr(c, fixed) == getattr(small, fixed) and c.flops > small.flops]
+            for large in sorted(larger, key=lambda c: c.flops)[:1]:
+                ratio = small.tokens_per_second / large.tokens_per_second
+                ends = {"before": small.label, "case": large.label}
+                rows.append({"axis": axis, **ends, "ratio": ratio, "seconds": large.step.seconds})
     return rows
-
-
-def largest(cases: Sequence[Case]) -> Case:
-    """The case with the most tokens."""
-    return max(cases, key=lambda c: (c.batch * c.length, c.length))
-
-
-def room_of(device: Device) -> int:
-    """Bytes that a run may take: on a GPU free and cached memory, on the CPU all memory."""
-    if device == CPU:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return cuda.mem_get_info(device)[0] + cuda.memory_reserved(device)
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -214,9 +176,11 @@ STEPS = [
     Column("tokens_per_second", "tokens/s", "token/s", "Trained tokens a second, of all ranks."),
     Column("scaling", "of one rank", "share", "Tokens/s of a rank as a share of one process alone."),
     Column("flops_per_second", "FLOP/s", "FLOP/s", f"Of a rank, by {FORMULA}.", lambda c: c.flops / c.step.seconds),
-    Column("mfu", "MFU", "share", "FLOP/s over the measured matmul's.", lambda c: c.mfu("flops_per_second")),
-    Column("mfu_sheet", "of the sheet", "share", "FLOP/s over the data sheet's peak.", lambda c: c.mfu("data_sheet")),
-    Column("exposed", "exposed", "s", "Time in which a step waits for collectives."),
+    Column("mfu", "MFU", "share", "FLOP/s over the measured matmul's.", lambda c: c.over(c.limits.flops_per_second)),
+    Column("mfu_sheet", "of the sheet", "share", "FLOP/s over the data sheet's peak.",
+           lambda c: c.over(c.limits.data_sheet)),
+    Column("exposed", "exposed", "s", "Time in which a step waits for collectives.",
+           lambda c: c.times and sum(each.exposed for each in c.times.collectives)),
     Column("computing", "computing", "s", "Time until a rank first waits, after forward and backward.",
            "times.computing"),
     Column("peak", "memory", "bytes", "Peak memory, of the rank with the most.",
@@ -229,24 +193,12 @@ MEMORY = [
     Column("rest", "activations, workspace", "bytes", "At the peak.", "memory.0.rest"),
     Column("peak", "peak", "bytes", "The most at one time.", "memory.0.peak"),
 ]
-OPS = [
-    Column("op", "op", "text", "Name in the registry."),
-    Column("calls", "calls", "count", "In one step."),
-    Column("seconds", "time", "s", "All its calls together."),
-    Column("share", "share", "share", "Of the step."),
-    Column("bandwidth", "of a copy", "share", "Of the rate of a copy."),
-    Column("compute", "of a matmul", "share", "Of the rate of a matmul."),
-    Column("above", "above", "s", "Time beyond what its bytes or FLOPs need at the limits."),
-]
 GROWTH = [
     Column("axis", "grows", "text", "What grows."),
     Column("before", "from", "text", "The smaller case."),
     Column("case", "to", "text", "The larger case."),
     Column("ratio", "time of a token", "ratio", "Over that of the smaller case."),
     Column("seconds", "step", "s", "Time of a step of the larger case."),
-    Column("memory", "memory", "bytes", "Predicted peak."),
-    Column("room", "room", "bytes", "Memory that a run may take here."),
-    Column("verdict", "", "text", "Whether a predicted step fits."),
 ]
 RANKS = [
     Column("rank", "rank", "count", "Number of the rank.", "0"),
@@ -255,44 +207,20 @@ RANKS = [
 ]
 
 
-def model_tables(config: ModelConfig, cases: Sequence[Case], device: Device) -> list[Table]:
-    """The tables about training steps of one process."""
-    most = largest(cases)
-    found = [
-        table("steps", "", STEPS, cases, notes=dict.fromkeys(note for case in cases for note in case.notes)),
-        table("memory", "memory", MEMORY, cases),
-        table("growth", "growth", GROWTH, growths(config, cases, device)),
-    ]
-    return found if most.parts is None else [*found, ops_table(most.parts, f"ops of a step, {most.label}")]
-
-
-def ops_table(parts: Parts, title: str) -> Table:
-    """The longest ops of a step; the others, and the time in no op, as one row each."""
-    shown, others = parts.ops[:LISTED], parts.ops[LISTED:]
-    seconds = sum(op.seconds for op in others)
-    rest = [
-        OpShare(f"other ops ({len(others)})", sum(op.calls for op in others), seconds, seconds / parts.seconds),
-        OpShare("between ops", 0, parts.rest, parts.rest / parts.seconds),
-    ]
-    made = table("ops", title, OPS, [*shown, *(row for row in rest if row.seconds)])
-    if parts.ops:
-        first = max(parts.ops, key=lambda op: op.above or 0.0)
-        above = f"{(first.above or 0.0) / parts.seconds:.0%} of the step"
-        made.notes.append(f"{first.op} has the most room: it takes {above} more than its limit")
-    return made
-
-
-def shared_tables(cases: Sequence[Case]) -> list[Table]:
-    """The tables about steps of ranks: all cases, then ranks and collectives of the largest."""
-    most = largest(cases)
+def step_tables(cases: Sequence[Case]) -> list[Table]:
+    """The tables about the steps of one process or of ranks; the last ones are about the largest case."""
+    most = max(cases, key=lambda c: (c.batch * c.length, c.length))
     count, notes = len(most.by_rank), dict.fromkeys(note for case in cases for note in case.notes)
+    if count == 1:
+        memory, growth = table("memory", "memory", MEMORY, cases), table("growth", "growth", GROWTH, growths(cases))
+        found = [table("steps", "", STEPS, cases, notes=notes), memory, growth]
+        return found if most.parts is None else [*found, ops_table(most.parts, most.label)]
+    each = zip(range(count), most.by_rank, most.memory, strict=True)
     found = [
         table("ranks", f"{count} ranks, each with a batch of its own", STEPS, cases, notes=notes),
-        table("each", f"each rank, {most.label}", RANKS, zip(range(count), most.by_rank, most.memory, strict=True)),
+        table("each", f"each rank, {most.label}", RANKS, each),
     ]
-    if most.times is not None and most.times.collectives:
-        found.append(collective_table(most.times, count, most.step.seconds))
-    return found
+    return [*found, collective_table(most.times, count, most.step.seconds)] if most.times else found
 
 
 # --- The whole --------------------------------------------------------------------------------------------------------
@@ -312,12 +240,11 @@ class Measured:
 
     def tables(self) -> list[Table]:
         """The tables of the report."""
-        if self.request.settings.new:
-            ops = [ops_table(c.parts, f"ops of a step, {c.label}") for c in self.cases if c.parts is not None]
-            return [generation_table(self.cases), *ops] if self.cases else []
-        found = model_tables(self.request.config, self.cases, self.request.device) if self.cases else []
-        found += shared_tables(self.shared) if self.shared else []
         ranks = len(self.shared[0].by_rank) if self.shared else 1
+        if self.request.settings.new:
+            found = [generation_table(self.cases)] if self.cases else []
+            return found + [ops_table(c.parts, c.label) for c in self.cases if c.parts is not None]
+        found = [each for cases in (self.cases, self.shared) if cases for each in step_tables(cases)]
         return [*found, versus.peers_table(self.peers, ranks)] if self.peers else found
 
     def compare_with_one(self) -> None:

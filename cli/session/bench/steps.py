@@ -57,6 +57,7 @@ DRAWN = 4  # different batches, which steps take in turn
 EVERY = 64  # steps between two readings of their figures
 UNTIL_CAPTURED = 4  # steps: two are eager, one is captured, one is replayed
 RECORDED = 3  # steps whose ops are timed
+LISTED = 12  # ops of a step; the others are one row
 FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
 THOROUGH = Plan(seconds=10.0, warm_up=0.5, most_calls=1)
 
@@ -322,33 +323,12 @@ def memory_of(state: TrainState, device: Device) -> list[Memory]:
 # --- Phases and ops ---------------------------------------------------------------------------------------------------
 
 
-class OpShare(NamedTuple):
-    """An op in a step.
-
-    Attributes:
-        calls: in one step.
-        seconds: all its calls together.
-        share: of the step.
-        bandwidth, compute: rates as a share of a copy's and of a matmul's; None for an op without bytes or FLOPs.
-        above: seconds beyond what its bytes or FLOPs take at the measured limits: the room for improvement.
-    """
-
-    op: str
-    calls: float
-    seconds: float
-    share: float
-    bandwidth: float | None = None
-    compute: float | None = None
-    above: float | None = None
-
-
 class Parts(NamedTuple):
-    """A recorded step divided: seconds by phase, the ops with the longest first, and seconds in no op."""
+    """A recorded step divided: seconds by phase, and rows of ops, the longest first, as `OPS` describes them."""
 
     seconds: float
     phases: dict[str, float]
-    ops: list[OpShare]
-    rest: float
+    ops: list[dict[str, Any]]
 
 
 def recorded_parts(subject: Subject, limits: Limits, per_take: int = 1) -> Parts | None:
@@ -382,12 +362,37 @@ def recorded_parts(subject: Subject, limits: Limits, per_take: int = 1) -> Parts
             phases[key.phase] += seconds / RECORDED / per_take
             if key.op in costs or key.op == COLLECTIVE:
                 times[key.op] += seconds / RECORDED / per_take
-    counted, whole, ops = per_take if on_gpu else RECORDED * per_take, sum(phases.values()), []
+    counted, whole, rows = per_take if on_gpu else RECORDED * per_take, sum(phases.values()), []
     for name, seconds in sorted(times.items(), key=lambda item: -item[1]):
         calls, moved, computed = (number / counted for number in costs[name])
-        rates, above = (moved / seconds or None, computed / seconds or None), max(seconds - max(moved, computed), 0.0)
-        ops.append(OpShare(name, calls, seconds, seconds / whole, *rates, above))
-    return Parts(whole, dict(phases), ops, max(whole - sum(times.values()), 0.0))
+        row = {"op": name, "calls": calls, "seconds": seconds, "share": seconds / whole}
+        rates = {"bandwidth": moved / seconds or None, "compute": computed / seconds or None}
+        rows.append(row | rates | {"above": max(seconds - max(moved, computed), 0.0)})
+    return Parts(whole, dict(phases), rows)
+
+
+OPS = [
+    Column("op", "op", "text", "Name in the registry."),
+    Column("calls", "calls", "count", "In one step."),
+    Column("seconds", "time", "s", "All its calls together."),
+    Column("share", "share", "share", "Of the step."),
+    Column("bandwidth", "of a copy", "share", "Of the rate of a copy."),
+    Column("compute", "of a matmul", "share", "Of the rate of a matmul."),
+    Column("above", "above", "s", "Time beyond what its bytes or FLOPs need at the limits."),
+]
+
+
+def ops_table(parts: Parts, label: str) -> Table:
+    """The longest ops of a step; the others, and the time in no op, as one row each."""
+    shown, others = parts.ops[:LISTED], parts.ops[LISTED:]
+    calls, seconds = (sum(op[key] for op in others) for key in ("calls", "seconds"))
+    between = parts.seconds - sum(op["seconds"] for op in parts.ops)
+    rest = [(f"other ops ({len(others)})", calls, seconds), ("between ops", 0, between)]
+    rows = [{"op": name, "calls": n, "seconds": s, "share": s / parts.seconds} for name, n, s in rest if s > 0]
+    first = max(parts.ops, key=lambda op: op["above"], default=None)
+    above = "" if first is None else f"{first['above'] / parts.seconds:.0%} of the step more than its limit"
+    notes = [] if first is None else [f"{first['op']} has the most room: it takes {above}"]
+    return table("ops", f"ops of a step, {label}", OPS, [*shown, *rows], notes=notes)
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------
@@ -397,34 +402,26 @@ class Generation(NamedTuple):
     """Sequences that were continued together.
 
     Attributes:
+        label: sequences, and tokens before and after.
         first: from the request until every sequence has its first token.
         token: between two tokens of a sequence: the time of all tokens less that of the first.
+        tokens_per_second: of all sequences.
         weights, cache: bytes that a step of all sequences reads, the mean over steps.
-        copy: bytes a second of a copy, measured in the same process.
+        rate: these bytes a second.
         parts: a step divided, for the last case; `notes` say why it is missing there.
     """
 
-    batch: int
-    prompt: int
-    new: int
+    label: str
     engine: str
     first: Timing
     token: Timing
+    tokens_per_second: float
     weights: int
     cache: int
-    copy: float
+    rate: float
+    share: float
     parts: Parts | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """Sequences, and tokens before and after."""
-        return f"{self.batch}x{self.prompt}+{self.new}"
-
-    @property
-    def rate(self) -> float:
-        """Bytes read a second."""
-        return (self.weights + self.cache) / self.token.seconds
 
 
 def bench_generation(request: Request, limits: Limits, notify: Notify = print) -> Iterator[Generation | Failure]:
@@ -435,21 +432,22 @@ def bench_generation(request: Request, limits: Limits, notify: Notify = print) -
         quantize(model, settings.quantized)
 
     def measured(batch: int, prompt: int) -> Generation:
-        row = generated(model, batch, prompt, limits, settings)
-        return _with_parts(row, model, limits, settings) if (batch, prompt) == request.cases[-1] else row
+        return generated(model, batch, prompt, limits, settings, divides=(batch, prompt) == request.cases[-1])
 
     return each_case(request, model, measured, notify)
 
 
-def generated(model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings) -> Generation:
-    """Continue `batch` prompts of `prompt` random tokens each."""
+def generated(
+    model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings, divides: bool = False
+) -> Generation:
+    """Continue `batch` prompts of `prompt` random tokens each; `divides` adds a step divided by op."""
     whole, first = (_requests(model, batch, prompt, count, settings) for count in (settings.new, 1))
     engine, wait, firsts = engine_for(model, whole, rows=batch), wait_for(limits.device), list[float]()
 
     def seconds(requests: list[engines.Request]) -> float:
         wait()
         begun = time.perf_counter()
-        _drain(engine.run(requests))
+        deque(engine.run(requests), maxlen=0)
         wait()
         return time.perf_counter() - begun
 
@@ -460,17 +458,16 @@ def generated(model: CausalLM, batch: int, prompt: int, limits: Limits, settings
     token = measure(sample, settings.plan)
     until_first = summarize(firsts[-(token.samples + token.outliers) :], 1, settings.plan.precision)
     weights, cache = weight_bytes(model, batch), batch * cache_bytes(model, engine, prompt, settings.new)
-    name, copy = type(engine).__name__, limits.bytes_per_second
-    return Generation(batch, prompt, settings.new, name, until_first, token, weights, cache, copy)
+    label, name = f"{batch}x{prompt}+{settings.new}", type(engine).__name__
+    rate, speed = (weights + cache) / token.seconds, batch / token.seconds
+    share = rate / limits.bytes_per_second
+    row = Generation(label, name, until_first, token, speed, weights, cache, rate, share)
+    return _with_parts(row, model, whole, limits) if divides else row
 
 
 def _requests(model: CausalLM, batch: int, prompt: int, new: int, settings: Settings) -> list[engines.Request]:
     ids = np.random.default_rng((batch, prompt)).integers(0, model.config.vocab_size, (batch, prompt)).tolist()
     return [engines.Request(each, settings.sampling, new, sequence=i) for i, each in enumerate(ids)]
-
-
-def _drain(tokens: Iterator[object]) -> None:
-    deque(tokens, maxlen=0)
 
 
 def weight_bytes(model: CausalLM, batch: int) -> int:
@@ -490,22 +487,17 @@ def cache_bytes(model: CausalLM, engine: engines.Runner, prompt: int, new: int) 
     return round(2 * config.num_key_value_heads * config.head_dim * size * seen)
 
 
-def _with_parts(row: Generation, model: CausalLM, limits: Limits, settings: Settings) -> Generation:
+def _with_parts(row: Generation, model: CausalLM, requests: list[engines.Request], limits: Limits) -> Generation:
     """Adds a step divided by op: on the CPU with the pass over the prompts, on a GPU of captured steps alone."""
-    requests = _requests(model, row.batch, row.prompt, row.new, settings)
-    engine = engine_for(model, requests, rows=row.batch)
-    subject = Subject(
-        model=model,
-        device=limits.device,
-        batches=tuple,
-        take=lambda batches: _drain(engine.run(requests)),
-        settle=lambda: None,
-        regions=(),
-        persistent=dict[Any, Any],
-    )
+    engine = engine_for(model, requests, rows=len(requests))
+
+    def take(_: object) -> None:
+        deque(engine.run(requests), maxlen=0)
+
+    subject = Subject(model, limits.device, tuple, take, lambda: None, (), dict[Any, Any])
     release(model)  # the recording has to see the capture of steps
     try:
-        if parts := recorded_parts(subject, limits, row.new):
+        if parts := recorded_parts(subject, limits, requests[0].max_tokens):
             return row._replace(parts=parts)
         note = "the engine's steps are not captured"
     except (DeviceError, OutOfMemoryError) as error:
@@ -518,11 +510,11 @@ ROWS = [
     Column("first", "first token", "s", "Until every sequence has its first token.", "first.seconds"),
     Column("token", "token", "s", "Median time between two tokens of a sequence.", "token.seconds"),
     Column("half_width", "±", "share", "Half of the median's 95 % confidence interval.", "token.half_width"),
-    Column("tokens_per_second", "tokens/s", "token/s", "Of all sequences.", lambda g: g.batch / g.token.seconds),
+    Column("tokens_per_second", "tokens/s", "token/s", "Of all sequences."),
     Column("weights", "weights", "bytes", "Weights that a step reads, as stored."),
     Column("cache", "cache", "bytes", "Keys and values that a step reads, the mean over steps."),
     Column("bytes_per_second", "byte/s", "byte/s", "Weights and cache over a step's time.", "rate"),
-    Column("share", "of a copy", "share", "Their rate as a share of a copy's.", lambda g: g.rate / g.copy),
+    Column("share", "of a copy", "share", "Their rate as a share of a copy's."),
     Column("is_noisy", "note", "text", "Whether the machine was not quiet.", "token.note"),
     Column("engine", "engine", "text", "The engine that generated.", hidden=True),
 ]
