@@ -331,7 +331,7 @@ def test_a_malformed_tokenizer_is_a_model_error(
     "data,message",
     [
         (b"", "not JSON"),
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b"\xff{}", "not UTF-8"),
         (b'{"model": {}, "model": {}}', "appears twice"),
         (b"[" * 100_000, "nested deeper"),
@@ -358,8 +358,8 @@ def test_a_file_that_is_no_strict_json_object_is_refused(tmp_path: Path, data: b
             "`split_special_tokens` of tokenizer_config.json is 'true'",
         ),
         ({"tokenizer_config": {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}}, "`fast_tokenizer_files` of"),
-        ({"tokenizer_config": []}, "no JSON object"),
-        ({"generation_config": "x"}, "no JSON object"),
+        ({"tokenizer_config": []}, "not a JSON object"),
+        ({"generation_config": "x"}, "not a JSON object"),
     ],
 )
 def test_malformed_companions_are_refused(
