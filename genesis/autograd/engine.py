@@ -328,7 +328,7 @@ def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_gr
     if len(seeds) == 1 and seeds[0] is None:
         seeds *= len(outputs)
     if len(seeds) != len(outputs):
-        raise GradientError(f"backward has {len(outputs)} tensors and {len(seeds)} gradients")
+        raise GradientError(f"got {len(outputs)} tensors and {len(seeds)} gradients", next="pass one per tensor")
     return [_seed(t, g) for t, g in zip(outputs, seeds, strict=True)]
 
 

@@ -51,7 +51,7 @@ class Group(Protocol):
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
-        """Set `out`, this rank's part, to the sum over ranks of this part of `source` [n]. It may be a slice of it.
+        """Set `out` to the sum over ranks of this rank's part of `source` [n]. `out` may be a slice of `source`.
 
         Args:
             out: array with the dtype of `source`, or float32 if that is a narrower float.

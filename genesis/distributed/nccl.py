@@ -271,8 +271,8 @@ def _copy(source: Array, out: Array) -> None:
 
 
 class MappedMemory:
-    """Memory between which DMA engines copy. The copies occupy no SM, so they never wait for one that runs a GEMM. NCCL
-    calls such memory windows and such copies its zero-CTA policy. They need ranks of one host connected by NVLink.
+    """Memory between which DMA engines copy. The copies occupy no SM, so they never wait for one that runs a GEMM. They
+    need ranks of one host connected by NVLink. NCCL's terms are "window" for the memory and "zero-CTA" for the copies.
 
     NCCL 2.28 hangs if only one side of a send is mapped. So gradients and weights are sent between mapped memory only,
     and everything else between memory of the pool. Parts have equal sizes, and the memory must have room for all of

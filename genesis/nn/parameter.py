@@ -88,7 +88,7 @@ def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | No
         place = devices[0] if isinstance(devices[0], Device) else _as_device(devices[0]) or as_device(devices[0])
     kind = as_dtype(dtypes[0]) if dtypes else None
     if kind is not None and not kind.is_floating_point:
-        raise DTypeError(f"a module is cast to a float type, not to {kind.name}")
+        raise DTypeError(f"a module can only be cast to a float type, not to {kind.name}")
     return place, kind
 
 

@@ -93,8 +93,8 @@ class SharedBuffers(FlatBuffers):
                 yield first - start, min(first + limit, piece.stop) - start
 
     def put(self, name: str, index: int, values: Array | None, offset: int = 0) -> None:
-        """Store this rank's part of the state `name` of parameter `index`, from contiguous values of the elements from
-        `offset` on. None sets the whole state to 0.
+        """Store this rank's part of the state `name` of parameter `index`. `values` are contiguous and start at element
+        `offset` of the parameter. None sets the part to 0.
         """
         start = self.starts[index] + offset
         size = self.params[index].array.size if values is None else values.size

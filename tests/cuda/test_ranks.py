@@ -82,7 +82,7 @@ def test_exchange_between_graphs(runs: DeviceRuns) -> None:
     assert hash_of(done) == runs.hash_alone()
 
 
-def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings: str, how: str = "mapped") -> None:
+def check_overlapped(runs: DeviceRuns, name: str, ranks: int, order: str, *settings: str, how: str = "mapped") -> None:
     done = runs.run(name.replace(" ", "-"), ranks, *settings, faults=(["beside", "install", order, how],))
     assert "not captured" not in done.out and LINE in done.out
     assert hash_of(done) == runs.hash_alone(*settings)
@@ -90,14 +90,17 @@ def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings:
 
 def test_exchange_beside_the_step(runs: DeviceRuns) -> None:
     """ZeRO-1, bfloat16 with split masters; the steps wait for nothing, which `stream_order.install` checks."""
-    check_beside(runs, "beside", 2, "comm stream last")
+    check_overlapped(runs, "beside", 2, "comm stream last")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("is_beside", [True, False])
-def test_figures_of_an_objective(is_beside: bool, runs: DeviceRuns) -> None:
+@pytest.mark.parametrize("is_overlapped", [True, False])
+def test_figures_of_an_objective(is_overlapped: bool, runs: DeviceRuns) -> None:
     """Those of all ranks' micro-batches, in steps as they are and in replayed ones."""
-    name, beside = f"figures-{is_beside}", (["beside", "install", "comm stream last", "mapped"],) if is_beside else ()
+    name, beside = (
+        f"figures-{is_overlapped}",
+        (["beside", "install", "comm stream last", "mapped"],) if is_overlapped else (),
+    )
     done = runs.run(name, 2, FOUR, "log.every=1", faults=(["counted"], *beside))
     assert hash_of(done) == runs.hash_alone(FOUR)
     found = rows(runs.folder / name)
@@ -113,7 +116,7 @@ def test_figures_of_an_objective(is_beside: bool, runs: DeviceRuns) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders_of_streams(order: str, runs: DeviceRuns) -> None:
-    check_beside(runs, order, 2, order, FOUR)
+    check_overlapped(runs, order, 2, order, FOUR)
 
 
 @pytest.mark.full
@@ -121,7 +124,7 @@ def test_orders_of_streams(order: str, runs: DeviceRuns) -> None:
     ("ranks", "order"), [(2, "comm stream last"), (2, "comm stream first"), (4, "comm stream last")]
 )
 def test_sends_and_receives_in_place_of_dma_engines(ranks: int, order: str, runs: DeviceRuns) -> None:
-    check_beside(runs, f"plain-{ranks}-{order}", ranks, order, FOUR, how="plain")
+    check_overlapped(runs, f"plain-{ranks}-{order}", ranks, order, FOUR, how="plain")
 
 
 @pytest.mark.full
@@ -138,7 +141,7 @@ def test_sends_and_receives_in_place_of_dma_engines(ranks: int, order: str, runs
     ],
 )
 def test_more_exchange_beside_the_step(ranks: int, settings: tuple[str, ...], runs: DeviceRuns) -> None:
-    check_beside(runs, f"beside-{ranks}-{'-'.join(settings)}", ranks, "comm stream last", *settings)
+    check_overlapped(runs, f"beside-{ranks}-{'-'.join(settings)}", ranks, "comm stream last", *settings)
 
 
 @pytest.mark.full
@@ -147,7 +150,7 @@ def test_adapters_with_dropout(tmp_path: Path) -> None:
     with Forks() as forks:
         runs = DeviceRuns(forks, tmp_path / "lora", is_lora=True)
         runs.alone, runs.common = {}, SETTINGS[1:]  # its base says what model it is
-        check_beside(runs, "lora", 2, "comm stream last", "lora.r=8", "lora.dropout=0.2", FOUR)
+        check_overlapped(runs, "lora", 2, "comm stream last", "lora.r=8", "lora.dropout=0.2", FOUR)
 
 
 @pytest.mark.full
