@@ -114,8 +114,8 @@ def _type_of_number(x: object) -> DType | None:
     for kinds, dtype in (((bool, np.bool_), bool_), ((int, np.integer), int64), ((float, np.floating), float32)):
         if isinstance(x, kinds):
             return dtype
-    found = _BY_NUMPY.get(x.dtype) if isinstance(x, np.generic) else None
-    return float32 if found is bfloat16 else None
+    scalar_type = _BY_NUMPY.get(x.dtype) if isinstance(x, np.generic) else None
+    return float32 if scalar_type is bfloat16 else None
 
 
 def result_type(operands: Iterable[object]) -> DType:

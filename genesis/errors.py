@@ -50,9 +50,9 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
     known = {each.lower().replace("-", "_"): each for each in names}
     meant = name.lower().replace("-", "_")
-    found = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
-    found += [each for each in known if sorted(each) == sorted(meant)]
-    return known[found[0]] if found else None
+    matches = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
+    matches += [each for each in known if sorted(each) == sorted(meant)]
+    return known[matches[0]] if matches else None
 
 
 class GenesisError(Exception):

@@ -70,6 +70,7 @@ def _as_index(entry: Any, device: Device) -> Any:
     """Return an entry of an index as int, bool, slice, None, Ellipsis or Array."""
     if entry is None or entry is Ellipsis or isinstance(entry, (bool, int, slice)):
         return entry
+    # Lists, ranges and numpy arrays become arrays on the device.
     if isinstance(entry, (list, range, np.ndarray, np.bool_)):
         try:
             values = np.asarray(entry)
@@ -80,6 +81,7 @@ def _as_index(entry: Any, device: Device) -> Any:
         if values.dtype.kind not in "iub":
             raise DTypeError(f"an index has type {values.dtype}", next="use integers, or bools for a mask")
         entry = _on_device(values if values.dtype == np.bool_ else values.astype(np.int64), device)
+    # 0-d integer tensors become ints.
     if isinstance(entry, Array):
         if entry.dtype is uint8 or entry.dtype.category > INTEGER:
             raise DTypeError(
@@ -126,6 +128,7 @@ def _parse(x: Array, index: Any) -> tuple[tuple[Item, ...] | None, Layout, list[
         raise IndexRangeError(f"{used} indices exceed the {x.ndim} dimensions of shape {x.shape}")
     if sum(e is Ellipsis for e in entries) > 1:
         raise IndexRangeError("an index has more than one ellipsis (...)")
+    # Walk through the entries from the left.
     items: list[Item] = []
     arrays: list[tuple[int, int, Array]] = []
     dim = place = 0  # the next dimension of x, and of the window
@@ -179,7 +182,6 @@ def _integer_arrays(place: int, dim: int, entry: Array) -> list[tuple[int, int, 
 def _with_arrays(
     kind: Kind, items: tuple[Item, ...] | None, window: Layout, arrays: list[tuple[int, int, Array]]
 ) -> IndexPlan:
-    """Return the plan of an index that contains arrays."""
     flat = [n for entry in arrays for n in _integer_arrays(*entry)]
     dims = tuple(place for place, _, _ in flat)
     indices = tuple(array for _, _, array in flat)

@@ -18,14 +18,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def refuse_unknown(name: str, function: Callable[..., Any], given: Iterable[str]) -> None:
-    """Raise KeywordError for the first keyword in `given` that `function` does not take; `name` is its public name."""
+def refuse_unknown(name: str, function: Callable[..., Any], keywords: Iterable[str]) -> None:
+    """Raise KeywordError for the first of `keywords` that `function` does not take; `name` is its public name."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     names = [each for each in names if each not in ("self", "_cls")]
-    for keyword in given:
+    for keyword in keywords:
         if keyword not in names:
             raise unknown_keyword(name, keyword, names) from None
 
@@ -37,11 +37,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(function)
-    def called(*args: P.args, **given: P.kwargs) -> R:
+    def called(*args: P.args, **keywords: P.kwargs) -> R:
         try:
-            return function(*args, **given)
+            return function(*args, **keywords)
         except TypeError:
-            refuse_unknown(function.__name__, function, given)
+            refuse_unknown(function.__name__, function, keywords)
             raise
 
     return called
@@ -52,12 +52,12 @@ def _checked_constructor(kind: type[Any], name: str) -> Callable[..., Any]:
     function = getattr(kind, name)
 
     @functools.wraps(function)
-    def called(self: Any, /, *args: Any, **given: Any) -> Any:
+    def called(self: Any, /, *args: Any, **keywords: Any) -> Any:
         try:
-            return function(self, *args, **given)
+            return function(self, *args, **keywords)
         except TypeError:
             called_type = self if isinstance(self, type) else type(self)
-            refuse_unknown((called_type if getattr(called_type, name) is called else kind).__name__, function, given)
+            refuse_unknown((called_type if getattr(called_type, name) is called else kind).__name__, function, keywords)
             raise
 
     return called

@@ -382,7 +382,7 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
         return outputs
     # Check the caller's memory.
     if isinstance(out, tuple):
-        given = out
+        destinations = out
         for o, s in zip(out, specs, strict=True):
             assert o is None or (o.spec == s and o.is_contiguous), f"{op.name}: out has {o}, the result is {s}"
     else:
@@ -395,20 +395,20 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
         if out.overlaps_itself():
             what = f"{op.name}: out is an expanded view; several of its elements share memory"
             raise ShapeError(what, next="call .contiguous()")
-        given = (out,)
+        destinations = (out,)
     # Compute into `out` where possible, else into a temporary array that is copied. References other than elementwise
     # ones may assume that the memory they write is contiguous.
     targets = []
-    for o, s in zip(given, specs, strict=True):
+    for o, s in zip(destinations, specs, strict=True):
         fits = o is not None and o.dtype is s.dtype and (op.elementwise or o.is_contiguous)
         targets.append(o if o is not None and fits and not _aliases(op, o, inputs) else empty(s.shape, s.dtype, device))
     backend_for(device).run(op, tuple(targets), inputs, attrs)
-    for o, target in zip(given, targets, strict=True):
+    for o, target in zip(destinations, targets, strict=True):
         if o is not None:
             if o is not target:
                 backend_for(device).run(registry["copy"], (o,), (target,), {})
             o.storage.version += 1
-    return tuple([t if o is None else o for o, t in zip(given, targets, strict=True)])
+    return tuple([t if o is None else o for o, t in zip(destinations, targets, strict=True)])
 
 
 def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:

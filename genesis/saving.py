@@ -130,7 +130,6 @@ def _node(value: Any, key_path: tuple[Any, ...], saved: _SavedTensors) -> Any:
 
 
 def _known_dtype(dtype: np.dtype[Any], what: str, where: str = "") -> None:
-    """Raise DTypeError unless tensors have this dtype."""
     try:
         known = as_dtype(dtype)
     except GenesisError:
@@ -168,7 +167,6 @@ def _scalar(value: Any, key_path: tuple[Any, ...]) -> Any:
 
 
 def _shown(key_path: tuple[Any, ...]) -> str:
-    """Return the place of a value in the object, in Python's notation."""
     return "obj" + "".join(f"[{escape(repr(key))[:60]}]" for key in key_path)
 
 

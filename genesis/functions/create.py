@@ -188,17 +188,17 @@ def arange(
 def _bounds(bounds: tuple[Any, ...], start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
     """Return (start, end, step) as Python numbers, from arange's positional and keyword arguments."""
     names = ("start", "end", "step") if len(bounds) > 1 or end is not None else ("end",)
-    given, placed = {"start": start, "end": end, "step": step}, dict(zip(names, bounds, strict=False))
-    wrong = len(bounds) > 3 or any(given[name] is not None for name in placed)
-    given |= placed
-    if wrong or given["end"] is None:
+    values, placed = {"start": start, "end": end, "step": step}, dict(zip(names, bounds, strict=False))
+    wrong = len(bounds) > 3 or any(values[name] is not None for name in placed)
+    values |= placed
+    if wrong or values["end"] is None:
         raise ShapeError(
             f"arange takes end, (start, end) or (start, end, step), got {bounds} with start={start}, end={end},"
             f" step={step}"
         )
-    given = {"start": 0, "step": 1} | {name: value for name, value in given.items() if value is not None}
+    values = {"start": 0, "step": 1} | {name: value for name, value in values.items() if value is not None}
     try:
-        start, end, step = (number(given[name], "arange", name) for name in ("start", "end", "step"))
+        start, end, step = (number(values[name], "arange", name) for name in ("start", "end", "step"))
     except DTypeError as error:
         raise DTypeError(f"arange takes numbers: {error.what}") from None
     return start, end, step

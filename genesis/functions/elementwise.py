@@ -49,8 +49,8 @@ def _common_type(*operands: Any) -> DType:
 @public(method=False)
 def result_type(*operands: Any) -> DType:
     """Return the dtype of arithmetic on tensors and numbers: `result_type(x, 2.5)`, or on one sequence of them."""
-    given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
-    arrays = [x.array if isinstance(x, TensorBase) else x for x in given]
+    values = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    arrays = [x.array if isinstance(x, TensorBase) else x for x in values]
     if not arrays:
         raise DTypeError("result_type needs at least one operand")
     return dtypes.result_type([v if (v := plain(x)) is not None else x for x in arrays])
@@ -121,13 +121,13 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
 
 def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
     array_of(x, name)
-    given = [None if b is None else as_operand(b, name) for b in bounds]
-    numbers = [b for b in given if b is not None and not isinstance(b, TensorBase)]
+    limits = [None if b is None else as_operand(b, name) for b in bounds]
+    numbers = [b for b in limits if b is not None and not isinstance(b, TensorBase)]
     if numbers:
-        kind = _common_type(x, *(b for b in given if b is not None))
+        kind = _common_type(x, *(b for b in limits if b is not None))
         for value in numbers:
             fitting(value, kind, name)
-    return (x, *given)
+    return (x, *limits)
 
 
 @public

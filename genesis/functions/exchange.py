@@ -79,6 +79,7 @@ def from_dlpack(source: Any) -> Tensor:
     Read-only memory is copied. Raises: DTypeError, for an element type that Genesis lacks; DeviceError, for memory of
     other devices.
     """
+    # Take the capsule; a CUDA producer synchronizes with our stream.
     try:
         kind, number = source.__dlpack_device__()
         is_cuda = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
@@ -90,6 +91,7 @@ def from_dlpack(source: Any) -> Tensor:
         taken = dlpack.take(capsule)
     except (AttributeError, BufferError, RuntimeError, ValueError) as error:
         raise DTypeError(f"from_dlpack: cannot share memory of {type(source).__name__}: {error}") from error
+    # Check the dtype, then wrap the memory.
     dtype = _DTYPES.get(taken.described.kind)
     if dtype is None or taken.lanes != 1:
         code, bits = taken.described.kind

@@ -32,7 +32,6 @@ from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, normaliz
 
 
 def _arrays_in(index: Any) -> Any:
-    """Return the index with its tensors replaced by their arrays."""
     if isinstance(index, tuple):
         return tuple(_arrays_in(e) for e in index)
     if isinstance(index, list) and any(isinstance(e, TensorBase) for e in index):
@@ -95,11 +94,13 @@ def index_plan(x: Tensor, index: Any, value: Any = _READS) -> IndexPlan:
     array, key = array_of(x, "index_plan"), _arrays_in(index)
     entries = key if isinstance(key, tuple) else (key,)
     masked = any(_is_mask(e) for e in entries)
+    # x[mask] with a mask of x's shape has its own op.
     if value is _READS and isinstance(key, Array) and key.dtype is bool_ and key.shape == array.shape and key.shape:
         selected = _selected(TensorBase.wrap(array), key).array
         offsets: Any = ops.mask_offsets.infer(key)
         nbytes = numel(offsets.shape) * offsets.dtype.itemsize
         return IndexPlan(Kind.GATHER, selected.shape, selected.strides, 0, None, True, nbytes)
+    # Every other index follows its plan; positions computed from masks and lists take temporary memory.
     is_number = not isinstance(value, TensorBase) or not value.array.shape
     plan = plan_get(array, key) if value is _READS else plan_set(array, key, is_number)
     gathers = plan.kind in (Kind.GATHER, Kind.SCATTER)
@@ -179,13 +180,13 @@ def _as_value(value: Any, x: Array) -> Any:
 
 def _fitting(value: Any, shape: Shape) -> Any:
     """Return `value` without leading dimensions of size 1 in excess of `shape`."""
-    given = value.array.shape
-    extra = len(given) - len(shape)
-    if extra > 0 and all(s == 1 for s in given[:extra]):
-        value = apply(views.reshape, value, shape=given[extra:])
-    given = value.array.shape
-    if len(given) > len(shape) or any(v not in (1, s) for v, s in zip(given[::-1], shape[::-1], strict=False)):
-        raise ShapeError(f"a value of shape {given} cannot be assigned to an index of shape {shape}")
+    sizes = value.array.shape
+    extra = len(sizes) - len(shape)
+    if extra > 0 and all(s == 1 for s in sizes[:extra]):
+        value = apply(views.reshape, value, shape=sizes[extra:])
+    sizes = value.array.shape
+    if len(sizes) > len(shape) or any(v not in (1, s) for v, s in zip(sizes[::-1], shape[::-1], strict=False)):
+        raise ShapeError(f"a value of shape {sizes} cannot be assigned to an index of shape {shape}")
     return value
 
 
@@ -197,8 +198,8 @@ def _write(
     if is_grad_enabled() and any(isinstance(v, TensorBase) and v.requires_grad for v in (x, values)):
         return apply_(ops.index_put, x, x, values, *indices, dims=dims, accumulate=accumulate, named=named, along=along)
     # Nothing to record: the in-place op touches only the indexed elements.
-    given = (v.array if isinstance(v, TensorBase) else v for v in (x, values, *indices))
-    ops.index_put_(*given, dims=dims, accumulate=accumulate, named=named, along=along)
+    operands = (v.array if isinstance(v, TensorBase) else v for v in (x, values, *indices))
+    ops.index_put_(*operands, dims=dims, accumulate=accumulate, named=named, along=along)
     return x
 
 
@@ -207,9 +208,9 @@ def _write(
 
 def _vector(name: str, x: Any, dim: int, index: Any) -> int:
     """Return the normalized dimension for an index of at most one dimension. Raises ShapeError."""
-    shape, given = array_of(x, name).shape, array_of(index, name)
-    if given.ndim > 1 or given.dtype.category != INTEGER:
-        raise ShapeError(f"{name}: the index must be a vector of integers, got shape {given.shape}, {given.dtype}")
+    shape, array = array_of(x, name).shape, array_of(index, name)
+    if array.ndim > 1 or array.dtype.category != INTEGER:
+        raise ShapeError(f"{name}: the index must be a vector of integers, got shape {array.shape}, {array.dtype}")
     if not shape:
         raise ShapeError(f"{name}: the tensor has no dimensions")
     return normalize_axis(dim, len(shape))
@@ -281,9 +282,9 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
 
 def _put_plan(name: str, x: Any, indices: Any, values: Any) -> tuple[Any, tuple[Array, ...], Shape]:
     """Return (value, index arrays, dims) for a tuple of index tensors over the leading dimensions."""
-    given = [array_of(i, name) for i in indices]
+    index_arrays = [array_of(i, name) for i in indices]
     # A 0-d index would count as basic indexing, which removes its dimension.
-    vectors = [i.view((1,), (1,)) if not i.shape else i for i in given]
+    vectors = [i.view((1,), (1,)) if not i.shape else i for i in index_arrays]
     plan = plan_get(array_of(x, name), tuple(vectors))
     if not plan.indices:
         raise ShapeError(f"{name}: needs at least one index tensor", next="use x[...] = value")
@@ -319,17 +320,21 @@ def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...
     """
     if not array_of(x, name).shape:
         x, index = apply(views.reshape, x, shape=(1,)), reshape(index, -1)
-    shape, given = x.array.shape, array_of(index, name)
-    if given.dtype.category != INTEGER:
-        raise DTypeError(f"{name}: the index is {given.dtype}, expected integers")
+    shape, positions = x.array.shape, array_of(index, name)
+    if positions.dtype.category != INTEGER:
+        raise DTypeError(f"{name}: the index is {positions.dtype}, expected integers")
     dim, ndim = normalize_axis(dim, len(shape)), len(shape)
-    if given.ndim != ndim or any(g > s for d, (g, s) in enumerate(zip(given.shape, shape, strict=True)) if d != dim):
-        raise ShapeError(f"{name}: an index of shape {given.shape} does not suit a tensor of shape {shape}, dim {dim}")
+    if positions.ndim != ndim or any(
+        g > s for d, (g, s) in enumerate(zip(positions.shape, shape, strict=True)) if d != dim
+    ):
+        raise ShapeError(
+            f"{name}: an index of shape {positions.shape} does not suit a tensor of shape {shape}, dim {dim}"
+        )
     places = [
-        arange(start=0, step=1, count=n, dtype=int64, device=given.device).view(
+        arange(start=0, step=1, count=n, dtype=int64, device=positions.device).view(
             tuple(n if i == d else 1 for i in range(ndim)), (0,) * d + (1,) + (0,) * (ndim - d - 1)
         )
-        for d, n in enumerate(given.shape)
+        for d, n in enumerate(positions.shape)
     ]
     return x, (*places[:dim], index, *places[dim + 1 :]), tuple(range(ndim))
 
@@ -347,16 +352,16 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
     """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
     if dim is None:
         return gather(flatten(x), 0, flatten(indices))
-    shape, given = array_of(x, "take_along_dim").shape, array_of(indices, "take_along_dim").shape
+    shape, index_shape = array_of(x, "take_along_dim").shape, array_of(indices, "take_along_dim").shape
     dim = normalize_axis(dim, len(shape))
-    if len(shape) != len(given):
-        raise ShapeError(f"take_along_dim: indices of shape {given} do not match a tensor of shape {shape}")
+    if len(shape) != len(index_shape):
+        raise ShapeError(f"take_along_dim: indices of shape {index_shape} do not match a tensor of shape {shape}")
     common = broadcast_shapes(
         (*shape[:dim], 1, *shape[dim + 1 :]),
-        (*given[:dim], 1, *given[dim + 1 :]),
+        (*index_shape[:dim], 1, *index_shape[dim + 1 :]),
     )
     wide = (*common[:dim], shape[dim], *common[dim + 1 :])
-    index = (*common[:dim], given[dim], *common[dim + 1 :])
+    index = (*common[:dim], index_shape[dim], *common[dim + 1 :])
     return gather(expand(x, wide), dim, expand(indices, index))
 
 
@@ -364,10 +369,10 @@ def _source(name: str, x: Any, index: Any, src: Any) -> Any:
     """Return the values that scatter writes: a number, or the part of `src` that `index` covers."""
     if not isinstance(src, TensorBase):
         return _as_value(src, x.array)
-    given, shape = src.array.shape, index.array.shape
-    if len(given) != len(shape) or any(g < s for g, s in zip(given, shape, strict=True)):
-        raise ShapeError(f"{name}: a source of shape {given} does not cover an index of shape {shape}")
-    if given != shape:
+    source_shape, shape = src.array.shape, index.array.shape
+    if len(source_shape) != len(shape) or any(g < s for g, s in zip(source_shape, shape, strict=True)):
+        raise ShapeError(f"{name}: a source of shape {source_shape} does not cover an index of shape {shape}")
+    if source_shape != shape:
         src = apply(views.slice, src, items=tuple((0, n, 1) for n in shape))
     return to_dtype(src, x.array.dtype)
 
@@ -444,7 +449,6 @@ def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None
 
 
 def _mask(name: str, mask: Any) -> Array:
-    """Return the array of a bool tensor."""
     array = array_of(mask, name)
     if array.dtype is not bool_:
         raise DTypeError(f"{name} takes a bool mask, got {array.dtype}", next="compare first, for example x > 0")

@@ -246,16 +246,18 @@ def _labels(term: str, ndim: int, equation: str) -> tuple[str, ...]:
     return (*head, *(f"{_DOTS}{missing - i}" for i in range(missing)), *tail)
 
 
-def _output_labels(given: str | None, terms: list[tuple[str, ...]], equation: str) -> tuple[str, ...]:
+def _output_labels(written: str | None, terms: list[tuple[str, ...]], equation: str) -> tuple[str, ...]:
     """Return the result's labels: as given, or sorted labels that occur once, after the ellipsis."""
     everywhere = [label for term in terms for label in term]
     dots = sorted({label for label in everywhere if label[0] == _DOTS}, key=lambda d: -int(d[1:]))
-    if given is None:
+    if written is None:
         return (*dots, *sorted(x for x in set(everywhere) if x[0] != _DOTS and everywhere.count(x) == 1))
-    head, has_dots, tail = given.partition("...")
+    head, has_dots, tail = written.partition("...")
     out = (*head, *(dots if has_dots else ()), *tail)
     if len(set(out)) != len(out) or any(label not in everywhere for label in out):
-        raise ShapeError(f"einsum: the result {given!r} of {equation!r} repeats a label or has one that no operand has")
+        raise ShapeError(
+            f"einsum: the result {written!r} of {equation!r} repeats a label or has one that no operand has"
+        )
     return out
 
 
@@ -325,7 +327,6 @@ def _contract(
 
 
 def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> dict[str, int]:
-    """Return the size of each label; operands of size 1 broadcast."""
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, size in zip(labels, shape, strict=True):

@@ -168,7 +168,7 @@ def amin(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | No
     return _reduced(ops.amin, x, dim, keepdim=keepdim, out=out)
 
 
-def _extremum(whole: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: bool, other: Any) -> Any:
+def _extremum(over_all: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: bool, other: Any) -> Any:
     """Compute one of the three forms of max and min: of all elements, along one dimension, of two tensors."""
     array_of(x, pairwise.name)
     if isinstance(dim, TensorBase):
@@ -178,7 +178,7 @@ def _extremum(whole: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: boo
             raise UsageError(f"{pairwise.name} of two tensors takes no dim")
         return apply(pairwise, x, as_operand(other, pairwise.name[:3]))
     if dim is None:
-        return apply(whole, x)
+        return apply(over_all, x)
     return ValuesAndIndices(*apply(along, x, axis=integer(dim, pairwise.name[:3], "dim"), keepdim=keepdim))
 
 

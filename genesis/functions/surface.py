@@ -71,7 +71,6 @@ def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
 
 
 def _shown(value: Any) -> str:
-    """Return a wrong value, formatted for its error."""
     if isinstance(value, TensorBase):
         note = " that requires a gradient" if value.requires_grad else ""
         return f"a tensor of shape {value.array.shape} and type {value.array.dtype.name}{note}"
@@ -254,9 +253,9 @@ class _Form:
         names = (*self.order, *((self.various,) if self.various else ()), *sorted(self.names - set(self.order)))
         raise unknown_keyword(self.function, keyword, [meant.get(name, name) for name in names if name != "self"])
 
-    def refuse_others(self, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def refuse_others(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Raise DTypeError for the first argument that should be a tensor; call after an AttributeError in the body."""
-        for name, value in {**dict(zip(self.order, args, strict=False)), **given}.items():
+        for name, value in {**dict(zip(self.order, args, strict=False)), **keywords}.items():
             takes = self.annotations.get(name)
             wrong = takes == "Tensor" or (takes == "Tensor | None" and value is not None)
             if wrong and not isinstance(value, TensorBase):

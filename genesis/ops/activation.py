@@ -62,8 +62,6 @@ def _activation(
 
 
 def _times(derivative: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-    """Return the gradient function g·derivative(x)."""
-
     def gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         product: np.ndarray = np.multiply(g, derivative(x), out=out)
         return product

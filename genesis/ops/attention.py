@@ -80,12 +80,14 @@ def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, wi
     for first in range(0, queries, BLOCK_QUERIES):
         last = min(first + BLOCK_QUERIES, queries)
         same_document = starts is None or bool((starts[first:last] == starts[first]).all())
-        if causal and not window and same_document:  # most blocks: no mask for each pair of query and key is built
+        # Most blocks need no mask for each pair of query and key.
+        if causal and not window and same_document:
             low = 0 if starts is None else max(int(starts[first]), 0)
             if low <= first + shift:
                 masked = slice(first + shift + 1 - low, last + shift - low)
                 result.append(_Block(first, last, low, last + shift, masked, _triangle(last - first)))
                 continue
+        # The general case: the visible range of each query.
         position = np.arange(first, last) + shift
         begin = np.zeros(last - first, np.int64) if starts is None else np.maximum(starts[first:last], 0)
         if window:
@@ -245,6 +247,7 @@ def attention(
         shifted = not (_longest(qh) * _longest(kh) <= SAFE_SCORE)
         top = np.zeros((*qh.shape[:2], 1), qh.dtype)
         sums = np.zeros((*qh.shape[:2], vh.shape[2]), qh.dtype)  # of the weighted values, and of the weights
+        # Accumulate the weighted values and the sum of weights, one block of queries at a time.
         for block in blocks[b]:
             if block.high <= block.low:
                 continue
@@ -254,6 +257,7 @@ def attention(
                 top[:, rows] = _shift(s)
             np.exp(s, out=s)
             np.matmul(s, vh[:, keys], out=sums[:, rows])
+        # Normalize once, and store LSE and output.
         weighted, total = sums[..., :-1], sums[..., -1:]
         with np.errstate(divide="ignore"):
             lse[b, mine] = _from_group(top + np.log(total), group)[:, :, 0].T
@@ -305,6 +309,7 @@ def attention_backward(
         gh = _by_group(g[b, :, mine], group, 0)
         gh[..., size] -= np.einsum("hqd,hqd->hq", gh[..., :size], _by_group(o[b, :, mine], group))
         dqh, dkh, dvh = (np.zeros((*x.shape[:2], size), x.dtype) for x in (qh, kh, vh))
+        # For each block: p, dv, ds, dk and dq.
         for block in blocks[b]:
             if block.high <= block.low:
                 continue
@@ -340,7 +345,6 @@ def parts_of(x: Array, heads: int, key_heads: int) -> tuple[Array, Array, Array]
 
 
 def _split(x: np.ndarray, heads: int, key_heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split a packed numpy array as `parts_of` does."""
     return x[:, :, :heads], x[:, :, heads : heads + key_heads], x[:, :, heads + key_heads :]
 
 

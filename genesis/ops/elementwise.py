@@ -202,8 +202,6 @@ def _extremum(name: str, doc: str, function: Callable[..., Any], loses: Callable
 
 
 def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
-    """Register an op of one operand with a bool result."""
-
     def reference(out: np.ndarray, x: Any) -> None:
         dtype = compute_type(x)
         sweep(function, out, as_type(x, dtype), dtype=dtype)
@@ -622,7 +620,6 @@ def _clamp_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _below(x: Any, y: Any) -> Array:
-    """x < y, where at least one of them is an array."""
     return lt(x, y) if isinstance(x, Array) else gt(y, x)
 
 

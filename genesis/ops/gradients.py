@@ -30,7 +30,7 @@ def square_rows(x: np.ndarray) -> np.ndarray:
             np.vecdot(rows, rows, out=sums[a : a + rows.shape[0]])
 
     if full_rows:
-        parallel(sum_squares, full_rows, flat.size // 64)  # such a light pass needs threads only when it is long
+        parallel(sum_squares, full_rows, flat.size // 64)  # the pass is light: threads pay off only if it is long
     if tail.size:
         sums[full_rows] = np.dot(tail, tail)
     return sums

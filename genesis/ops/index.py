@@ -89,7 +89,7 @@ def _rows(values: Any, shape: Shape, dims: Shape, index_shape: Shape) -> np.ndar
 
 
 def _get_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = zeros with g added at the positions of the elements."""
+    """dx = zeros with g added at the indices."""
     indices = ctx.inputs[1:]
     return (index_get_backward(g, *indices, dims=ctx.attrs["dims"], shape=ctx.spec(0).shape), *(None,) * len(indices))
 
@@ -159,9 +159,9 @@ def _put(target: np.ndarray, values: Any, positions: list[np.ndarray], dims: Sha
 
 def _put_check(x: Array, values: Any, indices: tuple[Array, ...], dims: Shape) -> None:
     shape = _check("index_put", x.shape, indices, dims)
-    given = values.shape if isinstance(values, Array) else ()
-    if len(given) > len(shape) or any(v not in (1, s) for v, s in zip(given[::-1], shape[::-1], strict=False)):
-        raise ShapeError(f"index_put: values of shape {given} do not broadcast to the indexed shape {shape}")
+    sizes = values.shape if isinstance(values, Array) else ()
+    if len(sizes) > len(shape) or any(v not in (1, s) for v, s in zip(sizes[::-1], shape[::-1], strict=False)):
+        raise ShapeError(f"index_put: values of shape {sizes} do not broadcast to the indexed shape {shape}")
 
 
 def _put_infer(
@@ -235,8 +235,8 @@ def _put_bytes(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[
     x, values, *indices = inputs
     rest = numel([n for i, n in enumerate(x.shape) if i not in attrs["dims"]])
     touched = rest * numel(np.broadcast_shapes(*(index.shape for index in indices))) * x.dtype.itemsize
-    given = values.nbytes if isinstance(values, Array) else 0
-    return (2 if attrs.get("accumulate") else 1) * touched + given + _total_bytes(indices)
+    value_bytes = values.nbytes if isinstance(values, Array) else 0
+    return (2 if attrs.get("accumulate") else 1) * touched + value_bytes + _total_bytes(indices)
 
 
 @op("index_put_", _put_inplace_infer, mutates=(0,), nbytes=_put_bytes)
@@ -350,7 +350,6 @@ def masked_select_backward(out: np.ndarray, g: np.ndarray, mask: np.ndarray, off
 
 
 def _spread(keys: np.ndarray, width: int) -> np.ndarray:
-    """Return the flat positions of the elements of rows `keys` in a `[rows, width]` array."""
     return keys if width == 1 else (keys[:, None] * width + np.arange(width)).reshape(-1)
 
 

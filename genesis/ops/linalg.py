@@ -20,7 +20,8 @@ from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.shapes import broadcast_shapes, numel
 
-COLUMNS = 64  # columns of a row's product per thread: BLAS may sum a column differently at another offset modulo a few
+# Columns per unit of work. BLAS sums a column by its position in a small block, so threads split at multiples of it.
+COLUMNS = 64
 
 
 # --- How numpy multiplies ---------------------------------------------------------------------------------------------

@@ -328,6 +328,7 @@ def pairs_backward(
         for i, before in zip(numbers, sums, strict=True)
     ]
     arrays, out = (operands.b, (None, *slots)) if c is None else ((*operands.b, c, kept[1]), (None, *slots, None))
+    # v, and the gradients of B and c.
     attrs = {"pairs": pairs} if c is None else {"pairs": pairs, "is_result": is_result}
     v, *b_grads = low_rank_backward(g, kept[0], *arrays, out=out, **attrs)
     factors = None if c is None else b_grads.pop()

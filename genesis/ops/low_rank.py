@@ -130,6 +130,7 @@ def check_low_rank(
     pairs, ends = low_rank.pairs, [0, *(p.stop for p in low_rank.pairs)]
     if any(p.start < end or p.stop < p.start for p, end in zip(pairs, ends, strict=False)) or ends[-1] > columns:
         raise ShapeError(f"{name}: pairs on the columns {[p[:2] for p in pairs]} of {columns} overlap or are unordered")
+    # One A and B per pair, or one joined A and B.
     separate = len(a) == len(pairs)
     ranks = [p.rank for p in pairs] if separate else [low_rank.rank]
     sizes = [p.stop - p.start for p in pairs] if separate else [sum(p.stop - p.start for p in pairs)]
@@ -137,6 +138,7 @@ def check_low_rank(
     if [w.shape for w in a] != wanted[0] or [w.shape for w in b] != wanted[1]:
         got = " and ".join(str(w.shape) for w in (*a, *b))
         raise ShapeError(f"{name}: low-rank pairs {got}, expected A {wanted[0]} [r, in], B {wanted[1]} [out, r]")
+    # Dtypes, dropout and factors.
     same_type(name, x, *a, *b)
     if not x.dtype.is_floating_point:
         raise DTypeError(f"{name} takes low-rank pairs of floats, got {x.dtype}")
@@ -288,8 +290,8 @@ def _factors_infer(*arrays: Array, columns: Columns, scales: tuple[float, ...], 
         if w[i].ndim != 2 or a[i].ndim != 2 or w[i].shape != (stop - start, a[i].shape[1]):
             raise ShapeError(f"dora_factors: W {w[i].shape} does not fit A {a[i].shape} at columns {columns[i]}")
         if b[i].shape != (stop - start, a[i].shape[0]) or {m[i].shape, squares[i].shape} != {(stop - start,)}:
-            given = f"B {b[i].shape}, m {m[i].shape}, ‖W‖² {squares[i].shape}"
-            raise ShapeError(f"dora_factors: {given} do not fit W of shape {w[i].shape} and A {a[i].shape}")
+            shapes = f"B {b[i].shape}, m {m[i].shape}, ‖W‖² {squares[i].shape}"
+            raise ShapeError(f"dora_factors: {shapes} do not fit W of shape {w[i].shape} and A {a[i].shape}")
     same_type("dora_factors", *w, *a, *b)
     same_type("dora_factors", *m)
     return Spec((width,), m[0].dtype), Spec((width,), statistics_type(m[0].dtype))

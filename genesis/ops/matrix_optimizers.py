@@ -39,7 +39,6 @@ def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *
 
 
 def _scaled(grad: np.ndarray, grad_scale: DeviceScalar, dtype: np.dtype) -> np.ndarray:
-    """Return c·g in the parameter's dtype, in new memory."""
     scaled: np.ndarray = np.multiply(grad, dtype.type(float(grad_scale)), dtype=dtype)
     return scaled
 
@@ -51,7 +50,6 @@ def _move(average: np.ndarray, value: np.ndarray, weight: float) -> None:
 
 
 def _rms(x: np.ndarray) -> float:
-    """Return √mean(x²), summed in float64; 0 for an empty array."""
     return math.sqrt(square_sum(x) / x.size) if x.size else 0.0
 
 

@@ -187,6 +187,7 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
     # Gradient of gate and up first if it also recomputes h for the gradients of down.
     if needs_d and reads_h and h is None:
         d, h = at_gate_up(True)
+    # Gradients of down; h is recomputed if necessary.
     grads: list[Array | None] = [None, None]
     if reads_h:
         h = swiglu_packed(gate_up) if h is None else h

@@ -46,9 +46,9 @@ def check_step(name: str, param: Array, grad: Array, *states: Array, noise: Nois
     work = float64 if param.dtype is float64 else float32
     kept = (work,) if noise is None else (work, bfloat16)
     if param.dtype not in kept or any(s.dtype not in kept for s in states):
-        found = ", ".join(str(x.dtype) for x in (param, *states))
+        listed = ", ".join(str(x.dtype) for x in (param, *states))
         raise DTypeError(
-            f"{name} takes a parameter and states of one type, float32 or float64, got {found}",
+            f"{name} takes a parameter and states of one type, float32 or float64, got {listed}",
             next="keep a float32 master of a narrower parameter, or pass noise to round bfloat16 stochastically",
         )
     _check_gradient(name, param, grad, states, work.itemsize)
@@ -59,8 +59,8 @@ def _check_gradient(name: str, param: Array, grad: Array, states: Sequence[Array
     if not grad.dtype.is_floating_point or grad.dtype.itemsize > widest:
         raise DTypeError(f"{name}: a {grad.dtype} gradient does not fit a {param.dtype} parameter")
     if any(x.shape != param.shape for x in (grad, *states)):
-        found = ", ".join(str(x.shape) for x in (grad, *states))
-        raise ShapeError(f"{name}: the parameter has shape {param.shape}, its gradient and states have {found}")
+        listed = ", ".join(str(x.shape) for x in (grad, *states))
+        raise ShapeError(f"{name}: the parameter has shape {param.shape}, its gradient and states have {listed}")
 
 
 def step_rule(name: str, states: int) -> Callable[..., tuple[Spec, ...]]:
@@ -79,8 +79,8 @@ def _split_rule(name: str, states: int) -> Callable[..., tuple[Spec, ...]]:
         check_residual(name, weight, residual)
         kept = (float32,) if noise is None else (float32, bfloat16)
         if any(s.dtype not in kept for s in rest[:states]):
-            found = ", ".join(str(s.dtype) for s in rest[:states])
-            raise DTypeError(f"{name} takes states of {' or '.join(map(str, kept))}, got {found}")
+            listed = ", ".join(str(s.dtype) for s in rest[:states])
+            raise DTypeError(f"{name} takes states of {' or '.join(map(str, kept))}, got {listed}")
         _check_gradient(name, weight, grad, rest[:states], float32.itemsize)
         return ()
 
@@ -363,7 +363,6 @@ def _program(rule: Rule, dtype: np.dtype, constants: tuple[float | None, ...], c
 
 
 def _needed(calls: list[Call], results: list[int]) -> list[Call]:
-    """Return the calls whose results are used."""
     needed, kept = set(results), list[Call]()
     for call in reversed(calls):
         if call.result in needed:

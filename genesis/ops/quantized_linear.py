@@ -35,7 +35,6 @@ def _check_codes(name: str, codes: Array, scale: Array) -> None:
 
 
 def _values(codes: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return diag(scale)·codes."""
     values = codes.view(KINDS[int8 if codes.dtype == np.int8 else uint8].numpy).astype(dtype)
     values *= scale[:, None]
     return values

@@ -90,7 +90,6 @@ def reads(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, 
 
 
 def _sum_type(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which sums and products of `dtype` accumulate."""
     if is_narrow(dtype):
         return np.dtype(np.float32)
     return dtype if dtype.kind == "f" else np.dtype(np.int64)
@@ -113,13 +112,11 @@ def _repeat(ctx: Context, value: Array | None) -> Array:
 
 
 def _count(ctx: Context) -> int:
-    """Return how many elements are reduced to one."""
     spec = ctx.spec(0)
     return numel([spec.shape[i] for i in normalize_axes(ctx.attrs.get("axes"), len(spec.shape))])
 
 
 def _same_reduction(ctx: Context) -> dict[str, Any]:
-    """Return the attributes that reduce another array of the input's shape in the same way."""
     return {"axes": ctx.attrs.get("axes"), "keepdim": ctx.attrs.get("keepdim", False)}
 
 
@@ -164,7 +161,6 @@ def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
 
 
 def _mean_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g / n."""
     return (_repeat(ctx, div(g, float(_count(ctx)))),)
 
 
@@ -214,7 +210,6 @@ def _distances(ctx: Context) -> Array:
 
 
 def _var_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g·2·(x - mean) / (n - correction)."""
     free = _count(ctx) - ctx.attrs["correction"]
     return (mul(_repeat(ctx, mul(g, 2.0 / free if free > 0 else math.inf)), _distances(ctx)),)
 
@@ -227,7 +222,6 @@ def var(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
 
 
 def _std_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g·(x - mean) / (y·(n - correction)), 0 where y = 0."""
     y = ctx.outputs[0]
     free = _count(ctx) - ctx.attrs["correction"]
     scaled = where(eq(y, 0), 0.0, div(mul(g, 1.0 / free if free > 0 else math.inf), y))
@@ -248,7 +242,6 @@ def std(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
 
 
 def _prod_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g · product of the other elements."""
     return (prod_backward(_repeat(ctx, g), ctx.inputs[0], axes=ctx.attrs.get("axes")),)
 
 
@@ -288,7 +281,6 @@ def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = No
 
 
 def _extremum_vjp(ctx: Context, g: Array) -> Grads:
-    """Equal extreme elements share g evenly."""
     return (_share_ties(ctx, g, eq(ctx.inputs[0], _repeat(ctx, ctx.outputs[0]))),)
 
 
@@ -356,7 +348,6 @@ def _chosen_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
 
 
 def _insert(x: Array, axis: int) -> Array:
-    """Return a view with a dimension of size 1 at `axis`."""
     return x.view((*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], 1, *x.strides[axis:]))
 
 
@@ -516,7 +507,7 @@ def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
         return result
 
     result = compute(_sum_type(x.dtype))
-    # Powers outside float32's range (10^±38) are rare; only then the sum is recomputed in float64.
+    # Powers outside float32's range (10^±38) are rare; only then is the sum recomputed in float64.
     if result.dtype == np.float32 and not np.all((result > 1e-16) & (result < 1e16)):
         result = compute(np.dtype(np.float64))
     store_kept(result, order, kept)
@@ -531,7 +522,6 @@ def _cumsum_infer(x: Array, axis: int, reverse: bool = False) -> Spec:
 
 
 def _cumsum_vjp(ctx: Context, g: Array) -> Grads:
-    """dx_i = Σ g_j over j ≥ i (j ≤ i for a reverse sum)."""
     return (cumsum(g, axis=ctx.attrs["axis"], reverse=not ctx.attrs.get("reverse", False)),)
 
 

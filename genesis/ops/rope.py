@@ -175,7 +175,6 @@ def norm_rope(
 
 
 def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
-    """Return the weight of each head, `[heads + key_heads, D]`."""
     return np.concatenate(
         [np.broadcast_to(upcast(w), (n, w.size)) for w, n in ((query_weight, heads), (key_weight, key_heads))]
     )
@@ -219,10 +218,12 @@ def norm_rope_backward(
 
     def block(start: int, stop: int) -> np.ndarray:
         gb, rb = upcast(g[:, start:stop, :rotated]), rstd[:, start:stop, :, None]
+        # Inverse RoPE.
         crossed = _swap_halves(gb)
         crossed *= s[:, start:stop]
         h = gb * c[:, start:stop]
         h += crossed
+        # Gradient of the norm.
         n = np.multiply(upcast(x[:, start:stop, :rotated]), rb, out=crossed)
         sums = np.einsum("bthd,bthd->hd", h, n)
         h *= weights

@@ -31,8 +31,8 @@ def _infer(
         raise ShapeError(f"sample takes logits [B, V] of a vocabulary that is not empty, got {logits.shape}")
     rows, vocabulary = logits.shape
     if keys.shape != (rows, 3) or settings.shape != (rows, 4) or top_k.shape != (rows,):
-        found = f"{keys.shape}, {settings.shape} and {top_k.shape}"
-        raise ShapeError(f"sample takes keys [{rows}, 3], settings [{rows}, 4] and top_k [{rows}], got {found}")
+        shapes = f"{keys.shape}, {settings.shape} and {top_k.shape}"
+        raise ShapeError(f"sample takes keys [{rows}, 3], settings [{rows}, 4] and top_k [{rows}], got {shapes}")
     if seen is not None and (seen.shape != (rows, vocabulary) or seen.dtype.category != BOOL):
         raise ShapeError(f"sample: seen must be bool [{rows}, {vocabulary}], got {seen.dtype} {seen.shape}")
     if not (logits.dtype.is_floating_point and settings.dtype.is_floating_point):
@@ -167,20 +167,20 @@ def _next_infer(
         raise ShapeError(f"next_tokens takes drawn [B] and a ring [R, B] of steps, got {drawn.shape} and {ring.shape}")
     (places, rows), arrays = ring.shape, (drawn, tokens, lengths, left)
     if any(x.shape != (rows,) for x in arrays) or keys.shape != (rows, 3) or step.shape != (1,):
-        found = ", ".join(str(x.shape) for x in (*arrays, keys, step))
-        raise ShapeError(f"next_tokens takes [{rows}] four times, keys [{rows}, 3] and step [1], got {found}")
+        listed = ", ".join(str(x.shape) for x in (*arrays, keys, step))
+        raise ShapeError(f"next_tokens takes [{rows}] four times, keys [{rows}, 3] and step [1], got {listed}")
     if any(x.ndim != 2 or x.shape[0] != rows for x in (stops, seen)):
         raise ShapeError(f"next_tokens takes stops [{rows}, N] and seen [{rows}, V], got {stops.shape}, {seen.shape}")
     if (log_probs.shape, ring_log_probs.shape) not in (((0,), (places, 0)), ((rows,), (places, rows))):
-        found = f"{log_probs.shape} and {ring_log_probs.shape}"
-        raise ShapeError(f"next_tokens takes log_probs [{rows}] and their ring [{places}, {rows}], got {found}")
+        listed = f"{log_probs.shape} and {ring_log_probs.shape}"
+        raise ShapeError(f"next_tokens takes log_probs [{rows}] and their ring [{places}, {rows}], got {listed}")
     integers = (*arrays, stops, keys, ring, step)
     if any(x.dtype is not int64 for x in integers) or seen.dtype.category != BOOL:
-        found = ", ".join(str(x.dtype) for x in (*integers, seen))
-        raise DTypeError(f"next_tokens takes int64 arrays and seen as bool, got {found}")
+        listed = ", ".join(str(x.dtype) for x in (*integers, seen))
+        raise DTypeError(f"next_tokens takes int64 arrays and seen as bool, got {listed}")
     if log_probs.dtype is not ring_log_probs.dtype or not ring_log_probs.dtype.is_floating_point:
-        found = f"{log_probs.dtype} and {ring_log_probs.dtype}"
-        raise DTypeError(f"next_tokens takes log-probabilities of one float type, got {found}")
+        listed = f"{log_probs.dtype} and {ring_log_probs.dtype}"
+        raise DTypeError(f"next_tokens takes log-probabilities of one float type, got {listed}")
     if not all(x.is_contiguous for x in (*integers, seen, log_probs, ring_log_probs)):
         raise ShapeError("next_tokens takes contiguous arrays: they are the state of a batch, not views of it")
     return ()

@@ -316,10 +316,10 @@ def as_strided_backward(
 
 
 def _addresses(shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    found = np.full((1,) * len(shape), offset, np.int64)
+    addresses = np.full((1,) * len(shape), offset, np.int64)
     for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        found = found + (np.arange(size) * stride).reshape((size,) + (1,) * (len(shape) - dim - 1))
-    return found
+        addresses = addresses + (np.arange(size) * stride).reshape((size,) + (1,) * (len(shape) - dim - 1))
+    return addresses
 
 
 def _as_strided_scatter_infer(x: Array, src: Array, shape: Shape, strides: Shape, offset: int = 0) -> Spec:

@@ -77,7 +77,6 @@ def _take_ranked(out: Pair, x: np.ndarray, axis: int, count: int, descending: bo
 
 
 def _ranked_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
-    """dx = g at the original positions of the elements, 0 elsewhere."""
     spec = ctx.spec(0)
     axis: int = ctx.attrs["axis"]
     return (put_along_axis(g, ctx.outputs[1], axis=axis, size=spec.shape[axis] if spec.shape else 1),)

@@ -182,7 +182,7 @@ def test_devices_must_agree() -> None:
     with pytest.raises(DeviceError, match="add got tensors"):
         add(a, a, out=elsewhere)
     assert common_device("none", (1, 2.0)) is CPU
-    with pytest.raises(DeviceError, match="cuda:7 was asked for"):
+    with pytest.raises(DeviceError, match="cuda:7"):
         elementwise.fill(value=0, shape=(2,), dtype=float32, device=Device("cuda", 7))
 
 

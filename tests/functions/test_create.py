@@ -241,7 +241,7 @@ def test_to_passes_gradients_back_in_the_source_type() -> None:
 )
 def test_a_device_without_a_backend_is_refused(make: Any) -> None:
     assert make("cpu").device.type == "cpu"
-    with pytest.raises(DeviceError, match="cuda:1 was asked for"):
+    with pytest.raises(DeviceError, match="cuda:1"):
         make("cuda:1")
 
 
