@@ -158,7 +158,7 @@ def averages(
         by_shapes: different shapes of inputs are different rows.
         by_stack: so are this many different innermost Python calls.
     """
-    nowhere = (OUTSIDE, (), ())
+    nowhere, hidden = (OUTSIDE, (), ()), ("wait",) if has_modules else ("wait", "module")
     rows: dict[RowKey, Average] = {}
 
     def row_of(key: RowKey) -> Average:
@@ -170,7 +170,7 @@ def averages(
     def keys(frame: Frame | None) -> Iterator[RowKey]:
         """The rows of a frame and of those around it, innermost first; an op that raised has none."""
         while frame is not None:
-            if frame.end > 0 and (frame.level != "module" or has_modules):
+            if frame.end > 0 and frame.level not in hidden:
                 yield frame.name, frame.shapes[0] if by_shapes else (), frame.lines[:by_stack]
             frame = frame.parent
 
@@ -183,7 +183,7 @@ def averages(
 
     for recording in recordings:
         for frame in sorted(recording.frames, key=lambda frame: frame.start):
-            if frame.level != "module" or has_modules:
+            if frame.level not in hidden:
                 key, *around = keys(frame)
                 row = row_of(key)
                 row.count += 1

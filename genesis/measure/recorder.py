@@ -28,7 +28,7 @@ from genesis.op import Op, observe
 from genesis.shapes import Shape
 
 OUTSIDE, IDLE, COLLECTIVE = "(outside ops)", "(idle)", "(collective)"
-Level = Literal["phase", "module", "range", "op"]
+Level = Literal["phase", "module", "range", "op", "wait"]
 
 _PACKAGE = Path(__file__).parents[1]
 # Source lines are attributed to callers elsewhere: to a model, the training loop or the user's program.
@@ -44,7 +44,7 @@ class Frame:
         start, end: seconds of `time.perf_counter`; `end` stays 0 for an op that raises.
         parent: the enclosing frame.
         shapes: an op's inputs and outputs.
-        lines: the Python calls that led to an op, innermost first, if they were requested.
+        lines: the Python calls that led to an op, innermost first, if they were requested; the line of a wait.
         flops: an op's FLOPs by its cost, if they were requested.
     """
 
@@ -159,16 +159,16 @@ class Recorder:
 
     def end(self) -> list[Frame]:
         """The frames since `begin`. Open ones end here, and continue as new ones."""
-        now = time.perf_counter()
+        now, (frames, self.frames) = time.perf_counter(), (self.frames, [])
         for thread, open_ in list(self._open.items()):
             following: list[Frame] = []
             for frame in open_:
                 if frame.level != "op":  # an op that is still open has raised
                     following.append(replace(frame, start=now, parent=following[-1] if following else None))
                     frame.end = now
-                    self.frames.append(frame)
+                    frames.append(frame)
             self._open[thread] = following
-        return self.frames
+        return frames
 
     def current(self) -> Frame:
         """This thread's innermost open frame, or a placeholder for the phase outside of all frames."""
@@ -314,8 +314,8 @@ def decorated(owner: object, **contexts: Any) -> AbstractContextManager[None]:
 
 
 def divided(frames: Iterable[Frame], start: float, end: float) -> dict[Frame | None, float]:
-    """Seconds from `start` to `end` by the innermost frame; None stands for time in no frame."""
-    frames = [frame for frame in frames if frame.end > frame.start]
+    """Seconds from `start` to `end` by the innermost frame, except waits; None stands for time in no frame."""
+    frames = [frame for frame in frames if frame.end > frame.start and frame.level != "wait"]
     begins = [(frame.start, 1, -frame.end, frame) for frame in frames]  # outer frames before inner ones
     ends = [(frame.end, 0, 0.0, frame) for frame in frames]
     shares: dict[Frame | None, float] = defaultdict(float)

@@ -270,7 +270,11 @@ def _rows_of(sums: Sums) -> dict[str, list[dict[str, Any]]]:
     phases.sort(key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
     here = os.getcwd() + os.sep
     kernels = [((k.op, k.name), k.seconds, 0.0) for step in sums.steps for k in step.own_kernels]
-    waits = [((w.what, w.line.removeprefix(here)), w.seconds, 0.0) for step in sums.steps for w in step.waits]
+    waits = [
+        ((wait.name, wait.lines[0].removeprefix(here)), wait.end - wait.start, 0.0)
+        for step in sums.steps
+        for wait in step.waits
+    ]
     return {
         "phases": phases,
         "modules": sums.parts(lambda key: aggregated(key.module)),

@@ -6,32 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from genesis.backend import CPU, Device, backend_for
 from genesis.measure.limits import wait_for
 from genesis.measure.marks import Kernel, Marks
 from genesis.measure.memory import MemoryWatch, Track
 from genesis.measure.recorder import Frame, Recorder, callers, decorated, shadowed
-
-
-class Wait(NamedTuple):
-    """A call in which the host waited for the GPU or read values.
-
-    Attributes:
-        what: the call, for people.
-        line: file:line that caused it.
-        start: seconds of `time.perf_counter`.
-        seconds: how long the call took.
-        thread: the thread that waited.
-    """
-
-    what: str
-    line: str
-    start: float
-    seconds: float
-    thread: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +31,6 @@ class Recording:
     end: float
     frames: list[Frame]
     kernels: list[Kernel]
-    waits: list[Wait]
     marked: float
     tracks: list[Track] = field(default_factory=list)
 
@@ -57,6 +38,11 @@ class Recording:
     def seconds(self) -> float:
         """From start to end."""
         return self.end - self.start
+
+    @property
+    def waits(self) -> list[Frame]:
+        """Calls in which the host waited for the GPU or read values; `lines` has the file:line that caused each."""
+        return [frame for frame in self.frames if frame.level == "wait"]
 
     @property
     def own_kernels(self) -> list[Kernel]:
@@ -98,7 +84,6 @@ class Session:
         self._launched, self._wait, self._marked = launched, wait_for(device), 0.0
         self._marks = None if device == CPU else Marks(self._backend, recorder.current, launched)
         self._memory = [MemoryWatch(each, recorder.current) for each in memory]
-        self._waits: list[Wait] | None = None  # None between recordings
         self._waiting = threading.local()  # has `inside` while a thread's wait is recorded
 
     @contextmanager
@@ -135,17 +120,17 @@ class Session:
             self._marks.begin()
         for each in self._memory:
             each.begin()
-        self._waits, self.started = [], time.perf_counter()
+        self.started = time.perf_counter()
 
     def end(self) -> Recording:
         """The recording since `begin`, as soon as the device is idle."""
-        launched, waits, self._waits = time.perf_counter(), self._waits or [], None
+        launched = time.perf_counter()
         self._launched()
         self._wait()
         end, frames = time.perf_counter(), self.recorder.end()
         kernels = [] if self._marks is None else self._marks.kernels()
         tracks = [each.track() for each in self._memory]
-        return Recording(self.started, launched, end, frames, kernels, waits, self._marked, tracks)
+        return Recording(self.started, launched, end, frames, kernels, self._marked, tracks)
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -156,13 +141,14 @@ class Session:
     @contextmanager
     def _waits_in(self, what: str) -> Iterator[None]:
         """Record the block as a wait, unless it is part of one."""
-        if self._waits is None or getattr(self._waiting, "inside", False):
+        if getattr(self._waiting, "inside", False):
             yield
             return
-        self._waiting.inside, started = True, time.perf_counter()
+        self._waiting.inside, around, started = True, self.recorder.current(), time.perf_counter()
         try:
             yield
         finally:
-            self._waiting.inside, seconds = False, time.perf_counter() - started
+            self._waiting.inside, end = False, time.perf_counter()
             file, line, _ = next(callers(), ("genesis", 0, ""))
-            self._waits.append(Wait(what, f"{file}:{line}", started, seconds, threading.get_ident()))
+            wait = replace(around, level="wait", name=what, start=started, end=end, lines=(f"{file}:{line}",))
+            self.recorder.frames.append(wait)

@@ -78,10 +78,11 @@ def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, fl
     for recording in recordings:
         for frame in recording.frames:
             args: dict[str, Any] = {"phase": frame.phase, "module": frame.module}
-            args |= {"shapes": frame.shapes[0]} if frame.level == "op" else {}
+            if frame.level == "op":
+                args["shapes"] = frame.shapes[0]
+            elif frame.level == "wait":
+                args["line"] = frame.lines[0]
             yield frame.name, frame.level, row_of(frame.thread), max(frame.start, recording.start), frame.end, args
-        for wait in recording.waits:
-            yield wait.what, "wait", row_of(wait.thread), wait.start, wait.start + wait.seconds, {"line": wait.line}
         ends: list[float] = []  # of the last kernels in the rows of other streams
         for kernel in sorted(recording.kernels, key=lambda kernel: kernel.start):
             tid, frame = GPU, kernel.frame

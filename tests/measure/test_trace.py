@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ from genesis.backend import CPU, Device
 from genesis.measure.marks import Kernel
 from genesis.measure.recorder import Frame
 from genesis.measure.run import memory_of, recorded_steps
-from genesis.measure.session import Recording, Wait
+from genesis.measure.session import Recording
 from genesis.measure.trace import chrome_trace, collapsed
 from tests.measure.runs import captured_subject, subject
 
@@ -138,7 +137,7 @@ def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
     assert [name for _, name, *_ in rows["steps"]] == [name for name, _ in named]
     assert {depth for depth, *_ in rows["steps"]} == {0}
     host = rows["thread 1: phases, modules, ops"]
-    names = [frame.name for step in steps for frame in step.frames] + [wait.what for s in steps for wait in s.waits]
+    names = [frame.name for step in steps for frame in step.frames]
     assert sorted(name for _, name, *_ in host) == sorted(names)
     assert names.count("values read on the host") == (3 if device == CPU else 2)
     assert {depth for depth, name, *_ in host if name in ("data", "forward", "optimizer")} == {0}
@@ -159,10 +158,8 @@ def trace_of(named: Sequence[tuple[str, Recording]]) -> bytes:
     return chrome_trace([step for _, step in named], [(name, step.start, step.end) for name, step in named])
 
 
-def _step(
-    frames: Sequence[Frame] = (), kernels: Sequence[Kernel] = (), waits: Sequence[Wait] = ()
-) -> list[tuple[str, Recording]]:
-    return [("step", Recording(100.0, 101.0, 101.0, [*frames], [*kernels], [*waits], 100.0))]
+def _step(frames: Sequence[Frame] = (), kernels: Sequence[Kernel] = ()) -> list[tuple[str, Recording]]:
+    return [("step", Recording(100.0, 101.0, 101.0, [*frames], [*kernels], 100.0))]
 
 
 def test_stacks_are_lines_that_flamegraph_pl_reads() -> None:
@@ -171,9 +168,8 @@ def test_stacks_are_lines_that_flamegraph_pl_reads() -> None:
 
 
 def test_threads_that_wait_at_the_same_time_have_rows_of_their_own() -> None:
-    own = threading.get_ident()
-    waits = [Wait("read", "a.py:1", 100.1, 0.3, own), Wait("read", "a.py:2", 100.2, 0.3, own + 1)]
-    rows = read(trace_of(_step(waits=waits)))
+    waits = [Frame("wait", "read", "", "", 100.1 + i / 10, 100.4, i, lines=("a.py:1",)) for i in range(2)]
+    rows = read(trace_of(_step(waits)))
     assert [len(row) for row in rows.values()] == [1, 1, 1]
 
 
