@@ -9,7 +9,7 @@ import gc
 import os
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -140,7 +140,7 @@ def _frozen() -> Iterator[None]:
 
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
-Entry = tuple[tuple[str, ...], float, float]  # names of a row, seconds that add up to the step, seconds on the host
+Entry = tuple[tuple[str, ...], float, float, int]  # names of a row, seconds of the step, seconds on the host, calls
 
 
 class Sums:
@@ -149,12 +149,11 @@ class Sums:
     def __init__(self, recorded: Recorded, on_gpu: bool) -> None:
         self.mode, self.steps, self.on_gpu = recorded.mode, recorded.steps, on_gpu
         self.measure, self.count = "gpu" if on_gpu else "wall", len(recorded.steps)
-        host = [item for step in self.steps for item in by_key(step.frames, step.start, step.end).items()]
-        self.entries: list[tuple[Key, float, float]] = [
-            (key, 0.0 if on_gpu else seconds, seconds) for key, seconds in host
-        ]
-        if on_gpu:
-            self.entries += [(*item, 0.0) for step in self.steps for item in kernel_seconds(step).items()]
+        self.entries = list[tuple[Key, float, float]]()
+        for step in self.steps:
+            host = by_key(step.frames, step.start, step.end)
+            self.entries += [(key, 0.0 if on_gpu else seconds, seconds) for key, seconds in host.items()]
+            self.entries += [(key, seconds, 0.0) for key, seconds in kernel_seconds(step).items()]
         self.whole = sum(seconds for _, seconds, _ in self.entries) / self.count
         self.idle = sum(seconds for key, seconds, _ in self.entries if key == NOTHING) / self.count
         self.attributed = self.whole - self.idle
@@ -168,30 +167,39 @@ class Sums:
         """Rows by name, the longest first."""
         sums = defaultdict[tuple[str, ...], list[float]](lambda: [0.0, 0.0, 0.0])
         for names, *amounts in entries:
-            sums[names] = [a + b / self.count for a, b in zip(sums[names], (*amounts, 1), strict=True)]
-        return [
-            {
-                **dict(zip(titles, names, strict=True)),
-                "seconds": seconds,
-                "share": seconds / self.whole if self.whole else 0.0,
-                "cpu_seconds": host or None,
-                "calls": calls,
-            }
-            for names, (seconds, host, calls) in sorted(sums.items(), key=lambda item: [-x for x in item[1]])
-        ]
+            sums[names] = [a + b for a, b in zip(sums[names], amounts, strict=True)]
+        rows = []
+        for names, amounts in sorted(sums.items(), key=lambda item: [-amount for amount in item[1]]):
+            seconds, host, calls = (amount / self.count for amount in amounts)
+            share = seconds / self.whole if self.whole else 0.0
+            figures = {"seconds": seconds, "share": share, "cpu_seconds": host or None, "calls": calls or None}
+            rows.append({**dict(zip(titles, names, strict=True)), **figures})
+        return rows
 
-    def parts(self, name: Callable[[Key], str], calls: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
-        """Rows by a name of each key, with the given calls."""
-        rows = self.rows([((name(key),), seconds, host) for key, seconds, host in self.entries], "name")
-        return [{**row, "calls": (calls or {}).get(row["name"])} for row in rows]
+    def parts(self, name: Callable[[Key], str], calls: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """Rows by a name of each key; `calls` has a name for each call."""
+        entries: list[Entry] = [((name(key),), seconds, host, 0) for key, seconds, host in self.entries]
+        return self.rows([*entries, *(((each,), 0.0, 0.0, 1) for each in calls)], "name")
 
-    def calls(self) -> dict[str, float]:
-        """Calls of each op; in a captured step, its launches."""
-        if self.on_gpu and self.mode == "captured":
-            counts = Counter(kernel.op for step in self.steps for kernel in step.kernels)
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The rows of each table."""
+        phases = self.parts(lambda key: key.phase)
+        phases.sort(key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
+        kernels = [(kernel.op, kernel) for step in self.steps for kernel in step.kernels]
+        if self.mode == "captured" and self.on_gpu:  # a graph calls no ops, but it has their kernels
+            calls = [op for op, _ in kernels]
         else:
-            counts = Counter(frame.name for step in self.steps for frame in step.frames if frame.level == "op")
-        return {name: count / self.count for name, count in counts.items()}
+            calls = [frame.name for step in self.steps for frame in step.frames if frame.level == "op"]
+        timed = [((op, kernel.name), kernel.seconds, 0.0, 1) for op, kernel in kernels if not kernel.is_concurrent]
+        here, waits = os.getcwd() + os.sep, [wait for step in self.steps for wait in step.waits]
+        lines = [((wait.name, wait.lines[0].removeprefix(here)), wait.end - wait.start, 0.0, 1) for wait in waits]
+        return {
+            "phases": phases,
+            "modules": self.parts(lambda key: aggregated(key.module)),
+            "ops": self.parts(lambda key: key.op, calls),
+            **({"kernels": self.rows(timed, "op", "kernel")} if self.on_gpu else {}),
+            "waits": self.rows(lines, "what", "line"),
+        }
 
 
 def kernel_seconds(step: Recording) -> dict[Key, float]:
@@ -255,33 +263,13 @@ def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
     sums = [Sums(each, on_gpu) for each in recorded]
     yield table("steps", "", STEP, sums, listed=True)
     for each, source in zip(sums, recorded, strict=True):
-        rows = _rows_of(each)
+        rows = each.tables()
         notes = [] if rows["waits"] else ["The host waits for nothing, and reads no values."]
         notes += [*_notes(each, sums[0], rows["ops"]), *source.notes]
         for name, found in rows.items():
             columns, title = COLUMNS.get(name) or _columns(name[:-1], on_gpu), f"{name} of the {each.mode} step"
             last = notes if name == "waits" else []
             yield table(f"{each.mode}-{name}", title, columns, found, most=MOST, notes=last)
-
-
-def _rows_of(sums: Sums) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each table of a step."""
-    phases = sums.parts(lambda key: key.phase)
-    phases.sort(key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
-    here = os.getcwd() + os.sep
-    kernels = [((k.op, k.name), k.seconds, 0.0) for step in sums.steps for k in step.own_kernels]
-    waits = [
-        ((wait.name, wait.lines[0].removeprefix(here)), wait.end - wait.start, 0.0)
-        for step in sums.steps
-        for wait in step.waits
-    ]
-    return {
-        "phases": phases,
-        "modules": sums.parts(lambda key: aggregated(key.module)),
-        "ops": sums.parts(lambda key: key.op, sums.calls()),
-        **({"kernels": sums.rows(kernels, "op", "kernel")} if sums.on_gpu else {}),
-        "waits": sums.rows(waits, "what", "line"),
-    }
 
 
 def _columns(name: str, on_gpu: bool) -> Sequence[Column]:

@@ -32,10 +32,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module", params=[CPU, CUDA], ids=str)
 def recorded(request: pytest.FixtureRequest) -> tuple[Recorded, Device]:
-    """Two steps of the tiny model on a device; on CUDA in the interpreter."""
+    """Three steps of the tiny model on a device; on CUDA in the interpreter."""
     under = subject(request.param)
     plain = plain_steps(under, 2, 2)
-    return Recorded("eager", plain, recorded_steps(under, 2, 1)), request.param
+    return Recorded("eager", plain, recorded_steps(under, 3, 1)), request.param
 
 
 Tables = dict[str, Table]
