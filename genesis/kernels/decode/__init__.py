@@ -1,1 +1,1 @@
-"""What generation launches: matmuls of few rows, attention of one token, sampling. README.md says which runs when."""
+"""Kernels of generation: matmuls with few rows, attention of one token, sampling. README.md lists when each runs."""

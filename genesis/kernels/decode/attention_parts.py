@@ -1,10 +1,12 @@
-"""Parts of a generation step's keys: which they are, and how their results are added up; for all kernels of the step.
+"""Parts of a generation step's keys: how keys are divided, and how the results of the parts are added.
 
-Plain reference: genesis/ops/attention_step.py: `attention_step`; the launches: attention_step.py.
+Plain reference: genesis/ops/attention_step.py: `attention_step`. Both kernels that attention_step.py launches use this.
 
-Parts go through global memory, or, in a cluster, through the programs' shared memory: every program sends the others
-their shares as they are made, and each waits for the bytes that are to come to it. So nobody waits for what else was
-stored, as in a barrier of the cluster.
+Programs exchange the results of parts through global memory, or in a cluster through shared memory. There each program
+sends the others their shares at once, and waits only for the bytes that it receives. A barrier of the cluster would
+also wait for all other stores.
+
+GROUP query heads of SIZE columns share a key head. Tiles: BG heads x BD columns, padded; TOGETHER parts at a time.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from genesis.kernels.maths import rounded_product
 from genesis.ops.attention_step import LARGEST
 
 LIMIT = tl.constexpr(LARGEST)
-HEAD = 16  # bytes of shared memory before what a cluster's programs send: the barrier that counts it
+HEAD = 16  # bytes of shared memory for the barrier, which counts the bytes that a cluster's programs send
 
 
 @triton.jit
 def part_of(length, window, i_split, splits, PART: tl.constexpr, BN: tl.constexpr):
-    """The keys [begin, end) of a part, and how many parts of the keys before `length` there are."""
+    """Return the keys [begin, end) of a part, and the number of parts into which the keys before `length` divide."""
     low = length * 0
     if window is not None:
         low = tl.maximum(length + 1 - window, 0)
@@ -39,11 +41,11 @@ def part_of(length, window, i_split, splits, PART: tl.constexpr, BN: tl.constexp
 @triton.jit
 def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr,
                   KEYS: tl.constexpr):  # fmt: skip
-    """Bring the first KEYS keys of [begin, end), or some more, and their values to L2."""
+    """Prefetch at least the first KEYS keys of [begin, end) and their values to L2."""
     LINE: tl.constexpr = 1024 // p_keys.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
     LINES: tl.constexpr = triton.next_power_of_2((SIZE + LINE - 1) // LINE)
-    o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, triton.next_power_of_2(KEYS))
-    o_kv = o_key.to(tl.int64)[:, None] * so_cache[3] + o_line[None, :] * so_cache[4]
+    o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, triton.next_power_of_2(KEYS))  # [LINES], [KEYS]
+    o_kv = o_key.to(tl.int64)[:, None] * so_cache[3] + o_line[None, :] * so_cache[4]  # [KEYS, LINES]
     m_kv = (o_key < end)[:, None] & (o_line < SIZE)[None, :]  # [KEYS, LINES]
     prefetch(p_keys + o_kv, m_kv, OVERLAP)
     prefetch(p_values + o_kv, m_kv, OVERLAP)
@@ -52,8 +54,8 @@ def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr,
 @triton.jit
 def prefetch_early(p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP: tl.constexpr,
                    SIZE: tl.constexpr, PART: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Bring a part to L2 while the kernel ahead runs. It may be about to change the length: what is read here decides
-    nothing.
+    """Prefetch a part to L2 while the previous kernel runs. That kernel may still change the length, so the length read
+    by this function only selects what to prefetch.
     """
     if OVERLAP:
         early = tl.load(p_length, cache_modifier=".cg")
@@ -64,7 +66,7 @@ def prefetch_early(p_keys, p_values, p_length, capacity, window, i_split, splits
 
 @triton.jit
 def saturated(b_x, TYPE: tl.constexpr):
-    """Cast to the cache's type, in e4m3 with the largest number in the place of those beyond it; NaN stays."""
+    """Cast to the cache's type. In e4m3 larger numbers become the largest one. NaN is kept."""
     if tl.float8e4nv == TYPE:
         b_x = tl.where(b_x > LIMIT, LIMIT, tl.where(b_x < -LIMIT, -LIMIT, b_x))
     return converted(b_x, TYPE)
@@ -72,52 +74,52 @@ def saturated(b_x, TYPE: tl.constexpr):
 
 @triton.jit
 def store_heads(p_x, b_x, GROUP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """Store the heads of a group, contiguous, of a tile [ROWS, BD]."""
-    o_g, o_d = tl.arange(0, ROWS), tl.arange(0, BD)
-    m_x = (o_g < GROUP)[:, None] & (o_d < SIZE)[None, :]
+    """Store the heads of a group from a tile [ROWS, BD], contiguously."""
+    o_g, o_d = tl.arange(0, ROWS), tl.arange(0, BD)  # [ROWS], [BD]
+    m_x = (o_g < GROUP)[:, None] & (o_d < SIZE)[None, :]  # [ROWS, BD]
     tl.store(p_x + (o_g * SIZE)[:, None] + o_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m_x)
 
 
 @triton.jit
 def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr,
               TOGETHER: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """o [BG, BD] of the parts of one key head's queries, TOGETHER of them at a time, in order."""
+    """Return o [BG, BD] of one key head's queries, adding its parts in order, TOGETHER of them at a time."""
     o_s, o_g, o_d = tl.arange(0, TOGETHER), tl.arange(0, BG), tl.arange(0, BD)
-    b_max = tl.full((BG,), -float("inf"), WORK)
-    b_sum = tl.zeros((BG,), WORK)
-    b_acc = tl.zeros((BG, BD), WORK)
+    b_max = tl.full((BG,), -float("inf"), WORK)  # [BG]
+    b_sum = tl.zeros((BG,), WORK)  # [BG]
+    b_acc = tl.zeros((BG, BD), WORK)  # [BG, BD]
     for first in range(0, active, TOGETHER):
-        o_part = first + o_s
+        o_part = first + o_s  # [TOGETHER]
         m_state = (o_part < active)[:, None] & (o_g < GROUP)[None, :]  # [TOGETHER, BG]
-        p_state = p_states + (o_part * (2 * GROUP))[:, None] + o_g[None, :]
-        b_m = tl.load(p_state, mask=m_state, other=-float("inf"), cache_modifier=".cg")
-        b_l = tl.load(p_state + GROUP, mask=m_state, other=0, cache_modifier=".cg")
+        p_state = p_states + (o_part * (2 * GROUP))[:, None] + o_g[None, :]  # [TOGETHER, BG]
+        b_m = tl.load(p_state, mask=m_state, other=-float("inf"), cache_modifier=".cg")  # [TOGETHER, BG]
+        b_l = tl.load(p_state + GROUP, mask=m_state, other=0, cache_modifier=".cg")  # [TOGETHER, BG]
         m_part = m_state[:, :, None] & (o_d < SIZE)[None, None, :]  # [TOGETHER, BG, BD]
         o_x = (o_part * (GROUP * SIZE))[:, None, None] + (o_g * SIZE)[None, :, None] + o_d[None, None, :]
-        b_o = tl.load(p_parts + o_x, mask=m_part, other=0, cache_modifier=".cg")
+        b_o = tl.load(p_parts + o_x, mask=m_part, other=0, cache_modifier=".cg")  # [TOGETHER, BG, BD]
         b_new_max = tl.maximum(b_max, tl.max(b_m, 0))  # [BG]
-        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of heads that only fill the tile
-        b_factor, b_rescale = fast_exp2(b_m - b_base[None, :]), fast_exp2(b_max - b_base)
-        b_factors = tl.broadcast_to(b_factor[:, :, None], (TOGETHER, BG, BD))
-        b_acc = b_acc * b_rescale[:, None] + tl.sum(rounded_product(b_o, b_factors), 0)
-        b_sum = b_sum * b_rescale + tl.sum(rounded_product(b_l, b_factor), 0)
+        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # padding heads have no score
+        b_factor, b_rescale = fast_exp2(b_m - b_base[None, :]), fast_exp2(b_max - b_base)  # [TOGETHER, BG], [BG]
+        b_factors = tl.broadcast_to(b_factor[:, :, None], (TOGETHER, BG, BD))  # [TOGETHER, BG, BD]
+        b_acc = b_acc * b_rescale[:, None] + tl.sum(rounded_product(b_o, b_factors), 0)  # [BG, BD]
+        b_sum = b_sum * b_rescale + tl.sum(rounded_product(b_l, b_factor), 0)  # [BG]
         b_max = b_new_max
-    return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]
+    return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]  # [BG, BD]
 
 
 @triton.jit
 def end_part(p_result, p_parts, p_states, p_counter, active, WORK: tl.constexpr, GROUP: tl.constexpr,
              SIZE: tl.constexpr, TOGETHER: tl.constexpr, BD: tl.constexpr, CLUSTER: tl.constexpr = 1):  # fmt: skip
-    """Count a part that is stored, by each of CLUSTER programs a share; the program that ends the last one adds up all
-    of them, and leaves the counter at 0.
+    """Count a stored part, to which each of CLUSTER programs contributes a share. The program that completes the last
+    part adds all parts and resets the counter to 0.
 
-    All stores of the program come before it is counted, all counts before the sum: one thread adds, with release and
-    acquire, between barriers of all.
+    One thread increments the counter, with release and acquire semantics, after a barrier of all threads. So the stores
+    of a program precede its count, and all counts precede the sum.
     """
     tl.debug_barrier()
     if tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu") == active * CLUSTER - 1:
         BG: tl.constexpr = triton.next_power_of_2(GROUP)
-        b_o = add_parts(p_parts, p_states, active, WORK, GROUP, SIZE, TOGETHER, BG, BD)
+        b_o = add_parts(p_parts, p_states, active, WORK, GROUP, SIZE, TOGETHER, BG, BD)  # [BG, BD]
         store_heads(p_result, b_o, GROUP, SIZE, BG, BD)
         tl.store(p_counter, 0)
 
@@ -127,28 +129,28 @@ def end_part(p_result, p_parts, p_states, p_counter, active, WORK: tl.constexpr,
 
 @constexpr_function
 def share_of(part: int, cluster: int) -> int:
-    """Of a thread's `part` elements those that a program adds up; the last programs of many have none."""
+    """Return how many of a thread's `part` elements one program adds. With many programs the last ones add none."""
     return max(part // cluster, 1)
 
 
 @constexpr_function
 def entering_text(warps: int, cluster: int, part: int, heads: int) -> str:
-    """The assembly of `enter_cluster`: the address of shared memory in $0."""
+    """Return the assembly of `enter_cluster`, which sets $0 to the address of shared memory."""
     elements = cluster * warps * 32 * share_of(part, cluster)
-    comes = 4 * elements * heads // 8 + cluster * heads * 8  # bytes
+    received = 4 * elements * heads // 8 + cluster * heads * 8  # bytes
     return f"""{{ .shared .align 16 .b8 sent[{HEAD + 4 * elements + cluster * 64}]; .reg .pred one; .reg .b32 thread;
     mov.u32 $0, sent;
     mov.u32 thread, %tid.x;
     setp.eq.u32 one, thread, 0;
     @one mbarrier.init.shared::cta.b64 [$0], 1;
-    @one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {comes};
+    @one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {received};
     fence.mbarrier_init.release.cluster;
     barrier.cluster.arrive.relaxed.aligned; }}"""
 
 
 @triton.jit
 def enter_cluster(BS: tl.constexpr, CLUSTER: tl.constexpr, PART: tl.constexpr, HEADS: tl.constexpr):
-    """Make shared memory ready for what comes and tell the other programs, so that they may send it: its address."""
+    """Prepare shared memory to receive, signal the other programs that they may send, and return its address."""
     TEXT: tl.constexpr = entering_text(BS, CLUSTER, PART, HEADS)
     return tl.inline_asm_elementwise(TEXT, "=r", [], tl.int32, is_pure=False, pack=1)
 
@@ -161,10 +163,11 @@ def await_cluster():
 
 @constexpr_function
 def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
-    """The assembly of `gather`: results from $0, $8 and $16 on, as many as a thread has, the others -0; $24 is the
-    address, from $32, $40 and $48 on come the greatest score, the sum, and o, of which a thread has `part` elements.
+    """Return the assembly of `gather`.
 
-    Shared memory has what each program sends at [rank, thread, share], then a score and a sum at [rank, g].
+    The results start at $0, $8 and $16: a thread's share of each, followed by -0. Inputs: $24 is the address; the
+    greatest score, the sum and o (`part` elements per thread) start at $32, $40 and $48. Shared memory holds the
+    elements that each program sends at [rank, thread, share], followed by a score and a sum at [rank, g].
     """
     share, threads = share_of(part, cluster), 32 * warps
     states = HEAD + cluster * threads * share * 4
@@ -188,6 +191,7 @@ def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
         "mad.lo.u32 at, rank, 64, head;",
         f"mad.lo.u32 to, rank, {threads * share * 4}, own;",
     ]
+    # Send every program its share of this program's elements, and the scores and sums.
     for r in range(min(cluster, part)):
         values = ", ".join(f"${48 + r * share + i}" for i in range(share))
         lines += [
@@ -197,6 +201,7 @@ def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
             f"@mine {send}.{vector} [a + {HEAD}], {f'{{{values}}}' if share > 1 else values}, [there];",
             f"@first {send}.v2.f32 [b + {states}], {{$32, $40}}, [there]; }}",
         ]
+    # Wait for the shares of all programs, and add them relative to the greatest score.
     lines += ["add.u32 head, head, $24;", "add.u32 own, own, $24;"]
     if cluster > part:
         lines += [f"setp.ge.u32 done, rank, {part};", "@done bra.uni CAME;"]
@@ -218,11 +223,13 @@ def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
 @triton.jit
 def gather(address, b_max, b_sum, o, BS: tl.constexpr, CLUSTER: tl.constexpr, PART: tl.constexpr,
            HEADS: tl.constexpr):  # fmt: skip
-    """Of all programs of a cluster the greatest score of each head, the sum and o, of which a program has a share.
+    """Return over all programs of a cluster the greatest score and the sum of each head, and this program's share of o.
 
     Args:
-        address: of the shared memory with which the program entered the cluster.
-        b_max, b_sum, o: of thread (g, t) head g's, in the first PART elements of o; of heads the first HEADS count.
+        address: address of shared memory, from `enter_cluster`.
+        b_max: greatest scores; thread (g, t) holds head g, and only the first HEADS heads are used.
+        b_sum: sums, in the same layout.
+        o: results; a thread's first PART elements are used.
     """
     TEXT: tl.constexpr = gathered_text(BS, CLUSTER, PART, HEADS)
     where: tl.constexpr = constraints(24, 8, 24)

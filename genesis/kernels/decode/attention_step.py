@@ -1,22 +1,23 @@
-"""The CUDA implementation of a generation step's attention: one launch for norms of heads, RoPE, the write into the KV
-cache, and attention over it.
+"""Attention of a generation step in one launch: norms of heads, RoPE, the write to the KV cache, attention over it.
 
 Plain reference: genesis/ops/attention_step.py: `attention_step`.
 
-A program takes the query heads that share a key head of a sequence, so that keys and values are read once, and a part
-of the keys. How many parts have keys is decided on the device, by the sequence's length: a captured launch serves all
-lengths. Parts go to memory in float32, and the program that comes last, by a counter, adds them up in order. It leaves
-the counter at 0 for the next launch. The token's own key and value stay in registers and end the last part, whose
-program writes them into the cache.
+A program has the query heads that share one key head of a sequence, so keys and values are read once, and one part of
+the keys. The device chooses the number of parts by the sequence's length, so a captured launch works for all lengths.
+Parts are stored in float32. A counter finds the program that finishes last, which adds the parts in order and resets
+the counter to 0 for the next launch. The token's own key and value stay in registers and come last in the last part;
+the program of that part writes them to the cache.
 
-Several lanes hold the same sum of products, in the same bits: with a product that is contracted into the addition each
-would round another term, and which of them is stored would not be defined.
+Several lanes hold the same sum of products and must hold the same bits, because any of them may store it. Products are
+therefore rounded before they are added: if they were contracted into the addition, each lane would round another term.
 
-A short step is a chain of latencies: length, keys and values, heads, attention. A part's first tile of keys and values
-is loaded before the heads, and where the caller says that qkv alone is new (`early`), before the kernel ahead is done.
+A short step is a chain of latencies: length, keys and values, heads, attention. The first tile of a part is loaded
+before the heads. If only qkv is new (`early`), it is loaded before the previous kernel ends.
 
-The kernel below takes everything. For heads of 64 floats of 2 bytes attention_step_mma.py has fewer such
-latencies: `is_for_mma`.
+The kernel in this file supports every size and type. attention_step_mma.py has fewer latencies, for heads of 64 or 128
+values in 2-byte floats (`is_for_mma`).
+
+Tiles: BM query heads of a group, BN keys, BD columns of a head; BM and BD are padded.
 """
 
 from __future__ import annotations
@@ -52,28 +53,32 @@ from genesis.kernels.norm.norm import rsqrt
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 
-PROGRAMS = 512  # of a launch of few sequences: long ones fill the SMs, and programs without keys end at once
-HELD = 1 << 14  # elements that a program adds up at once
+PROGRAMS = 512  # programs per launch with few sequences; those without keys end at once
+HELD = 1 << 14  # the most elements that a program adds at once, when it adds parts
 
 
 class StepTile(NamedTuple):
-    """How the work is divided."""
+    """Division of a step's work among programs."""
 
-    keys: int  # of a tile
-    # the fewest keys of a part, a multiple of `keys`; parts are larger where there would be more than `splits`
-    part: int
+    keys: int  # keys of a tile
+    part: int  # the fewest keys of a part, a multiple of `keys`; parts grow if there would be more than `splits`
     splits: int  # the most parts of a sequence
-    together: int  # parts that are loaded at once when they are added up
-    warps: int  # of a program
-    stages: int  # of its pipeline
-    # whether it is one of the kernel that keeps keys and values in registers; a warp then has 16 keys or a multiple of
-    # 32, and there is no pipeline
+    together: int  # parts that are loaded at once when parts are added
+    warps: int  # warps per program
+    stages: int  # pipeline stages
+    # Use the kernel that keeps keys and values in registers. A warp then has 16 keys or a multiple of 32; stages is 1.
     is_mma: bool = False
-    # programs of one, a power of 2 that divides `splits`; 1 for none, as where the GPU knows no clusters
-    cluster: int = 1
+    cluster: int = 1  # programs of a cluster, a power of 2 that divides `splits`; 1 without clusters
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
-        """No more parts than are of use, for `padded` columns, query heads of a key head, and all key heads."""
+        """Return this tile with no more parts than are useful.
+
+        Args:
+            padded: columns of a head, padded.
+            group: query heads per key head.
+            pairs: key heads of all sequences.
+            capacity: keys that the cache can hold per sequence.
+        """
         useful = triton.next_power_of_2(max(PROGRAMS // max(pairs, 1), 1)), triton.cdiv(capacity, self.part)
         splits = min(self.splits, *useful)
         held = HELD // (triton.next_power_of_2(group) * padded)
@@ -82,83 +87,86 @@ class StepTile(NamedTuple):
 
 @triton.jit
 def loaded(p_x, m_x, TYPE: tl.constexpr):
-    """Keys or values, 0 where the mask is, as an operand of tl.dot."""
+    """Load keys or values, 0 where the mask is not set, as an operand of tl.dot."""
     if p_x.dtype.element_ty == tl.float8e4nv:
         b_x = tl.load(p_x.to(tl.pointer_type(tl.uint8)), mask=m_x, other=0).to(tl.float8e4nv, bitcast=True)
     else:
-        b_x = tl.load(p_x, mask=m_x, other=0)
+        b_x = tl.load(p_x, mask=m_x, other=0)  # [BN, BD]
     return operand(b_x, TYPE)
 
 
 @triton.jit
 def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Heads of a token [heads, BD]; with PAIRS also with their halves exchanged, else twice the same."""
-    o_d = tl.arange(0, BD)
-    m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE
-    b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)
+    """Load heads of a token [heads, BD]. Return them and, with PAIRS, their copy with halves exchanged, else again."""
+    o_d = tl.arange(0, BD)  # [BD]
+    m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE  # [heads, BD] each
+    b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)  # [heads, BD]
     b_y = b_x
     if PAIRS:
-        b_y = tl.load(p_x + ((o_d + SIZE // 2) % SIZE)[None, :], mask=m_x, other=0)
+        b_y = tl.load(p_x + ((o_d + SIZE // 2) % SIZE)[None, :], mask=m_x, other=0)  # [heads, BD]
     return b_x, b_y
 
 
 @triton.jit
 def load_token(p_qkv, i_row, i_head, HEADS: tl.constexpr, ROTATES: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """A token's queries [BM, BD] of a group, their key and value [1, BD]; the first two also with halves exchanged."""
+    """Load a token's queries [BM, BD] of a group, with their pairs, its key [1, BD], with its pair, and its value."""
     KEY_HEADS: tl.constexpr = HEADS[0]
     GROUP: tl.constexpr = HEADS[1]
     SIZE: tl.constexpr = HEADS[2]
-    o_m, one = tl.arange(0, BM), tl.arange(0, 1)
+    o_m, one = tl.arange(0, BM), tl.arange(0, 1)  # [BM], [1]
     p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
     i_key = KEY_HEADS * GROUP + i_head
-    b_query, b_query_pairs = load_heads(p_token, i_head * GROUP + o_m, o_m < GROUP, ROTATES, SIZE, BD)
-    b_key, b_key_pairs = load_heads(p_token, i_key + one, one == 0, ROTATES, SIZE, BD)
-    b_value, _ = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, False, SIZE, BD)
+    b_query, b_query_pairs = load_heads(p_token, i_head * GROUP + o_m, o_m < GROUP, ROTATES, SIZE, BD)  # [BM, BD] each
+    b_key, b_key_pairs = load_heads(p_token, i_key + one, one == 0, ROTATES, SIZE, BD)  # [1, BD] each
+    b_value, _ = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, False, SIZE, BD)  # [1, BD]
     return b_query, b_query_pairs, b_key, b_key_pairs, b_value
 
 
 @triton.jit
 def load_tables(p_weight, p_cos, p_sin, position, WORK: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Of heads [BD] in WORK: the norm's weight, the same with halves exchanged, cos, and sin with the sign of its half;
-    ones where there is none."""
+    """Load the norm's weight [BD] in WORK, the weight with halves exchanged, cos, and sin with the sign of each half.
+    Missing ones are 1.
+    """
     HALF: tl.constexpr = SIZE // 2
-    o_d = tl.arange(0, BD)
+    o_d = tl.arange(0, BD)  # [BD]
     m_d = o_d < SIZE
-    b_w = tl.full((BD,), 1, WORK)
+    b_w = tl.full((BD,), 1, WORK)  # [BD]
     b_w_pairs, b_cos, b_sin = b_w, b_w, b_w
     if p_weight is not None:
-        b_w = converted(tl.load(p_weight + o_d, mask=m_d, other=0), WORK)
-        b_w_pairs = converted(tl.load(p_weight + (o_d + HALF) % SIZE, mask=m_d, other=0), WORK)
+        b_w = converted(tl.load(p_weight + o_d, mask=m_d, other=0), WORK)  # [BD]
+        b_w_pairs = converted(tl.load(p_weight + (o_d + HALF) % SIZE, mask=m_d, other=0), WORK)  # [BD]
     if p_cos is not None:
-        o_pair = position * HALF + o_d % HALF
-        b_cos = converted(tl.load(p_cos + o_pair, mask=m_d, other=0), WORK)
-        b_sin = converted(tl.load(p_sin + o_pair, mask=m_d, other=0), WORK)
-        b_sin = tl.where(o_d < HALF, -b_sin, b_sin)
+        o_pair = position * HALF + o_d % HALF  # [BD]
+        b_cos = converted(tl.load(p_cos + o_pair, mask=m_d, other=0), WORK)  # [BD]
+        b_sin = converted(tl.load(p_sin + o_pair, mask=m_d, other=0), WORK)  # [BD]
+        b_sin = tl.where(o_d < HALF, -b_sin, b_sin)  # [BD]
     return b_w, b_w_pairs, b_cos, b_sin
 
 
 @triton.jit
 def prepared_heads(b_x, b_y, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS: tl.constexpr, ROTATES: tl.constexpr,
                    WORK: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Loaded heads, normalised with NORMS, then rotated with ROTATES: [heads, BD] in WORK."""
-    b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)
+    """Return loaded heads [heads, BD] in WORK, normalised with NORMS, then rotated with ROTATES."""
+    b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)  # [heads, BD] each
     if NORMS:
-        b_square = tl.sum(rounded_product(b_x, b_x), 1)
+        b_square = tl.sum(rounded_product(b_x, b_x), 1)  # [heads]
         b_r = rsqrt(maths.divide(b_square, tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
-        b_x, b_y = b_x * b_r * b_w[None, :], b_y * b_r * b_w_pairs[None, :]
+        b_x, b_y = b_x * b_r * b_w[None, :], b_y * b_r * b_w_pairs[None, :]  # [heads, BD] each
     if ROTATES:
-        b_x = b_x * b_cos[None, :] + b_y * b_sin[None, :]
+        b_x = b_x * b_cos[None, :] + b_y * b_sin[None, :]  # [heads, BD]
     return b_x
 
 
 @triton.jit
 def attend(b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE: tl.constexpr, WORK: tl.constexpr,
            PRECISION: tl.constexpr):  # fmt: skip
-    """Online softmax of queries [BM, BD] over a tile of keys and values [BN, BD]: greatest and sum [BM], o [BM, BD]."""
+    """Update the online softmax of queries [BM, BD] with a tile of keys and values [BN, BD]. Return the greatest score
+    [BM], the sum [BM] and o [BM, BD].
+    """
     b_s = tl.dot(b_operand, b_k.T, input_precision=PRECISION, out_dtype=WORK) * scale_log2  # [BM, BN]
-    b_s = tl.where(m_key[None, :], b_s, -float("inf"))
-    b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
-    b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of a part without keys
+    b_s = tl.where(m_key[None, :], b_s, -float("inf"))  # [BM, BN]
+    b_new_max = tl.maximum(b_max, tl.max(b_s, 1))  # [BM]
+    b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # a part without keys has no score
     b_p, b_rescale = fast_exp2(b_s - b_base[:, None]), fast_exp2(b_max - b_base)
     b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc * b_rescale[:, None], input_precision=PRECISION, out_dtype=WORK)
     return b_new_max, b_sum * b_rescale + tl.sum(b_p, 1), b_acc
@@ -169,12 +177,15 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
                           p_key_weight, p_active, capacity, window, splits, scale_log2, eps, so_cache,
                           DOT: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr, HEADS: tl.constexpr,
                           TILE: tl.constexpr, STAGES: tl.constexpr, LAUNCH: tl.constexpr):  # fmt: skip
-    """o [B, Q, D] of qkv [B, Q + 2·K, D], over keys and values in the cache [2, B, K, S, D].
+    """Compute o [B, Q, D] from qkv [B, Q + 2·K, D] and the keys and values in the cache [2, B, K, S, D].
 
-    DOT is (TYPE, WORK, PRECISION) as for the other kernels of attention, TILE (BM, BN, BD) of padded query heads of a
-    group, keys, and columns; HEADS (K, Q / K, D). There are at most `splits` parts, without p_parts one.
-    scale_log2 is the scale in units of log2. LAUNCH: whether kernels overlap, and whether those that do with this one
-    write qkv alone.
+    Args:
+        splits: the most parts; 1 without p_parts.
+        scale_log2: the scale in units of log2.
+        DOT: (TYPE, WORK, PRECISION), as for the other attention kernels.
+        HEADS: (K, Q / K, D).
+        TILE: (BM, BN, BD).
+        LAUNCH: whether kernels overlap, and whether overlapping kernels write nothing but qkv.
     """
     TYPE: tl.constexpr = DOT[0]
     WORK: tl.constexpr = DOT[1]
@@ -189,7 +200,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     EARLY: tl.constexpr = LAUNCH[0] and LAUNCH[1]
     NORMS: tl.constexpr = p_query_weight is not None
     ROTATES: tl.constexpr = p_cos is not None
-    # The first parts of all sequences come first: programs without keys do not keep them from the SMs.
+    # The first parts of all sequences come first, so programs without keys do not delay them.
     pairs = tl.num_programs(0) // splits
     i_pair, i_split = tl.program_id(0) % pairs, tl.program_id(0) // pairs
     i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
@@ -203,7 +214,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         wait_for_previous(OVERLAP)
         b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
 
-    # Which keys are this program's, and the first of them.
+    # Find this program's keys, and load the first of them.
     length = tl.load(p_lengths + i_row, cache_modifier=".cg")
     is_on = (length >= 0) & (length < capacity)
     if p_active is not None:
@@ -211,15 +222,15 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
     begin, end, active = part_of(length, window, i_split, splits, PART, BN)
     is_last = i_split == active - 1
-    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)
-    m_group, m_d = o_m < GROUP, o_d < SIZE
+    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)  # [BM], [BN], [BD]
+    m_group, m_d = o_m < GROUP, o_d < SIZE  # [BM], [BD]
     m_key = begin + o_n < end  # [BN]
-    o_kv = (begin + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
-    m_kv = m_key[:, None] & m_d[None, :]
+    o_kv = (begin + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]  # [BN, BD]
+    m_kv = m_key[:, None] & m_d[None, :]  # [BN, BD]
     b_k = loaded(p_keys + o_kv, m_kv, TYPE)  # [BN, BD]
     b_v = loaded(p_values + o_kv, m_kv, TYPE)  # [BN, BD]
-    b_w, b_w_pairs, b_cos, b_sin = load_tables(p_query_weight, p_cos, p_sin, length, WORK, SIZE, BD)
-    b_key_w, b_key_w_pairs, _, _ = load_tables(p_key_weight, None, None, length, WORK, SIZE, BD)
+    b_w, b_w_pairs, b_cos, b_sin = load_tables(p_query_weight, p_cos, p_sin, length, WORK, SIZE, BD)  # [BD] each
+    b_key_w, b_key_w_pairs, _, _ = load_tables(p_key_weight, None, None, length, WORK, SIZE, BD)  # [BD] each
     if EARLY:
         if PART > BN:
             prefetch_part(p_keys, p_values, begin + BN, end, so_cache, OVERLAP, SIZE, PART - BN)
@@ -230,7 +241,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     b_q = prepared_heads(  # [BM, BD]
         b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, WORK, SIZE
     )  # fmt: skip
-    b_operand = operand(b_q, TYPE)
+    b_operand = operand(b_q, TYPE)  # [BM, BD]
 
     # Online softmax over the keys in the cache, in units of log2.
     b_max = tl.full((BM,), -float("inf"), WORK)  # [BM]
@@ -241,38 +252,38 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     )  # fmt: skip
     for start in tl.range(begin + BN, end, BN, num_stages=STAGES):
         m_key = start + o_n < end  # [BN]
-        o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
-        m_kv = m_key[:, None] & m_d[None, :]
+        o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]  # [BN, BD]
+        m_kv = m_key[:, None] & m_d[None, :]  # [BN, BD]
         b_k = loaded(p_keys + o_kv, m_kv, TYPE)  # [BN, BD]
         b_v = loaded(p_values + o_kv, m_kv, TYPE)  # [BN, BD]
         b_max, b_sum, b_acc = attend(
             b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE, WORK, PRECISION
         )  # fmt: skip
 
-    # The token's own key and value end the last part. Nobody reads them from memory in this launch.
+    # Add the token's own key and value to the last part. No program of this launch reads them from memory.
     b_k = prepared_heads(  # [1, BD]
         b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, WORK, SIZE
     )  # fmt: skip
     b_v = converted(b_value, WORK)  # [1, BD]
-    o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]
-    m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]
+    o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]  # [1, BD]
+    m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]  # [1, BD]
     tl.store(p_keys + o_own, saturated(b_k, p_cache.dtype.element_ty), mask=m_own)
     tl.store(p_values + o_own, saturated(b_v, p_cache.dtype.element_ty), mask=m_own)
-    b_product = rounded_product(b_q, tl.broadcast_to(b_k, (BM, BD)))
+    b_product = rounded_product(b_q, tl.broadcast_to(b_k, (BM, BD)))  # [BM, BD]
     b_own = tl.where(is_last, tl.sum(b_product, 1) * scale_log2, -float("inf"))  # [BM]
-    b_new_max = tl.maximum(b_max, b_own)
-    b_p, b_rescale = fast_exp2(b_own - b_new_max), fast_exp2(b_max - b_new_max)
-    b_acc = b_acc * b_rescale[:, None] + b_p[:, None] * b_v
-    b_sum = b_sum * b_rescale + b_p
+    b_new_max = tl.maximum(b_max, b_own)  # [BM]
+    b_p, b_rescale = fast_exp2(b_own - b_new_max), fast_exp2(b_max - b_new_max)  # [BM] each
+    b_acc = b_acc * b_rescale[:, None] + b_p[:, None] * b_v  # [BM, BD]
+    b_sum = b_sum * b_rescale + b_p  # [BM]
 
-    # The result, or this program's part of it.
+    # Store the result, or this program's part of it.
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
     if active == 1:
         store_heads(p_result, tl.where(is_on, b_acc / b_sum[:, None], 0.0), GROUP, SIZE, BM, BD)
     if p_parts is not None:
         first = i_pair.to(tl.int64) * splits
         if active > 1:
-            p_state = p_states + (first + i_split) * (2 * GROUP) + o_m
+            p_state = p_states + (first + i_split) * (2 * GROUP) + o_m  # [BM]
             tl.store(p_state, b_new_max, mask=m_group)
             tl.store(p_state + GROUP, b_sum, mask=m_group)
             store_heads(p_parts + (first + i_split) * (GROUP * SIZE), b_acc, GROUP, SIZE, BM, BD)
@@ -282,8 +293,8 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
 
 # --- Launch -----------------------------------------------------------------------------------------------------------
 
-# By the padded head dimension; measured on an H200. A step over few keys is a chain of latencies: there a program has a
-# wide tile, loaded at once, and an SM for itself. Over many keys two programs share an SM and stream.
+# Tiles by padded head dimension, measured on an H200. A step over few keys is a chain of latencies, so a program loads
+# one wide tile at once and has an SM to itself. Over many keys two programs share an SM and stream their keys.
 _SHORT = {128: StepTile(keys=128, part=128, splits=4, together=4, warps=8, stages=2)}
 _HALF = {
     64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=2),
@@ -295,17 +306,17 @@ _WIDE = {
     128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
 }
-# From registers, by the columns of a head: keys of a tile and warps, narrow ones first.
+# Tiles of the kernel with operands in registers, by columns of a head: (keys, warps), narrow tiles first.
 _MMA = {64: ((128, 4), (256, 4), (512, 8)), 128: ((64, 4), (128, 8))}
-_CLUSTERED = {64: 64, 128: 0}  # programs at most where key heads have several clusters, which find room only as a whole
-SHORT, LONG = 512, 4096  # keys
-SMS = 132  # of an H100 or H200
-MMA_GROUP = 8  # query heads of a key head at most
-MMA_KEYS, MMA_BLOCKS = 8, 4  # keys of a block, blocks of a tile of scores at most
+_CLUSTERED = {64: 64, 128: 0}  # the most programs if key heads have several clusters; a cluster is scheduled as a whole
+SHORT, LONG = 512, 4096  # keys that a short context has at most, and a long one exceeds
+SMS = 132  # SMs of an H100 or H200
+MMA_GROUP = 8  # the most query heads per key head
+MMA_KEYS, MMA_BLOCKS = 8, 4  # keys per block, and the most blocks per tile of scores
 
 
 def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
-    """How the work of a step is divided; arguments as of `StepTile.fitted`, itemsize of the inputs."""
+    """Return the tile for inputs of `itemsize` bytes; see `StepTile.fitted` for the other arguments."""
     if itemsize > 2:
         return _WIDE[padded].fitted(padded, group, pairs, capacity)
     half, short = _HALF[padded], _SHORT.get(padded)
@@ -315,13 +326,18 @@ def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int) -
 
 
 def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) -> StepTile:
-    """The same from registers. Parts are the programs of a cluster, where there is one: adding them up costs little.
-    Where each has an SM for itself, a tile has a whole part if any does; else tiles are narrow, and programs share SMs.
-    Long contexts have several clusters, where there are few programs, else parts without clusters.
+    """Return the tile for the kernel with operands in registers.
+
+    The programs of a cluster are the parts, because adding parts costs little there. If each program has an SM to
+    itself, a tile has a whole part where one fits; otherwise tiles are narrow and programs share SMs. Long contexts
+    have several clusters if there are few programs, otherwise parts without clusters.
 
     Args:
         size: columns of a head.
-        cluster: programs of one at most.
+        group: query heads per key head.
+        pairs: key heads of all sequences.
+        capacity: keys that the cache can hold per sequence.
+        cluster: the most programs of a cluster.
     """
     tiles, most = _MMA[size], max(PROGRAMS // pairs, 1)
     useful = most, triton.cdiv(capacity, tiles[0][0])
@@ -331,14 +347,19 @@ def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) 
     if cluster == 1 or (capacity > LONG and splits == cluster < most):
         keys, warps = [t for t in tiles if t[1] == 4][-1]
         return StepTile(keys, keys, 32, 32, warps, 1, True).fitted(size, group, pairs, capacity)
-    whole = [t for t in tiles if splits * t[0] >= capacity] or tiles[-1:]
-    keys, warps = whole[0] if pairs * splits <= SMS else tiles[0]
+    fits = [t for t in tiles if splits * t[0] >= capacity] or tiles[-1:]
+    keys, warps = fits[0] if pairs * splits <= SMS else tiles[0]
     together = min(splits, cluster)
     return StepTile(keys, keys, splits, splits // together, warps, 1, True, together)
 
 
 def is_for_mma(qkv: Array, cache: Array, group: int, *rest: Array | None) -> bool:
-    """Whether attention_step_mma.py takes these; `rest`: RoPE's tables, norms' weights. It loads 16 bytes at once."""
+    """Return whether attention_step_mma.py, which loads 16 bytes at once, supports these arrays.
+
+    Args:
+        group: query heads per key head.
+        rest: RoPE's tables, then the weights of the norms.
+    """
     *strides, step = cache.strides
     rows_of_16_bytes = step == 1 and all(stride * cache.dtype.itemsize % 16 == 0 for stride in strides)
     types = (float32, float32, qkv.dtype, qkv.dtype)
@@ -358,20 +379,22 @@ def attention_step_into(
     query_weight: Array | None = None, key_weight: Array | None = None, active: Array | None = None, *, scale: float,
     window: int = 0, eps: float = 0.0, early: bool = False, tile: StepTile | None = None,
 ) -> None:  # fmt: skip
-    """With a given division of the work or the table's."""
+    """Compute a step's attention. `tile` overrides the chosen division of the work."""
     _, batch, key_heads, capacity, size = cache.shape
     backend, group = backend_of(qkv.device), out.shape[1] // key_heads
     capability, padded = backend.driver.properties.capability, padded_head_dim(size)
     if cache.dtype is float8_e4m3fn and (lack := lacking(capability, qkv.device)) is not None:
-        raise DeviceError(f"a KV cache in {cache.dtype.name} {lack}", next="keep it in the model's type")
+        raise DeviceError(f"a KV cache in {cache.dtype.name} {lack}", next="keep the cache in the model's type")
     if padded > 256 or batch * key_heads > COUNTERS:
-        what = f"attention_step: {batch * key_heads} key heads of {size} columns"
-        raise ShapeError(what, next=f"the CUDA kernel takes at most {COUNTERS} of at most 256")
+        excess = f"attention_step: {batch * key_heads} key heads of {size} columns"
+        limit = f"the CUDA kernel supports at most {COUNTERS} of at most 256"
+        raise ShapeError(f"{excess}; {limit}", next="use fewer sequences or smaller heads")
     if not out.size:
         return
     qkv, lengths, *rest = (
         None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
     )
+    # Choose the tile, and allocate the parts.
     pairs, work, most = batch * key_heads, work_type(qkv.dtype), largest_cluster(qkv)
     if tile is not None:
         t = tile
@@ -385,19 +408,20 @@ def attention_step_into(
         for n in (size, 2)
     )
     counters = Array(backend.counters, (COUNTERS,), (1,), int32, qkv.device, 0)
-    kind, how = TRITON[qkv.dtype.name], {"PART": t.part, "TOGETHER": t.together, "num_warps": t.warps}
+    # Launch the kernel with operands in registers, or the kernel for all sizes and types.
+    kind, constants = TRITON[qkv.dtype.name], {"PART": t.part, "TOGETHER": t.together, "num_warps": t.warps}
     kernel: Any
     if t.is_mma:
         kernel = attention_step_mma_kernel
-        blocks = t.keys // (MMA_KEYS * t.warps)  # of a warp
+        blocks = t.keys // (MMA_KEYS * t.warps)  # blocks per warp
         loops = capacity > t.splits * t.keys or t.part > t.keys
-        how |= {"TYPE": kind, "TILE": (t.warps, max(blocks // MMA_BLOCKS, 1), min(blocks, MMA_BLOCKS), loops)}
+        constants |= {"TYPE": kind, "TILE": (t.warps, max(blocks // MMA_BLOCKS, 1), min(blocks, MMA_BLOCKS), loops)}
     else:
         kernel, precision = attention_step_kernel, "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"
-        how |= {"DOT": (kind, TRITON[work.name], precision), "STAGES": t.stages}
-        how |= {"TILE": (max(16, triton.next_power_of_2(group)), t.keys, padded)}
+        constants |= {"DOT": (kind, TRITON[work.name], precision), "STAGES": t.stages}
+        constants |= {"TILE": (max(16, triton.next_power_of_2(group)), t.keys, padded)}
     launch(
         kernel, pairs * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest, capacity,
         window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
-        HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early, cluster), cluster=cluster, **how,
+        HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early, cluster), cluster=cluster, **constants,
     )  # fmt: skip

@@ -1,9 +1,10 @@
-"""The assembly of a generation step's attention from registers: products of tiles, what warps sum up, and the heads of
-the token, prepared by all warps together: sums over a head, and the exchange through shared memory that gives every
-warp all queries.
+"""Assembly for the attention of a generation step with operands in registers: products of tiles, sums over warps, and
+the token's heads, which all warps prepare together and exchange through shared memory.
 
-Plain reference: the functions for the interpreter below. What a thread holds of each tile: attention_step_mma.py;
-of the token's heads it has 8 neighbouring columns, so that SIZE / 8 lanes have a head.
+Plain reference: the functions for the interpreter in this file. attention_step_mma.py lists the elements of each tile
+that a thread holds. Of the token's heads a thread holds 8 consecutive columns, so SIZE / 8 lanes hold one head.
+
+Tiles are [BS * 8, 32], for BS warps.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from genesis.kernels.elements import converted
 
 @constexpr_function
 def beginning(warps: int) -> str:
-    """Of an assembly with MMAs: rows 8 to 15 of A and C are none, and those of the result are not looked at."""
+    """Return the first lines of an assembly with MMAs. Rows 8 to 15 of A and C are zero; the result's are unused."""
     registers = ".reg .b32 none, b0, b1; .reg .f32 c2, c3, zero;"
     return f"{{ {layout_line(warps)}\n{registers} mov.b32 none, 0; mov.f32 zero, 0f00000000;"
 
 
 @constexpr_function
 def scores_text(kind: tl.dtype, warps: int, blocks: int) -> str:
-    """The assembly of `scores`: sums $0 to $7, queries $8 to $11, keys of blocks from $12 on, then earlier sums."""
+    """Return the assembly of `scores`: sums $0 to $7, queries $8 to $11, the blocks' keys from $12, then old sums."""
     lines = [beginning(warps)]
     for i in range(4):
         d, k, c = 2 * i, 12 + 4 * i, 12 + 4 * blocks + 2 * i
@@ -47,8 +48,9 @@ def scores_text(kind: tl.dtype, warps: int, blocks: int) -> str:
 
 @constexpr_function
 def weighted_text(kind: tl.dtype, warps: int, blocks: int) -> str:
-    """The assembly of `weighted`: sums $0 to $15, probabilities $16 to $19, values of blocks, two keys each, from $20
-    on, then sums before."""
+    """Return the assembly of `weighted`: sums $0 to $15, probabilities $16 to $19, the blocks' values (two keys each)
+    from $20, then old sums.
+    """
     lines, before = [beginning(warps)], 20 + 8 * blocks
     for j in range(8):
         halves, d = ("0x5410", "0x7632")[j % 2], f"{{${j}, ${8 + j}, c2, c3}}"
@@ -65,7 +67,7 @@ def weighted_text(kind: tl.dtype, warps: int, blocks: int) -> str:
 
 @triton.jit
 def scores(q, keys, acc, BS: tl.constexpr, BLOCKS: tl.constexpr):
-    """acc + the products of the group's queries with two or four blocks of keys, over 32 columns."""
+    """Return acc + the products of the group's queries with two or four blocks of keys, over 32 columns."""
     TEXT: tl.constexpr = scores_text(q.dtype, BS, BLOCKS)
     where: tl.constexpr = constraints(8, 4 + 4 * BLOCKS, 8)
     given = (q,)
@@ -76,7 +78,7 @@ def scores(q, keys, acc, BS: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def weighted(p, values, low, high, BS: tl.constexpr, BLOCKS: tl.constexpr):
-    """low, high + the products of probabilities with the values of two or four blocks, in 64 columns."""
+    """Return low and high + the products of probabilities with the values of two or four blocks, in 64 columns."""
     TEXT: tl.constexpr = weighted_text(p.dtype, BS, BLOCKS)
     where: tl.constexpr = constraints(16, 4 + 8 * BLOCKS, 16)
     given = (p,)
@@ -87,11 +89,12 @@ def weighted(p, values, low, high, BS: tl.constexpr, BLOCKS: tl.constexpr):
 
 @constexpr_function
 def combined_text(warps: int, count: int) -> str:
-    """The assembly of `combine`: results from $0, $8 and $16 on, as many as a thread has, the others -0; $24 is the
-    warp's greatest score, $32 its sum, from $40 on come count * 8 elements of o.
+    """Return the assembly of `combine`.
 
-    A thread stores its elements at [warp, element / 4, lane, element % 4], and one of each row score and sum at [warp,
-    g]. Then every warp adds its elements up over all warps, in order.
+    The results start at $0, $8 and $16: a thread's part of each, followed by -0. Inputs: $24 is the warp's greatest
+    score, $32 its sum, and count * 8 elements of o start at $40. A thread stores its elements at [warp, element / 4,
+    lane, element % 4], and one thread of each row stores score and sum at [warp, g]. Then every warp adds its part of
+    the elements over all warps, in order.
     """
     elements = 8 * count
     part, states = elements // warps, warps * elements * 128  # bytes of all elements
@@ -113,6 +116,7 @@ def combined_text(warps: int, count: int) -> str:
         f"@first st.shared.v2.f32 [at + {states}], {{$24, $32}};",
         f"mad.lo.u32 at, warp, {elements * 128}, own;",
     ]
+    # Store the elements, and find the greatest score of all warps.
     for i in range(0, elements, 4):
         lines.append(f"st.shared.v4.f32 [at + {i * 128}], {{{', '.join(f'${40 + i + j}' for j in range(4))}}};")
     lines += ["bar.sync 0;", f"ld.shared.f32 m0, [head + {states}];", "mov.f32 most, m0;"]
@@ -120,12 +124,13 @@ def combined_text(warps: int, count: int) -> str:
         lines += [f"ld.shared.f32 m{w}, [head + {states + 64 * w}];", f"max.f32 most, most, m{w};"]
     lines += ["setp.eq.f32 none, most, 0fFF800000;", "mov.f32 $0, most;", "@none mov.f32 most, 0f00000000;"]
     lines += [
-        f"mul.lo.u32 warp, warp, {part};",  # the first of its elements
+        f"mul.lo.u32 warp, warp, {part};",  # the first element of this warp's part
         "and.b32 at, warp, 3;",
         "shr.u32 warp, warp, 2;",
         "mad.lo.u32 own, warp, 512, own;",
         "mad.lo.u32 own, at, 4, own;",
     ]
+    # Add this warp's part over all warps, relative to the greatest score.
     for w in range(warps):
         lines += [f"sub.f32 m{w}, m{w}, most;", f"ex2.approx.ftz.f32 m{w}, m{w};"]
         lines += [f"ld.shared.f32 v0, [head + {states + 64 * w + 4}];", added(8, "v0", w)]
@@ -144,13 +149,13 @@ def combined_text(warps: int, count: int) -> str:
 
 @constexpr_function
 def added(to: int, value: str, warp: int) -> str:
-    """Add a warp's value, brought to the base of all."""
+    """Return the instruction that adds a warp's value relative to the greatest score of all warps."""
     return f"fma.rn.f32 ${to}, {value}, m{warp}, ${to};" if warp else f"mul.f32 ${to}, {value}, m0;"
 
 
 @triton.jit
 def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
-    """Of all warps the greatest score, the sum, and o, of which a warp has a part."""
+    """Return over all warps the greatest score, the sum, and this warp's part of o."""
     TEXT: tl.constexpr = combined_text(BS, COUNT)
     where: tl.constexpr = constraints(24, 0, 8 * (2 + COUNT))
     given = (b_max, b_sum)
@@ -161,7 +166,7 @@ def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
 if is_interpreted():
 
     def of_threads(tile: Any) -> np.ndarray:
-        """A tile's values [warp, g, t, j]."""
+        """Return a tile's values [warp, g, t, j]."""
         values: np.ndarray = converted(tile, tl.float32).handle.data.reshape(-1, 8, 4, 8)
         return values
 
@@ -203,7 +208,7 @@ if is_interpreted():
 
 @triton.jit
 def place_in_head(o_r, o_c, SIZE: tl.constexpr):
-    """Of each element of a tile of heads the head, the column, and the column half a head away."""
+    """Return for each element of a tile of heads its head, its column, and the column half a head away."""
     LANES: tl.constexpr = SIZE // 8
     o_thread = o_r * 4 + o_c // 8
     return o_thread // LANES, o_thread % LANES * 8 + o_c % 8, (o_thread + LANES // 2) % LANES * 8 + o_c % 8
@@ -211,14 +216,14 @@ def place_in_head(o_r, o_c, SIZE: tl.constexpr):
 
 @constexpr_function
 def operands(of: str) -> str:
-    """The constraints of so many operands of each kind."""
+    """Return the constraints for a text such as "8 =f 8 l": counts and kinds of operands."""
     words = of.split()
     return ",".join(kind for count, kind in zip(words[::2], words[1::2], strict=True) for _ in range(int(count)))
 
 
 @constexpr_function
 def table_text(warps: int) -> str:
-    """The assembly of `load_table`: eight floats from where the first of eight pointers is."""
+    """Return the assembly of `load_table`, which loads eight floats at the first of eight pointers."""
     return f"""{{ {layout_line(warps)}
     ld.global.nc.v4.f32 {{$0, $1, $2, $3}}, [$8];
     ld.global.nc.v4.f32 {{$4, $5, $6, $7}}, [$8 + 16];
@@ -227,8 +232,9 @@ def table_text(warps: int) -> str:
 
 @triton.jit
 def load_table(p, BS: tl.constexpr):
-    """What is at pointers p, eight neighbours in each thread, which nothing writes. Triton would load four and exchange
-    them between threads."""
+    """Load the elements at pointers p, eight neighbours per thread, from memory that no kernel writes meanwhile. Triton
+    would load four and exchange them between threads.
+    """
     TEXT: tl.constexpr = table_text(BS)
     where: tl.constexpr = operands("8 =f 8 l")
     return tl.inline_asm_elementwise(TEXT, where, [p.to(tl.int64, bitcast=True)], tl.float32, is_pure=True, pack=8)
@@ -236,7 +242,7 @@ def load_table(p, BS: tl.constexpr):
 
 @constexpr_function
 def sums_text(warps: int, lanes: int, count: int) -> str:
-    """The assembly of `row_sums`: `count` sums from $0 on, terms from $8 on."""
+    """Return the assembly of `row_sums`: `count` sums from $0, terms from $8."""
     lines = [f"{{ {layout_line(warps)}", ".reg .f32 a, b, c, d;"]
     lines += [f"add.f32 {x}, ${8 + 2 * i}, ${9 + 2 * i};" for i, x in enumerate("abcd")]
     lines += ["add.f32 a, a, b;", "add.f32 c, c, d;", "add.f32 a, a, c;"]
@@ -248,17 +254,17 @@ def sums_text(warps: int, lanes: int, count: int) -> str:
 
 @triton.jit
 def row_sums(x, BS: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr):
-    """The sum of each head's elements, in each thread at COUNT of them, where the others are -0."""
+    """Return the sum of each head's elements, in the first COUNT elements of each thread; the others are -0."""
     TEXT: tl.constexpr = sums_text(BS, SIZE // 8, COUNT)
     return tl.inline_asm_elementwise(TEXT, operands("8 =&f 8 f"), [x], tl.float32, is_pure=True, pack=8)
 
 
 @constexpr_function
 def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int, share: int) -> str:
-    """The assembly of `exchange`: queries from $0 on, then 8 scores and 8 columns of the value; behind them what is
-    given, 4 words of queries, 8 scores and 4 words of the value.
+    """Return the assembly of `exchange`. Outputs: queries from $0, 8 scores and 8 columns of the value. Inputs follow:
+    4 words of queries, 8 scores and 4 words of the value.
     """
-    count, lanes, stride = size // 32, size // 8, 2 * size + 64  # bytes between heads, for banks of their own
+    count, lanes, stride = size // 32, size // 8, 2 * size + 64  # the stride (bytes per head) avoids bank conflicts
     score, value, given = 4 * count, 4 * count + 8, 4 * count + 16
     values, scores = 8 * stride, 9 * stride
     lines = [
@@ -280,7 +286,7 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
         f"@first st.shared.v4.b32 [at + {values}], {four(given + 12)};",
         "bar.sync 0;",
         "and.b32 lane, thread, 31;",
-        "shr.u32 thread, thread, 5;",  # now the warp
+        "shr.u32 thread, thread, 5;",  # the warp
         "shr.u32 head, lane, 2;",
         "and.b32 lane, lane, 3;",
         "mad.lo.u32 own, head, 4, base;",
@@ -288,16 +294,17 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
         "mad.lo.u32 at, lane, 16, head;",
         *(f"ld.shared.v4.b32 {four(4 * i)}, [at + {64 * i}];" for i in range(count)),
         f"ld.shared.f32 ${score}, [own + {scores}];",
-        f"mul.lo.u32 thread, thread, {part};",  # the first of its elements
+        f"mul.lo.u32 thread, thread, {part};",  # the first element of this warp's part
     ]
     if cluster > 1:
         lines += ["mov.u32 own, %cluster_ctarank;", f"mad.lo.u32 thread, own, {share}, thread;"]
-    lines += [  # of element e the column 64·(e / 16) + 16·t + e % 16
+    # Load the value's columns: element e is column 64·(e / 16) + 16·t + e % 16.
+    lines += [
         "shr.u32 own, thread, 4;",
         "and.b32 at, thread, 15;",
         "mad.lo.u32 at, own, 64, at;",
         "mad.lo.u32 at, lane, 16, at;",
-        f"and.b32 at, at, {size - 1};",  # of a program without a share
+        f"and.b32 at, at, {size - 1};",  # keeps the address valid in a program without a share
         "mad.lo.u32 at, at, 2, base;",
         "mov.b16 zero, 0;",
     ]
@@ -311,26 +318,27 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
 
 @constexpr_function
 def four(at: int) -> str:
-    """Four operands."""
     return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
 
 
 @constexpr_function
 def types_of(kind: tl.dtype, count: int) -> tuple[tl.dtype, ...]:
-    """Of so many tiles of a type, then of two of floats."""
+    """Return the types of `count` tiles of a type, followed by two float32 tiles."""
     return (kind,) * count + (tl.float32,) * 2
 
 
 @triton.jit
 def exchange(q, score, value, BS: tl.constexpr, SIZE: tl.constexpr, CLUSTER: tl.constexpr, PART: tl.constexpr,
              SHARE: tl.constexpr):  # fmt: skip
-    """Of prepared queries tiles of 32 columns, with all heads in each warp; and two tiles more: for thread (g, t) of
-    each warp head g's score, and of the value the columns that the thread has of the result, SHARE of PART in each
-    program of a cluster. Both are -0 in the thread's other elements.
+    """Return tiles of 32 columns of the prepared queries, with all heads in each warp, followed by two other tiles.
+
+    In thread (g, t) of each warp these two hold head g's score, and the value's columns that the thread has of the
+    result: SHARE of PART in each program of a cluster. The thread's other elements are -0.
 
     Args:
-        score: of each head, at its elements.
-        value: of one head, in the place of each.
+        q: prepared queries.
+        score: the score of each head, at all its elements.
+        value: the value of one head, repeated for each head.
     """
     TEXT: tl.constexpr = exchange_text(q.dtype, BS, SIZE, CLUSTER, PART, SHARE)
     where: tl.constexpr = operands("8 =&r 16 =&f 4 r 8 f 4 r") if SIZE == 64 else operands("16 =&r 16 =&f 4 r 8 f 4 r")
@@ -341,7 +349,7 @@ def exchange(q, score, value, BS: tl.constexpr, SIZE: tl.constexpr, CLUSTER: tl.
 if is_interpreted():
 
     def changed(tile: Any, values: np.ndarray) -> Any:
-        """A tile like this one of other values."""
+        """Return a tile of the same shape and type with other values."""
         data = np.array(values, tile.handle.data.dtype).reshape(tile.handle.data.shape)
         return tl.tensor(type(tile.handle)(data, tile.dtype), tile.type)
 
@@ -351,7 +359,6 @@ if is_interpreted():
 
     @triton.jit
     def load_table(p, BS: tl.constexpr):
-        """The same, for the interpreter."""
         return tl.load(p)
 
     def row_sums(x: Any, BS: Any, SIZE: Any, COUNT: Any) -> Any:
@@ -360,7 +367,6 @@ if is_interpreted():
         return changed(x, np.broadcast_to(kept, (len(sums), value_of(SIZE) // 8, 8)))
 
     def exchange(q: Any, score: Any, value: Any, BS: Any, SIZE: Any, CLUSTER: Any, PART: Any, SHARE: Any) -> Any:
-        """The same on the numpy values, without clusters."""
         warps, size, part = (value_of(x) for x in (BS, SIZE, PART))
         heads, scores, columns = (
             tile.handle.data.reshape(-1, size) for tile in (q, score, converted(value, tl.float32))

@@ -1,19 +1,21 @@
-"""Matmuls of at most 32 rows, as generation makes them: each element of the weight is read once, by all SMs.
+"""Matmuls with at most 32 rows, as in generation: the programs together read each element of the weight once.
 
 Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; norm_linear.py; quantized_linear.py.
 
-y = x·Wᵀ, with RMSNorm of x before it, and a scale for each row of W, bias, residual or SwiGLU after it. Such a matmul
-takes as long as its weight takes from memory, a microsecond or two, so that latency counts: every launch is alone, and
-overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, and waits. Where the
-caller says that nothing ahead writes weights (`mode.fixed_weights`), the first of them are loaded before it waits.
+y = x·Wᵀ, with optional RMSNorm of x before it, and a scale for each row of W, bias, residual or SwiGLU after it. Such a
+matmul takes one or two microseconds, the time of reading its weight from memory, so latency counts. Each matmul is one
+launch, which overlaps with the previous kernel (`genesis.kernels.dependents`): it allows the next kernel to start, then
+waits for the previous one. If no earlier kernel writes weights (`mode.fixed_weights`), it loads its first tiles of W
+before it waits.
 
-Every program has all of K for BN rows of W: nothing is left to combine. Rows of 2-byte floats are multiplied on the
-tensor cores (few_rows_mma.py, one row one_row_mma.py), float32 and rows that 16 bytes do not divide on the CUDA cores
-(few_rows_fma.py). The factors of a norm's rows are applied to the finished sums, so that x is read once. In float16
-x·scale could overflow: with a norm, it is left to the CUDA cores, which compute in float32. Sums are float32.
+Every program multiplies all of K for BN rows of W, so no partial sums are left to combine. Rows of 2-byte floats run on
+the tensor cores (few_rows_mma.py, or one_row_mma.py for one row). Float32, and rows whose size is not a multiple of 16
+bytes, run on the CUDA cores (few_rows_fma.py). The factors 1 / rms of a norm are applied to the finished sums, so x is
+read once. In float16 x·scale could overflow, so float16 with a norm runs on the CUDA cores, which compute in float32.
+Sums are float32.
 
-A row's result does not depend on the rows beside it; between one row, up to 8, up to 16 and up to 32 the order of its
-sums differs.
+The result of a row does not depend on the other rows. The order of its sums differs between 1 row, up to 8, up to 16
+and up to 32 rows.
 """
 
 from __future__ import annotations
@@ -36,44 +38,44 @@ from genesis.kernels.elements import as_matrix
 from genesis.ops.shape import columns, contiguous
 
 MAX_ROWS = 32
-FMA_ROWS = 4  # of x in a program on the CUDA cores, where there is more than one
-MMA_K = 32  # elements along K of a warp's step on the tensor cores
-ONE_ROW_K = 256  # the same, of one row of x
-MAX_LOADS = 28  # of 16 bytes that a thread has under way there
-ONE_ROW_WARPS = 4  # of a program with one row of x, at most
-ONE_ROW_HELD = 80  # registers for W, where all of K is loaded at once
-ONE_ROW_LOADS = 128  # registers for all loads, at most
-REGISTERS = 65536  # of an SM
-MAX_HELD = 190  # registers for loads and sums, of 255
-OTHER = 42  # registers of a thread besides
-RESIDENT = 3  # programs that an SM holds at once, at most
-WIDE = 128  # rows of W for each SM, from which on W is a vocabulary
+FMA_ROWS = 4  # rows of x per program on the CUDA cores, if x has more than one row
+MMA_K = 32  # elements along K per step of a warp on the tensor cores
+ONE_ROW_K = 256  # the same for one row of x
+MAX_LOADS = 28  # the most loads of 16 bytes in flight per thread on the tensor cores
+ONE_ROW_WARPS = 4  # the most warps of a program with one row of x
+ONE_ROW_HELD = 80  # the most registers for W, if a program loads all of K at once
+ONE_ROW_LOADS = 128  # the most registers for all loads of a program with one row of x
+REGISTERS = 65536  # registers of an SM
+MAX_HELD = 190  # the most of a thread's 255 registers for loads and sums
+OTHER = 42  # registers per thread for everything else
+RESIDENT = 3  # the most resident programs per SM
+WIDE = 128  # rows of W per SM from which W counts as a vocabulary
 
 
 class FewRowsTile(NamedTuple):
-    """How the matmul is tiled."""
+    """Tile of a matmul with few rows."""
 
-    bn: int  # rows of W (SwiGLU: of gate and of up) of a program
-    bk: int  # elements along K; on the tensor cores of each warp: MMA_K, or ONE_ROW_K
-    warps: int  # of a program
+    bn: int  # rows of W per program; with SwiGLU rows of gate and as many of up
+    bk: int  # elements along K; on the tensor cores per warp: MMA_K or ONE_ROW_K
+    warps: int  # warps per program
     steps: int  # tiles along K whose loads are issued together
-    early: bool = False  # load the first of W, and the norm's weight, before the wait, as under `mode.fixed_weights`
-    one_row: bool = False  # on the tensor cores, for one row of x
+    early: bool = False  # load the first of W and the norm's weight before the wait, as under `mode.fixed_weights`
+    one_row: bool = False  # use the tensor-core kernel for one row of x
 
 
 class Norm(NamedTuple):
-    """RMSNorm of x: its weight `[K]`, epsilon, and where 1 / rms `[M]` goes, if anywhere."""
+    """RMSNorm of x."""
 
-    scale: Array
+    scale: Array  # the norm's weight `[K]`
     eps: float
-    rstd: Array | None = None
+    rstd: Array | None = None  # optional output `[M]` for 1 / rms
 
 
 # --- Launching --------------------------------------------------------------------------------------------------------
 
 
 def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
-    """The tile on the CUDA cores: a warp has a row of W, or of a long one a slice, so few loads follow each other."""
+    """Return a tile for the CUDA cores. A warp has one row of W, or a slice of a long one, so few loads are serial."""
     lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
     while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
         slices *= 2
@@ -83,60 +85,63 @@ def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
 def choose_one_row_tile(
     n: int, k: int, itemsize: int, sm_count: int, halves: int = 1, norm: bool = False
 ) -> FewRowsTile:
-    """The tile on the tensor cores for one row of x and n rows of W (of each of `halves` weights).
+    """Return a tile on the tensor cores for one row of x and n rows of W (of each of `halves` weights).
 
-    Few programs, each with many rows of W and all of K at once: fewer of them process x, and the next kernel's programs
-    become resident beside them. With 8-bit weights, for which each program also scales x, half as many suffice. Where
-    not all of them are resident at once and all of smaller ones are, which load in two trips, those are taken.
+    The wide tile loads many rows of W and all of K at once. It needs few programs, so few of them process x, and
+    programs of the next kernel fit on the SMs too. With 8-bit weights each program also scales x, and half as many
+    programs suffice. The narrow tile loads in two trips. It is chosen if all its programs are resident at once and
+    not all programs of the wide tile are.
     """
     warps, bn = ONE_ROW_WARPS, 16 // itemsize
+    # Choose the wide tile: at most a fifth of its elements are beyond K.
     while warps > 1 and 4 * triton.cdiv(k, ONE_ROW_K * warps) * ONE_ROW_K * warps > 5 * k:
-        warps //= 2  # a fifth of the elements at most are behind the last
+        warps //= 2
     most = ONE_ROW_HELD // (2 * itemsize * halves * triton.cdiv(k, ONE_ROW_K * warps))
-    most = max(most, 8 // (itemsize * halves))  # of a longer K in several trips
+    most = max(most, 8 // (itemsize * halves))  # a longer K takes several trips
     while bn > 4 and (bn > most or 4 * triton.cdiv(n, bn) < 3 * itemsize * sm_count):
         bn //= 2
     wide = _one_row_tile(bn, warps, k, itemsize, halves, norm)
+    # Compare it with the narrow tile.
     while warps > 1 and triton.cdiv(k, ONE_ROW_K * warps) * itemsize < 8:
         warps //= 2
     narrow = _one_row_tile(4, warps, k, itemsize, halves, norm)
     wide_is_resident, narrow_is_resident = (
-        triton.cdiv(n, t.bn) <= sm_count * _programs_of_an_sm(t, k, itemsize, halves, norm) for t in (wide, narrow)
+        triton.cdiv(n, t.bn) <= sm_count * _programs_per_sm(t, k, itemsize, halves, norm) for t in (wide, narrow)
     )
     return narrow if narrow_is_resident and not wide_is_resident else wide
 
 
 def _one_row_tile(bn: int, warps: int, k: int, itemsize: int, halves: int, norm: bool) -> FewRowsTile:
-    """With as many steps in a trip as registers hold."""
+    """Return the tile with as many steps per trip as fit in registers."""
     most = max(1, ONE_ROW_LOADS // _one_row_loads(bn, itemsize, halves, norm))
     return FewRowsTile(bn, ONE_ROW_K, warps, _balanced(k, ONE_ROW_K * warps, most), one_row=True)
 
 
 def _one_row_loads(bn: int, itemsize: int, halves: int, norm: bool) -> int:
-    """Registers of a step's loads: of W, of x, and of the norm's weight."""
+    """Return the registers of one step's loads of W, of x and of the norm's weight."""
     return 2 * itemsize * halves * bn + 4 * (1 + norm)
 
 
-def _programs_of_an_sm(t: FewRowsTile, k: int, itemsize: int, halves: int, norm: bool) -> int:
-    """How many are resident on an SM by their registers, of which each of its four partitions has a quarter. The
-    registers of a program are an estimate, made from those of 44 compiled tiles.
+def _programs_per_sm(t: FewRowsTile, k: int, itemsize: int, halves: int, norm: bool) -> int:
+    """Return how many programs are resident on an SM. Registers limit them, and each of its four partitions has a
+    quarter of these. The registers of a program are estimated by a fit to 44 compiled tiles.
     """
     registers = _one_row_loads(t.bn, itemsize, halves, norm) * t.steps + 2 * halves * t.bn + 20
-    registers += 50 if k > t.steps * t.bk * t.warps else 0  # what the next trip is about to load
+    registers += 50 if k > t.steps * t.bk * t.warps else 0  # the loads of the next trip
     return REGISTERS // 4 // (32 * triton.cdiv(registers, 8) * 8) * 4 // t.warps
 
 
 def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
-    """The tile on the tensor cores for n rows of W (of each of `halves` weights)."""
-    blocks, bn = max(1, triton.next_power_of_2(m) // 8), 16  # of 8 rows of x
+    """Return a tile on the tensor cores for n rows of W (of each of `halves` weights)."""
+    blocks, bn = max(1, triton.next_power_of_2(m) // 8), 16  # blocks of 8 rows of x
     if blocks == 4 and halves == 1 and n >= WIDE * sm_count:
-        bn = 32  # x, from L2, is more than W
+        bn = 32  # x takes more loads from L2 than W
     elif blocks == 1 and k >= 2048 and 4 * triton.cdiv(n, bn) < 3 * sm_count:
-        bn = 8  # a long W for few programs
-    sums = halves * blocks  # in shared memory, of which 48 KiB are for the asking
+        bn = 8  # a long K and few programs
+    sums = halves * blocks  # sums in shared memory; 48 KiB need no opt-in
     programs = triton.cdiv(n, bn)
     warps = 8 if programs < 2 * sm_count and k > 4 * MMA_K and sums < 8 else 4
-    if blocks == 4:  # half of what is loaded is x's, from L2
+    if blocks == 4:  # half of the loads are of x, from L2
         most = _steps_of_32_rows(programs, bn, warps, sm_count, halves, norm)
     else:
         most = max(1, MAX_LOADS // (halves * bn // 8 + blocks + norm))
@@ -144,31 +149,31 @@ def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm
 
 
 def _steps_of_32_rows(programs: int, bn: int, warps: int, sm_count: int, halves: int, norm: bool) -> int:
-    """As many steps as registers hold, where an SM holds so many programs that the fewest rounds of them pass."""
-    found, sums = [], held_registers(4, bn, 0, halves, norm)
+    """Return the steps per trip with which all programs run in the fewest waves; among those, the most steps."""
+    candidates, sums = [], held_registers(4, bn, 0, halves, norm)
     step = held_registers(4, bn, 1, halves, norm) - sums
     for resident in range(1, RESIDENT + 1):
         steps = (min(MAX_HELD, REGISTERS // (32 * warps * resident) - OTHER) - sums) // step
         if steps >= 2 or resident == 1:
-            found.append((triton.cdiv(programs, sm_count * resident), -steps))
-    return -min(found)[1]
+            candidates.append((triton.cdiv(programs, sm_count * resident), -steps))
+    return -min(candidates)[1]
 
 
 def held_registers(blocks: int, bn: int, steps: int, halves: int, norm: bool) -> int:
-    """Registers in which a thread on the tensor cores has loads of 16 bytes and sums."""
+    """Return a thread's registers for loads of 16 bytes and for sums in the tensor-core kernel."""
     sums = (halves * max(1, bn // 16) + norm) * max(1, blocks // 2)
     return 4 * steps * (halves * bn // 8 + blocks + norm) + 8 * sums
 
 
 def _balanced(k: int, step: int, most: int) -> int:
-    """Steps of a trip along K, at most so many, where all trips have as many."""
+    """Return the steps per trip along K, at most `most`, that make all trips equally long."""
     steps = triton.cdiv(k, step)
     return triton.cdiv(steps, triton.cdiv(steps, most))
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
-    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous. Ops that
-    are recorded for a backward pass keep the kernels of training, and so do their results' bits.
+    """Return whether these kernels support x·Wᵀ: few rows, floats of at most 4 bytes, contiguous rows in all weights.
+    Ops that are recorded for a backward pass use the training kernels, so training results keep their bits.
     """
     return (
         not mode.grad
@@ -179,7 +184,7 @@ def is_for_few_rows(x: Array, *weights: Array) -> bool:
 
 
 def takes_mma(x: Array, weights: Sequence[Array], norm: Norm | None) -> bool:
-    """Whether rows are laid out for loads of 16 bytes, and the norm's product cannot overflow."""
+    """Return whether rows allow loads of 16 bytes and the norm's product cannot overflow."""
     return (
         x.dtype.itemsize == 2
         and (norm is None or (x.dtype is bfloat16 and norm.scale.data_ptr() % 16 == 0))
@@ -191,15 +196,16 @@ def few_rows_into(
     out: Array, x: Array, weight: Array, *, norm: Norm | None = None, bias: Array | None = None,
     residual: Array | None = None, w_scale: Array | None = None, tile: FewRowsTile | None = None,
 ) -> None:  # fmt: skip
-    """out = norm(x)·(diag(w_scale)·W)ᵀ + bias + residual, rounded once.
+    """Compute out = norm(x)·(diag(w_scale)·W)ᵀ + bias + residual, rounded once.
 
     Args:
-        out: `[M, N]`, rows contiguous, of any distance.
-        x: `[M, K]`, likewise; see `is_for_few_rows`.
-        weight: `[N, K]`, likewise, of x's dtype, or int8 or e4m3.
-        bias, w_scale: `[N]`, contiguous, w_scale in float32.
-        residual: of out's shape and strides.
-        tile: instead of the rule's choice, for benchmarks.
+        out: `[M, N]` with contiguous rows and any row stride.
+        x: `[M, K]` with contiguous rows and any row stride; see `is_for_few_rows`.
+        weight: `[N, K]` with contiguous rows and any row stride, of x's dtype, int8 or e4m3.
+        bias: `[N]`, contiguous.
+        residual: array of out's shape and strides.
+        w_scale: `[N]`, contiguous, in float32.
+        tile: tile that overrides the rule's choice, for benchmarks.
     """
     _launch(out, None, x, (weight,), norm, bias, residual, w_scale, tile)
 
@@ -208,25 +214,26 @@ def few_rows_linear_into(
     out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
     norm: Norm | None = None,
 ) -> None:  # fmt: skip
-    """out `[..., ΣN]` = [norm(x)·W1ᵀ + b1, …] + residual, a launch for each weight; x `[..., K]` may have any strides,
-    there is a bias for each weight or none.
+    """Compute out `[..., ΣN]` = [norm(x)·W1ᵀ + b1, …] + residual, with one launch per weight. x `[..., K]` may have any
+    strides. `biases` has one bias per weight, or is empty.
     """
     y, rows = as_matrix(out), as_matrix(contiguous(x))
-    rest = None if residual is None else as_matrix(residual)
+    added = None if residual is None else as_matrix(residual)
     for i, (part, weight) in enumerate(zip(columns(y, [w.shape[0] for w in weights]), weights, strict=True)):
-        few_rows_into(part, rows, weight, norm=norm, bias=contiguous(biases[i]) if biases else None, residual=rest)
+        few_rows_into(part, rows, weight, norm=norm, bias=contiguous(biases[i]) if biases else None, residual=added)
 
 
 def few_rows_swiglu_into(
     h: Array, gate_up: Array, x: Array, gate: Array, up: Array, *, norm: Norm | None = None,
     w_scale: Array | None = None, tile: FewRowsTile | None = None,
 ) -> None:  # fmt: skip
-    """gate_up = norm(x)·(diag(w_scale)·[gate | up])ᵀ, h = silu(gate)·up of gate and up as they are stored.
+    """Compute gate_up = norm(x)·(diag(w_scale)·[gate | up])ᵀ, and h = silu(gate)·up from the rounded gate_up.
 
     Args:
         h: `[M, F]`, contiguous.
         gate_up: `[M, 2·F]`, contiguous.
-        gate, up: `[F, K]`, likewise; where the distances of their rows differ, they are copied.
+        gate: weight `[F, K]` with contiguous rows.
+        up: weight `[F, K]` with contiguous rows. Both weights are copied if their row strides differ.
         w_scale: `[2·F]`.
     """
     if gate.strides[0] != up.strides[0]:
@@ -241,26 +248,28 @@ def _launch(
     (m, k), weight, up = x.shape, weights[0], weights[1] if h is not None else None
     n, itemsize = weight.shape[0], weight.dtype.itemsize
     sms = backend_of(x.device).driver.properties.sm_count
+    # Choose the tile.
     on_mma, t = takes_mma(x, weights, norm), tile
     if t is None and on_mma and m == 1:
         t = choose_one_row_tile(n, k, itemsize, sms, len(weights), norm is not None)
     elif t is None and on_mma:
         t = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
     t = t or choose_fma_tile(m, k, itemsize)
+    # Launch the kernel for one row, for the tensor cores or for the CUDA cores.
     scale, eps, rstd = norm or (None, 0.0, None)
-    rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
+    arrays: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
     sizes = m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps)
     is_early = t.early or mode.fixed_weights
-    how: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": is_early, "BN": t.bn, "STEPS": t.steps}
-    how |= {"K": k, "num_warps": t.warps}
+    constants: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": is_early, "BN": t.bn, "STEPS": t.steps}
+    constants |= {"K": k, "num_warps": t.warps}
     grid = triton.cdiv(n, t.bn)
     if t.one_row:
-        launch(one_row_mma_kernel, grid, *rows, n, weight.strides[0], float(eps), BS=t.warps, **how)
+        launch(one_row_mma_kernel, grid, *arrays, n, weight.strides[0], float(eps), BS=t.warps, **constants)
         return
     if on_mma and t.bk == MMA_K:
         bm = max(8, triton.next_power_of_2(m))
-        launch(few_rows_mma_kernel, grid, *rows, *sizes, BM=bm, BS=t.warps, **how)
+        launch(few_rows_mma_kernel, grid, *arrays, *sizes, BM=bm, BS=t.warps, **constants)
         return
     bm = 1 if m == 1 else FMA_ROWS
     bw = min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk))
-    launch(few_rows_fma_kernel, grid * triton.cdiv(m, bm), *rows, *sizes, BK=t.bk, BM=bm, BW=bw, **how)
+    launch(few_rows_fma_kernel, grid * triton.cdiv(m, bm), *arrays, *sizes, BK=t.bk, BM=bm, BW=bw, **constants)

@@ -1,6 +1,8 @@
-"""Rows of x with a weight's rows on the CUDA cores, one or four at a time, and what the kernels of few rows share.
+"""Matmuls with few rows on the CUDA cores, one or four rows of x at a time, and helpers of all kernels for few rows.
 
-Plain reference and the launches: few_rows.py.
+few_rows.py names the plain reference and launches the kernel.
+
+x is [M, K] and W is [N, K]. A program has BM rows of x and BN rows of W, in tiles [BW, BN // BW, BK].
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.elements import converted
 from genesis.kernels.gemm.gated import swiglu
 
-MOST_WRITTEN_OUT = 4  # trips along K: more of them compile for seconds
+MOST_WRITTEN_OUT = 4  # the most unrolled trips along K; more take seconds to compile
 
 
 @triton.jit
 def rms_reciprocal(b_square, k, eps):
-    """1 / rms of rows from their sums of squares."""
+    """Return 1 / rms of rows, given their sums of squares."""
     return 1 / tl.sqrt_rn(b_square / k + eps)
 
 
 @triton.jit
 def load_vector(p, o_n, n, DEFAULT: tl.constexpr):
-    """Elements [1, BN] in float32; DEFAULT where there is no vector."""
+    """Return elements [1, BN] of a vector in float32, or DEFAULT if it is None."""
     if p is None:
         return tl.full((1, o_n.shape[0]), DEFAULT, tl.float32)
     else:
@@ -34,8 +36,8 @@ def load_vector(p, o_n, n, DEFAULT: tl.constexpr):
 
 @triton.jit
 def load_added(p_bias, p_residual, o_m, o_n, m, n, y_row):
-    """bias + residual [BM, BN], or bias [1, BN], in float32; 0 where there is neither."""
-    b_added = load_vector(p_bias, o_n, n, 0)
+    """Return bias + residual [BM, BN], or bias [1, BN], in float32. Missing ones count as 0."""
+    b_added = load_vector(p_bias, o_n, n, 0)  # [1, BN]
     if p_residual is None:
         return b_added
     else:
@@ -45,25 +47,25 @@ def load_added(p_bias, p_residual, o_m, o_n, m, n, y_row):
 
 @triton.jit
 def store_rows(b_y, p_y, b_w_scale, b_added, o_m, o_n, m, n, y_row):
-    """y [BM, BN] = sums·diag(w_scale) + added, cast once; what was stored."""
-    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)
-    o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]
+    """Store y [BM, BN] = sums·diag(w_scale) + added, cast once, and return it."""
+    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)  # [BM, BN]
+    o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]  # [BM, BN]
     tl.store(p_y + o_y, b_y, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
     return b_y
 
 
 @triton.jit
 def store_swiglu(b_gate, b_up, p_h, o_m, o_n, m, n):
-    """h [BM, BN] = silu(gate)·up."""
-    o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]
-    b_h = converted(swiglu(b_gate, b_up), p_h.dtype.element_ty)
+    """Store h [BM, BN] = silu(gate)·up."""
+    o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]  # [BM, BN]
+    b_h = converted(swiglu(b_gate, b_up), p_h.dtype.element_ty)  # [BM, BN]
     tl.store(p_h + o_h, b_h, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
 
 
 @triton.jit
 def after_loads():
-    """0.0, known once all loads before it are issued. Sums that begin with it make the assembler issue them side by
-    side, where it would spare registers and wait for each before the next: it moves no load past a barrier.
+    """Return 0.0 after a barrier. The assembler moves no load past the barrier, so sums that begin with this value make
+    it issue all loads together. Otherwise it would save registers and wait for each load before it issues the next.
     """
     zero = tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.b32 p, 0, 0; bar.red.popc.u32 $0, 0, p; }", "=r", [], tl.int32, False, 1
@@ -74,24 +76,23 @@ def after_loads():
 if is_interpreted():
 
     def after_loads() -> float:
-        """What is issued is done."""
         return 0.0
 
 
 @constexpr_function
 def unrolled(kind: tl.dtype, k: int, step: int) -> int:
-    """How many trips along K of a loop over tiles of W are written out.
+    """Return the unroll factor of a loop along K over tiles of W.
 
-    What a loop hands on are single elements to Triton: 8-bit ones would be taken out of words and put back, three or
-    four instructions for each.
+    Loops over 8-bit tiles are unrolled, because Triton carries tiles from trip to trip as single elements: each 8-bit
+    element would be extracted from its word and inserted again, in three or four instructions.
     """
     return min(-(-k // step), MOST_WRITTEN_OUT) if kind.primitive_bitwidth == 8 else 1
 
 
 @triton.jit
 def load_tile(p, mask, ONCE: tl.constexpr = False):
-    """What is at p, 0 where the mask is not set; None stands for a mask that is set everywhere. With ONCE it is the
-    first to leave the caches.
+    """Load the elements at p, or 0 where the mask is not set. None is a mask that is set everywhere. With ONCE the
+    caches evict these elements first.
     """
     POLICY: tl.constexpr = "evict_first" if ONCE else ""
     if mask is None:
@@ -100,7 +101,8 @@ def load_tile(p, mask, ONCE: tl.constexpr = False):
         return tl.load(p, mask=mask, other=0.0, eviction_policy=POLICY)
 
 
-# Bytes c + 128 as the low byte of the float 2^23 + c + 128, less 2^23 + 128: exact, and not on the slow unit of I2F.
+# Insert byte c + 128 as the low byte of the float 2^23 + c + 128, then subtract 2^23 + 128. This is exact and avoids
+# the slow I2F unit.
 FROM_INT8 = tl.constexpr(
     """{
     .reg .b32 u, a;
@@ -124,7 +126,7 @@ FROM_INT8 = tl.constexpr(
 
 @triton.jit
 def upcast(w):
-    """A tile of W in float32."""
+    """Return a tile of W in float32."""
     if w.dtype == tl.int8:
         return tl.inline_asm_elementwise(FROM_INT8, "=&f,=&f,=&f,=&f,r", [w], tl.float32, True, 4)
     else:
@@ -135,17 +137,16 @@ if is_interpreted():
 
     @triton.jit
     def upcast(w):
-        """The same, for the interpreter."""
         return converted(w, tl.float32)
 
 
 @triton.jit
 def load_steps(p, o_rows, i_k, K: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):
-    """The tiles of STEPS steps from i_k on; none where there is no operand. One trip for all of K spares masks."""
+    """Load the tiles of STEPS steps from i_k on; return none if p is None. A single trip over K needs no masks."""
     tiles = ()
     if p is not None:
         for i in tl.static_range(STEPS):
-            o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]
+            o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]  # [1, 1, BK]
             if K > BK * STEPS or (i + 1) * BK > K:
                 tiles += (load_tile(p + o_rows + o_k, (o_k < K) & (o_rows >= 0)),)
             else:
@@ -157,73 +158,75 @@ def load_steps(p, o_rows, i_k, K: tl.constexpr, BK: tl.constexpr, STEPS: tl.cons
 def few_rows_fma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, m, n, x_row, w_row,
                         y_row, eps, K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BM: tl.constexpr,
                         BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, BW: tl.constexpr):  # fmt: skip
-    """BM rows of x with BN rows of W, or BN of gate and of up.
+    """Multiply BM rows of x by BN rows of W, or by BN rows of gate and BN of up.
 
-    Tiles are [BW, BN // BW, BK]: warps take BW rows side by side, and each BN // BW of them, for which it converts x
-    once. A row of x is a tile [BW, 1, BK], so that each element is where it is needed, without a pass through shared
-    memory.
+    Tiles are [BW, BN // BW, BK]. The warps take BW groups of rows in parallel; each group has BN // BW rows, for which
+    x is converted once. A row of x is loaded as a tile [BW, 1, BK], so that each element is already in the thread that
+    needs it and does not pass through shared memory.
     """
     allow_next(OVERLAP)
     i_m, i_n = 0, tl.program_id(0) * BN
-    if BM > 1:  # programs of the same rows of W are neighbours, which share L2
+    if BM > 1:  # neighbouring programs have the same rows of W, and share them in L2
         i_m = tl.program_id(0) % tl.cdiv(m, BM) * BM
         i_n = tl.program_id(0) // tl.cdiv(m, BM) * BN
     o_n, o_b = i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [BN], [BW, 1]
     o_w = i_n + o_b * (BN // BW) + tl.arange(0, BN // BW)[None, :]  # [BW, BN // BW]
-    # rows behind the last are read as that one, which spares masks
+    # Rows beyond the last read the last row, which avoids masks.
     o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
         w = load_steps(p_w, o_w, 0, K, BK, STEPS)
         up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
     wait_for_previous(OVERLAP)
-    b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
+    b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)  # [1, BN] each
     if p_up is not None and p_w_scale is not None:
         b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
     if not EARLY:
         w = load_steps(p_w, o_w, 0, K, BK, STEPS)
         up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
-    added, acc, acc_up, square = (), (), (), ()  # of each row of x
+    added, acc, acc_up, square = (), (), (), ()  # one tile for each row of x
     for i in tl.static_range(BM):
         added += (load_added(p_bias, p_residual, i_m + i + tl.arange(0, 1), o_n, m, n, y_row),)
-        acc += (tl.full((BW, BN // BW, BK), -0.0, tl.float32),)
-        square += (tl.full((BW, 1, BK), -0.0, tl.float32),)
+        acc += (tl.full((BW, BN // BW, BK), -0.0, tl.float32),)  # [BW, BN // BW, BK]
+        square += (tl.full((BW, 1, BK), -0.0, tl.float32),)  # [BW, 1, BK]
     acc_up = acc
+    # Multiply the tiles along K, with loads of W one trip ahead.
     for i_k in tl.range(0, K, BK * STEPS, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, BK * STEPS)):
         x = ()
         for i in tl.static_range(BM):
             o_x = tl.minimum(i_m + i, m - 1).to(tl.int64) * x_row if BM > 1 else 0
-            x += load_steps(p_x + o_x, o_b, i_k, K, BK, STEPS)
+            x += load_steps(p_x + o_x, o_b, i_k, K, BK, STEPS)  # [BW, 1, BK] each
         zero = after_loads()
         sums, sums_up, squares = acc, acc_up, square
         acc, acc_up, square = (), (), ()
         for i in tl.static_range(BM):
             b_acc, b_acc_up, b_square = sums[i] + zero, sums_up[i] + zero, squares[i] + zero
             for j in tl.static_range(STEPS):
-                b_x = converted(x[i * STEPS + j], tl.float32)
+                b_x = converted(x[i * STEPS + j], tl.float32)  # [BW, 1, BK]
                 if p_norm is not None:
                     b_square += b_x * b_x
                     b_x = b_x * converted(scale[j], tl.float32)
-                b_acc += b_x * upcast(w[j])
+                b_acc += b_x * upcast(w[j])  # [BW, BN // BW, BK]
                 if p_up is not None:
                     b_acc_up += b_x * upcast(up[j])
             acc += (b_acc,)
             acc_up += (b_acc_up,)
             square += (b_square,)
-        if K > BK * STEPS:  # of the next trip
+        if K > BK * STEPS:
             i_next = i_k + BK * STEPS
             w = load_steps(p_w, o_w, i_next, K, BK, STEPS)
             up, scale = load_steps(p_up, o_w, i_next, K, BK, STEPS), load_steps(p_norm, o_b, i_next, K, BK, STEPS)
+    # Sum along K, apply the norm, and store each row.
     for i in tl.static_range(BM):
         b_y, b_up = tl.sum(acc[i], 2), tl.sum(acc_up[i], 2)  # [BW, BN // BW]
-        o_m = i_m + i + tl.arange(0, 1)
+        o_m = i_m + i + tl.arange(0, 1)  # [1]
         if p_norm is not None:
-            b_rstd = rms_reciprocal(tl.sum(square[i], 2), K, eps)  # [BW, 1], the same in all
+            b_rstd = rms_reciprocal(tl.sum(square[i], 2), K, eps)  # [BW, 1], equal in all BW
             b_y, b_up = b_y * b_rstd, b_up * b_rstd
             if p_rstd is not None:
                 o_b = tl.arange(0, BW)[:, None]
                 tl.store(p_rstd + i_m + i + o_b, b_rstd, mask=(i_n + o_b == 0) & (o_b * 0 + i_m + i < m))
-        b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, added[i], o_m, o_n, m, n, y_row)
+        b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, added[i], o_m, o_n, m, n, y_row)  # [1, BN]
         if p_up is not None:
-            b_up = store_rows(tl.reshape(b_up, (1, BN)), p_y + n, b_up_scale, 0, o_m, o_n, m, n, y_row)
+            b_up = store_rows(tl.reshape(b_up, (1, BN)), p_y + n, b_up_scale, 0, o_m, o_n, m, n, y_row)  # [1, BN]
             store_swiglu(b_y, b_up, p_h, o_m, o_n, m, n)

@@ -1,12 +1,13 @@
-"""Up to 32 rows of x with a weight's rows, on the tensor cores, from registers alone.
+"""Matmuls with up to 32 rows of x on the tensor cores, with operands in registers.
 
-Plain reference and the launches: few_rows.py.
+few_rows.py names the plain reference and launches the kernel.
 
-W is operand A of m16n8k16, x operand B. A thread's part of both, 16 bytes of a row along K, is what it loads at once:
-nothing passes through shared memory but the warps' sums at the end. Which elements of 32 along K an MMA takes differs
-from the order in memory, for W and x alike, so that every product is summed once.
+W is operand A of m16n8k16 and x is operand B. A thread loads 16 bytes of a row along K at once, and these are its part
+of the operand. Only the sums of the warps pass through shared memory, at the end. An MMA takes the 32 elements along K
+in another order than memory has them, but the order is the same for W and x, so every product is summed once.
 
-Tiles are [BS * 8, 32]: 8 rows of W or x and, for each of BS warps, 32 elements along K.
+x is [M, K] and W is [N, K]. Tiles are [BS * 8, 32]: 8 rows of W or x and, for each of BS warps, 32 elements along K.
+Vectors [BS * 32] have one element per thread.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ SCALED = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $
 
 @constexpr_function
 def layout_line(warps: int) -> str:
-    """What `compile` compares the compiler's layout of all tiles with."""
+    """Return the comment in the assembly with which `compile` compares the layout that the compiler gives all tiles."""
     layout = f"sizePerThread = [1, 8], threadsPerWarp = [8, 4], warpsPerCTA = [{warps}, 1], order = [1, 0]"
     return f"// for #ttg.blocked<{{{layout}}}>"
 
 
 @constexpr_function
 def mma_of(kind: tl.dtype) -> str:
-    """m16n8k16 of operands of a type."""
+    """Return the instruction m16n8k16 for operands of a type."""
     return f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32".replace("fp16", "f16")
 
 
 @constexpr_function
 def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
-    """The assembly of `mma` for 8 elements of a thread: sums for 16 rows of W and one or two blocks of 8 rows of x.
+    """Return the assembly of `mma` for 8 elements per thread: 16 rows of W and one or two blocks of 8 rows of x.
 
-    Sums are $0 to $7, before them $24 to $31; W's first 8 rows $8 to $11, its other 8 $12 to $15, x's $16 to $19 and
-    $20 to $23. One block of x has two sums, to be added at last.
+    Registers $0 to $7 are the new sums and $24 to $31 the old ones. W's first 8 rows are $8 to $11 and its other 8 are
+    $12 to $15. The blocks of x are $16 to $19 and $20 to $23. A single block of x has two sums, which are added last.
     """
     first, second = "{$8, $12, $9, $13}", "{$10, $14, $11, $15}"
     if blocks == 1:
@@ -81,11 +82,12 @@ def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
 
 @constexpr_function
 def combine_text(warps: int, blocks: int, tiles: int, squares: int) -> str:
-    """The assembly of `combined` for 8 sums of a thread in each of so many tiles, and tiles of squares.
+    """Return the assembly of `combined` for 8 sums per thread in each of `tiles` tiles and `squares` tiles of squares.
 
-    Every warp stores its sums, element j of a thread at [tile, warp, j, lane]. Of the 8 (of one block of x: 4, once its
-    two sums are added) each warp then adds a part over all warps, into the first outputs of a thread; the others are
-    -0. Squares of a row of x are on the diagonal, where W's row is x's: for each element of the part that of its row.
+    Every warp stores its sums: element j of a thread at [tile, warp, j, lane]. A thread has 8 elements, or 4 for one
+    block of x, whose two sums are added first. Each warp then sums its part of them over all warps into a thread's
+    first outputs, and sets the others to -0. The squares of x's rows are on the diagonal of x·xᵀ: each element of the
+    part gets the sum of squares of its row.
     """
     elements = 4 if blocks == 1 else 8
     part, count = max(1, elements // warps), tiles + squares
@@ -111,13 +113,13 @@ def combine_text(warps: int, blocks: int, tiles: int, squares: int) -> str:
     lines += [
         "bar.sync 0;",
         f"mul.lo.u32 first, first, {part};",
-        f"and.b32 first, first, {elements - 1};",  # what of the 8 is this warp's
+        f"and.b32 first, first, {elements - 1};",  # the first of this warp's elements
         "mad.lo.u32 own, first, 128, base;",
         "mad.lo.u32 own, lane, 4, own;",
         "and.b32 t, lane, 3;",
     ]
     for e in range(part):
-        if squares:  # of x's row 2·t + b of block q, at lane (2·t + b)·4 + t
+        if squares:  # the square of x's row 2·t + b in block q is at lane (2·t + b)·4 + t
             lines += [f"add.u32 at, first, {e};", "and.b32 lane, at, 1;", "mad.lo.u32 square, lane, 128 + 16, base;"]
             lines.append("mad.lo.u32 square, t, 36, square;")
             if blocks > 1:
@@ -135,20 +137,20 @@ def combine_text(warps: int, blocks: int, tiles: int, squares: int) -> str:
 
 @constexpr_function
 def constraints(results: int, words: int, sums: int) -> str:
-    """Registers of floats that are written and, of 2-byte operands in pairs and of floats, read."""
+    """Return the constraints for float results, words (pairs of 2-byte operands) and float sums."""
     return ",".join(["=&f"] * results + ["r"] * words + ["f"] * sums)
 
 
 @triton.jit
 def mma(w, w_next, x, x_next, acc, BS: tl.constexpr, X: tl.constexpr):
-    """acc + the products of 16 rows of W and of 8 rows of x, or, where there is more than one block, of 16."""
+    """Return acc + the products of 16 rows of W with 8 rows of x, or with 16 if x has more than one block."""
     TEXT: tl.constexpr = mma_text(x.dtype, BS, X)
     return tl.inline_asm_elementwise(TEXT, constraints(8, 16, 8), [w, w_next, x, x_next, acc], tl.float32, True, 8)
 
 
 @triton.jit
 def combined(tiles, BS: tl.constexpr, X: tl.constexpr, N: tl.constexpr, SQUARES: tl.constexpr):
-    """Sums over the warps of N tiles, each element in one warp, and for each the square of its row of x."""
+    """Return the sums over all warps of N tiles, each element in one warp, and the square of the row of x of each."""
     COUNT: tl.constexpr = N + SQUARES
     TEXT: tl.constexpr = combine_text(BS, X, N, SQUARES)
     return tl.inline_asm_elementwise(TEXT, constraints(8 * COUNT, 0, 8 * COUNT), tiles, (tl.float32,) * COUNT, False, 8)
@@ -156,7 +158,7 @@ def combined(tiles, BS: tl.constexpr, X: tl.constexpr, N: tl.constexpr, SQUARES:
 
 @triton.jit
 def operand(w, TYPE: tl.constexpr):
-    """A tile of W in x's type. Triton converts e4m3 to bfloat16 element by element on a slow unit."""
+    """Return a tile of W in x's type. Assembly converts e4m3 to bfloat16, because Triton's conversion is slow."""
     if w.dtype == tl.float8e4nv and tl.bfloat16 == TYPE:
         return tl.inline_asm_elementwise(WIDENED, "=r,=r,r", [w], tl.bfloat16, True, 4)
     else:
@@ -165,7 +167,7 @@ def operand(w, TYPE: tl.constexpr):
 
 @triton.jit
 def scaled(x, scale):
-    """x·scale in bfloat16, rounded once, two elements at a time."""
+    """Return x·scale in bfloat16, rounded once, two elements at a time."""
     return tl.inline_asm_elementwise(SCALED, "=r,r,r", [x, scale], tl.bfloat16, True, 2)
 
 
@@ -176,7 +178,7 @@ if is_interpreted():
             np.stack([converted(v, tl.float32).handle.data.reshape(-1, 8, 4, 2, 4) for v in pair])
             for pair in ((w, w_next), (x, x_next))
         )  # [2, BS, 8, 4 threads, 2 MMAs, 4 elements]
-        columns = columns.reshape(2, -1, 4, 2, 4, 2, 4)  # x's rows in pairs
+        columns = columns.reshape(2, -1, 4, 2, 4, 2, 4)  # rows of x in pairs
         with np.errstate(all="ignore"):
             if getattr(X, "value", X) == 1:
                 found = np.einsum("hsgace,stbace->sgtchb", rows, columns[0])
@@ -205,13 +207,12 @@ if is_interpreted():
 
     @triton.jit
     def scaled(x, scale):
-        """The same, for the interpreter."""
         return converted(converted(x, tl.float32) * converted(scale, tl.float32), x.dtype)
 
 
 @triton.jit
 def products(w, x, sums, BS: tl.constexpr, X: tl.constexpr, XX: tl.constexpr, WW: tl.constexpr):
-    """Sums of all pairs of blocks of W and of x, and the products of one step."""
+    """Add the products of one step to the sums of all pairs of blocks of W and x, and return these."""
     found = ()
     for i in tl.static_range(WW):
         for j in tl.static_range(XX):
@@ -221,51 +222,54 @@ def products(w, x, sums, BS: tl.constexpr, X: tl.constexpr, XX: tl.constexpr, WW
 
 @triton.jit
 def filled(value, P: tl.constexpr, ROWS: tl.constexpr):
-    """P tiles [ROWS, 32] of a value."""
+    """Return P tiles [ROWS, 32] filled with a value."""
     tiles = ()
     for _ in tl.static_range(P):
-        tiles += (tl.full((ROWS, 32), 0, tl.float32) + value,)
+        tiles += (tl.full((ROWS, 32), 0, tl.float32) + value,)  # [ROWS, 32]
     return tiles
 
 
 @triton.jit
 def plus(tiles, value, P: tl.constexpr):
-    """Each tile + value."""
+    """Return each tile + value."""
     found = ()
     for i in tl.static_range(P):
-        found += (tiles[i] + value,)
+        found += (tiles[i] + value,)  # [ROWS, 32]
     return found
 
 
 @triton.jit
 def element(b, E: tl.constexpr):
-    """Element E of the 8 of each thread, [BS * 32]. In one dimension elements are loaded and stored by the threads that
-    have them, where in more the compiler would bring them to others, with two barriers each time.
+    """Return element E of each thread's 8 elements, [BS * 32]. A one-dimensional tile is loaded and stored by the
+    threads that hold its elements. With more dimensions the compiler would exchange them, with two barriers each time.
     """
     b_none = tl.full((b.shape[0] * 4, 8), -(1 << 31), tl.int32).to(tl.float32, bitcast=True)  # -0
-    return tl.sum(tl.where(tl.arange(0, 8)[None, :] == E, tl.reshape(b, (b.shape[0] * 4, 8)), b_none), 1)
+    return tl.sum(tl.where(tl.arange(0, 8)[None, :] == E, tl.reshape(b, (b.shape[0] * 4, 8)), b_none), 1)  # [BS * 32]
 
 
 @triton.jit
 def place_of_element(E: tl.constexpr, J: tl.constexpr, BS: tl.constexpr, PART: tl.constexpr):
-    """Where element E of each thread belongs, [BS * 32]: whether anywhere, the row of x and the row of W."""
-    o_thread = tl.arange(0, BS * 32)
-    o_j = o_thread // 32 * PART + E
+    """Return for element E of each thread, [BS * 32]: whether it is used, its row of x and its row of W."""
+    o_thread = tl.arange(0, BS * 32)  # [BS * 32]
+    o_j = o_thread // 32 * PART + E  # [BS * 32]
     return o_j < J, o_j // 4 * 8 + o_thread % 4 * 2 + o_j % 2, o_j // 2 % 2 * 8 + o_thread // 4 % 8
 
 
 @triton.jit
 def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr, BY: tl.constexpr, STEP: tl.constexpr,
                STEPS: tl.constexpr, ONCE: tl.constexpr = False):  # fmt: skip
-    """The tiles of STEPS steps, STEP elements along K apart, of rows o_rows and ROWS - 1 more times BY rows on; none
-    where there is no operand. With ONCE nobody else reads them.
+    """Load the tiles of STEPS steps, which are STEP elements apart along K; return none if p is None.
 
-    Rows behind the last are read as that one, and where one trip has all of K, masks are spared.
+    Rows beyond the last read the last row, and a single trip over K needs no masks.
+
+    Args:
+        o_rows: first rows; each step also has ROWS - 1 tiles of later rows, BY rows apart.
+        ONCE: no other program reads these tiles.
     """
     tiles = ()
     if p is not None:
         for i in tl.static_range(STEPS):
-            o = o_k + i * STEP
+            o = o_k + i * STEP  # [BS * 8, 32]
             for j in tl.static_range(ROWS):
                 p_rows = p + tl.minimum(o_rows + j * BY, rows - 1).to(tl.int64) * stride
                 if K > STEP * STEPS or (i + 1) * STEP > K:
@@ -277,7 +281,7 @@ def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def load_each(p, o, mask, DEFAULT: tl.constexpr):
-    """What is at offsets o, in float32; DEFAULT where there is nothing to load."""
+    """Load the elements at offsets o in float32, or return DEFAULT if p is None."""
     if p is None:
         return tl.full(mask.shape, DEFAULT, tl.float32)
     else:
@@ -288,21 +292,21 @@ def load_each(p, o, mask, DEFAULT: tl.constexpr):
 def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, m, n, x_row, w_row,
                         y_row, eps, K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr,
                         BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
-    """Up to BM rows of x with BN rows of W, or BN of gate and of up."""
+    """Multiply up to BM rows of x by BN rows of W, or by BN rows of gate and BN of up."""
     allow_next(OVERLAP)
     i_n = tl.program_id(0) * BN
-    X: tl.constexpr = BM // 8  # blocks of 8 rows of x, and of W; pairs of them; pairs of both
-    W: tl.constexpr = BN // 8
-    XX: tl.constexpr = (X + 1) // 2
-    WW: tl.constexpr = (W + 1) // 2
+    X: tl.constexpr = BM // 8  # blocks of 8 rows of x
+    W: tl.constexpr = BN // 8  # blocks of 8 rows of W
+    XX: tl.constexpr = (X + 1) // 2  # pairs of blocks of x
+    WW: tl.constexpr = (W + 1) // 2  # pairs of blocks of W
     P: tl.constexpr = XX * WW
     STEP: tl.constexpr = BS * 32
     TRIP: tl.constexpr = STEP * STEPS
-    # Element j = (q, h, b) of the sums of thread (g, t) for a pair of blocks of W and one of x: W's row g of block h,
-    # x's row 2·t + b of block q. At the end each warp has PART of them.
+    # Thread (g, t) has the sums j = (q, h, b) of a pair of blocks of W and a pair of x: sum j is of W's row g in block
+    # h and x's row 2·t + b in block q. At the end each warp has PART of them.
     J: tl.constexpr = 4 if X == 1 else 8
     PART: tl.constexpr = J // BS if J > BS else 1
-    o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
+    o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]  # [BS * 8, 1], [1, 32]
     o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
@@ -310,18 +314,19 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, 8, STEP, STEPS)
     wait_for_previous(OVERLAP)
+    # Load the scales, biases and residuals of this thread's elements.
     added, w_scale, up_scale = (), (), ()
     for e in tl.static_range(PART):
-        m_e, o_m, o_n = place_of_element(e, J, BS, PART)
+        m_e, o_m, o_n = place_of_element(e, J, BS, PART)  # [BS * 32] each
         for i in tl.static_range(WW):
-            m_w, o_w = m_e & (o_n + i * 16 < tl.minimum(n - i_n, BN)), i_n + i * 16 + o_n
+            m_w, o_w = m_e & (o_n + i * 16 < tl.minimum(n - i_n, BN)), i_n + i * 16 + o_n  # [BS * 32] each
             w_scale += (load_each(p_w_scale, o_w, m_w, 1),)
             if p_up is not None and p_w_scale is not None:
                 up_scale += (load_each(p_w_scale + n, o_w, m_w, 1),)
             else:
                 up_scale += (load_each(None, o_w, m_w, 1),)
             for j in tl.static_range(XX):
-                o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w
+                o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w  # [BS * 32]
                 added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
     if not EARLY:
         w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
@@ -329,8 +334,9 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, 8, STEP, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, XX, BS * 8)
     sums_up = sums
+    # Multiply the tiles along K, with loads of W one trip ahead.
     for i_k in tl.range(0, K, TRIP, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, TRIP)):
-        x = load_steps(p_x, o_r, m, x_row, i_k + o_k, K, X, 8, STEP, STEPS)
+        x = load_steps(p_x, o_r, m, x_row, i_k + o_k, K, X, 8, STEP, STEPS)  # [BS * 8, 32] each
         zero = after_loads()
         sums, sums_up, square = plus(sums, zero, P), plus(sums_up, zero, P), plus(square, zero, XX)
         for i in tl.static_range(STEPS):
@@ -339,23 +345,24 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
                 b_x += (x[i * X + j % X],)
             if p_norm is not None:
                 normed, squares = (), ()
-                for j in tl.static_range(XX):  # products of 16 rows with themselves
+                for j in tl.static_range(XX):  # products of 16 rows of x with themselves
                     squares += (mma(b_x[2 * j], b_x[2 * j + 1], b_x[2 * j], b_x[2 * j + 1], square[j], BS, X),)
                 for j in tl.static_range(2 * XX):
-                    normed += (scaled(b_x[j], scale[i]),)
+                    normed += (scaled(b_x[j], scale[i]),)  # [BS * 8, 32]
                 square, b_x = squares, normed
             for j in tl.static_range(2 * WW):
-                b_w += (operand(w[i * W + j % W], p_x.dtype.element_ty),)
+                b_w += (operand(w[i * W + j % W], p_x.dtype.element_ty),)  # [BS * 8, 32]
                 if p_up is not None:
-                    b_up += (operand(up[i * W + j % W], p_x.dtype.element_ty),)
+                    b_up += (operand(up[i * W + j % W], p_x.dtype.element_ty),)  # [BS * 8, 32]
             sums = products(b_w, b_x, sums, BS, X, XX, WW)
             if p_up is not None:
                 sums_up = products(b_up, b_x, sums_up, BS, X, XX, WW)
-        if K > TRIP:  # of the next one
+        if K > TRIP:
             o_next = i_k + TRIP + o_k
             w = load_steps(p_w, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
             up = load_steps(p_up, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
             scale = load_steps(p_norm, o_r * 0, 1, 0, o_next, K, 1, 8, STEP, STEPS)
+    # Add the sums of the warps, apply the norm, and store.
     N: tl.constexpr = P if p_up is None else 2 * P
     if p_up is not None:
         sums += sums_up
@@ -363,15 +370,15 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         sums += square
     sums = combined(sums, BS, X, N, XX if p_norm is not None else 0)
     for e in tl.static_range(PART):
-        m_e, o_m, o_n = place_of_element(e, J, BS, PART)
+        m_e, o_m, o_n = place_of_element(e, J, BS, PART)  # [BS * 32] each
         for i in tl.static_range(P):
-            o_x, o_w = o_m + i % XX * 16, i_n + i // XX * 16 + o_n
-            mask = m_e & (o_x < m) & (o_w < tl.minimum(n, i_n + BN))
-            b_y, b_up, o_y = element(sums[i], e), 0.0, o_x.to(tl.int64) * y_row + o_w
+            o_x, o_w = o_m + i % XX * 16, i_n + i // XX * 16 + o_n  # [BS * 32] each
+            mask = m_e & (o_x < m) & (o_w < tl.minimum(n, i_n + BN))  # [BS * 32]
+            b_y, b_up, o_y = element(sums[i], e), 0.0, o_x.to(tl.int64) * y_row + o_w  # [BS * 32] each
             if p_up is not None:
                 b_up = element(sums[P + i], e)
             if p_norm is not None:
-                b_rstd = rms_reciprocal(element(sums[N + i % XX], e), K, eps)
+                b_rstd = rms_reciprocal(element(sums[N + i % XX], e), K, eps)  # [BS * 32]
                 b_y, b_up = b_y * b_rstd, b_up * b_rstd
                 if p_rstd is not None and i < XX:
                     tl.store(p_rstd + o_x, b_rstd, mask=mask & (o_w == 0))
@@ -380,5 +387,5 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
             if p_up is not None:
                 b_up = converted(b_up * up_scale[e * WW + i // XX], p_y.dtype.element_ty)
                 tl.store(p_y + n + o_y, b_up, mask=mask)
-                b_h = converted(swiglu(b_y, b_up), p_h.dtype.element_ty)
+                b_h = converted(swiglu(b_y, b_up), p_h.dtype.element_ty)  # [BS * 32]
                 tl.store(p_h + o_x.to(tl.int64) * n + o_w, b_h, mask=mask)

@@ -1,17 +1,18 @@
-"""One row of x with a weight's rows, on the tensor cores: each lane's products with what it loads are one column.
+"""Matmuls with one row of x on the tensor cores: only the diagonal of each MMA's result is used.
 
-Plain reference and the launches: few_rows.py.
+few_rows.py names the plain reference and launches the kernel.
 
-A warp loads 256 elements of a row of W side by side, 8 a lane. As operand A of m16n8k16 they are eight rows, each of
-the four lanes (g, t) with one g; so two rows of W are sixteen. x, of which a lane loads the same elements, is operand
-B, with eight columns. What counts is on the diagonal: sums of A's row g and B's column g, which the same four lanes
-have. The other seven eighths of the sums mean nothing. Tensor cores have time for them, while the CUDA cores would take
-two instructions an element.
+A warp loads 256 consecutive elements of a row of W, 8 per lane. As operand A of m16n8k16 they form eight rows: row g is
+held by the four lanes (g, t). Two rows of W therefore fill the sixteen rows of A. Each lane loads the same elements of
+x, which form the eight columns of operand B. The products that belong together are on the diagonal, the sums of A's row
+g and B's column g, which the same four lanes hold. The other seven eighths of the sums are unused. The tensor cores
+compute them without delay, while the CUDA cores would need two instructions per element.
 
-8-bit codes become float16, half an instruction a code, where bfloat16 would take two. There x does, too, where it is
-bfloat16: four lanes scale their part of it by a power of two of its own.
+8-bit codes are converted to float16, which takes half an instruction per code; bfloat16 would take two. A bfloat16 x is
+then converted to float16 as well, and each group of four lanes scales its part of x by its own power of two.
 
-Tiles are [BS * 8, 32]: BS * 256 elements along K, in their order.
+x is [1, K] and W is [N, K]. Tiles are [BS * 8, 32]: BS * 256 elements along K, in memory order. Vectors [BS * 32] have
+one element per thread.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ NARROWED = tl.constexpr(
     }"""
 )
 LARGER = tl.constexpr("{ .reg .b32 a; abs.bf16x2 a, $2; max.bf16x2 $0, $1, a; }")
-# Bytes c + 128 as the low byte of the float16 1024 + c + 128, less 1152: exact.
+# Insert byte c + 128 as the low byte of the float16 1024 + c + 128, then subtract 1152. This is exact.
 FROM_INT8 = tl.constexpr(
     """{
     .reg .b32 u, a, b, z;
@@ -70,20 +71,21 @@ FROM_INT8 = tl.constexpr(
 
 @constexpr_function
 def group_of(warps: int, pairs: int) -> int:
-    """Lanes that add up the sums of one pair of rows at last."""
+    """Return the number of lanes that add the final sums of one pair of rows."""
     return min(32, 8 * warps, 32 * warps // pairs)
 
 
 @constexpr_function
 def diagonal_text(warps: int, pairs: int, has_squares: bool) -> str:
-    """The assembly of `diagonal_sums`.
+    """Return the assembly of `diagonal_sums`.
 
-    Of a thread's 8 sums (q, h, b) of a pair those on the diagonal count, where there are any: 2·t + b is g. They are
-    stored at [pair, h, warp, g], and each group of lanes adds its pair's up: to $0 for the first row of W, to $8 for
-    the second, and to $16 for squares.
+    A thread has 8 sums (q, h, b) per pair. It uses those on the diagonal, with 2·t + b = g, if it has any, and stores
+    them at [pair, h, warp, g]. Each group of lanes then adds the sums of its pair: $0 for the first row of W, $8 for
+    the second, and $16 for squares.
     """
     count, group, row = 2 * pairs + has_squares, group_of(warps, pairs), 8 * warps
-    each = row // group  # numbers that a lane adds up
+    each = row // group  # numbers that a lane adds
+    # Store the sums on the diagonal.
     results = 3 if has_squares else 2
     lines = [
         f"{{ {layout_line(warps)}",
@@ -110,6 +112,7 @@ def diagonal_text(warps: int, pairs: int, has_squares: bool) -> str:
             "add.f32 v, v, w;",
             f"@has_any st.shared.f32 [at + {i * row * 4}], v;",
         ]
+    # Add the numbers of each lane, then those in the lanes of its group.
     lines += [
         "bar.sync 0;",
         f"and.b32 lane, thread, {group - 1};",
@@ -137,8 +140,9 @@ def diagonal_text(warps: int, pairs: int, has_squares: bool) -> str:
 
 @triton.jit
 def diagonal_sums(tiles, BS: tl.constexpr, P: tl.constexpr, SQUARES: tl.constexpr):
-    """For each thread, in the first of 8 elements, the sums of a pair's first row of W, of its second, and of x's
-    squares: the pair is the thread's group, of P.
+    """Return three tiles: the sums of a pair's first row of W, of its second row, and of the squares of x.
+
+    Each thread has its sum in the first of its 8 elements. Its group's number is the pair's, out of P.
     """
     RESULTS: tl.constexpr = 2 + SQUARES
     TEXT: tl.constexpr = diagonal_text(BS, P, SQUARES)
@@ -149,7 +153,7 @@ def diagonal_sums(tiles, BS: tl.constexpr, P: tl.constexpr, SQUARES: tl.constexp
 
 @triton.jit
 def operand(w):
-    """A tile of W in its own type, or of codes in float16."""
+    """Return a tile of W in its own type, or 8-bit codes in float16."""
     if w.dtype == tl.int8:
         return tl.inline_asm_elementwise(FROM_INT8, "=&r,=&r,r", [w], tl.float16, True, 4)
     elif w.dtype == tl.float8e4nv:
@@ -160,13 +164,13 @@ def operand(w):
 
 @triton.jit
 def larger(most, x):
-    """The larger one of `most` and |x|, in bfloat16."""
+    """Return the larger of `most` and |x|, in bfloat16."""
     return tl.inline_asm_elementwise(LARGER, "=r,r,r", [most, x], tl.bfloat16, True, 2)
 
 
 @triton.jit
 def in_float16(x, by):
-    """x·by of bfloat16 and float32, in float16."""
+    """Return x·by in float16, for x in bfloat16 and `by` in float32."""
     return tl.inline_asm_elementwise(NARROWED, "=r,r,f,f", [x, by], tl.float16, True, 2)
 
 
@@ -191,7 +195,6 @@ if is_interpreted():
 
     @triton.jit
     def operand(w):
-        """The same, for the interpreter."""
         if w.dtype.primitive_bitwidth == 8:
             return converted(w, tl.float16)
         else:
@@ -199,26 +202,26 @@ if is_interpreted():
 
     @triton.jit
     def larger(most, x):
-        """The same, for the interpreter."""
         return tl.maximum(converted(most, tl.float32), tl.abs(converted(x, tl.float32)))
 
     @triton.jit
     def in_float16(x, by):
-        """The same, for the interpreter."""
         return converted(converted(x, tl.float32) * by, tl.float16)
 
 
 @triton.jit
 def narrowed(x, BS: tl.constexpr, STEPS: tl.constexpr):
-    """The tiles of x in float16, those of four lanes by a power of two under which their largest value is at least 2^14
-    and less than 2^15; and what sums of products are multiplied by. Values below 2^-38 of the largest lose bits.
+    """Return the tiles of x in float16, and the factor by which sums of products must be multiplied.
+
+    Each group of four lanes scales its elements by a power of two, so that their largest value is at least 2^14 and
+    less than 2^15. Values below 2^-38 of the largest lose bits.
     """
-    most = tl.full((BS * 8, 32), 0, x[0].dtype)
+    most = tl.full((BS * 8, 32), 0, x[0].dtype)  # [BS * 8, 32]
     for i in tl.static_range(STEPS):
-        most = larger(most, x[i])
-    exponent = tl.max(converted(most, tl.float32), 1).to(tl.int32, bitcast=True) >> 23
-    exponent = tl.maximum(exponent, 15)[:, None] + tl.zeros((BS * 8, 32), tl.int32)
-    by, tiles = ((268 - exponent) << 23).to(tl.float32, bitcast=True), ()
+        most = larger(most, x[i])  # [BS * 8, 32]
+    exponent = tl.max(converted(most, tl.float32), 1).to(tl.int32, bitcast=True) >> 23  # [BS * 8]
+    exponent = tl.maximum(exponent, 15)[:, None] + tl.zeros((BS * 8, 32), tl.int32)  # [BS * 8, 32]
+    by, tiles = ((268 - exponent) << 23).to(tl.float32, bitcast=True), ()  # [BS * 8, 32]
     for i in tl.static_range(STEPS):
         tiles += (in_float16(x[i], by),)
     return tiles, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
@@ -227,7 +230,7 @@ def narrowed(x, BS: tl.constexpr, STEPS: tl.constexpr):
 @triton.jit
 def load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr,
                   STEPS: tl.constexpr):  # fmt: skip
-    """Tiles of W, of up and of the norm's weight."""
+    """Load the tiles of W, of up and of the norm's weight."""
     w = load_steps(p_w, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
     up = load_steps(p_up, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
     return w, up, load_steps(p_norm, 0, 1, 0, o_k, K, 1, 1, STEP, STEPS)
@@ -237,38 +240,39 @@ def load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K: tl.constexpr, BN: tl
 def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, w_row, eps,
                        K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
                        STEPS: tl.constexpr):  # fmt: skip
-    """x with BN rows of W in pairs, or with BN of gate, each paired with its row of up."""
+    """Multiply x by BN rows of W in pairs, or by BN rows of gate, each paired with its row of up."""
     allow_next(OVERLAP)
     i_n = tl.program_id(0) * BN
     P: tl.constexpr = BN // 2 if p_up is None else BN
     STEP: tl.constexpr = BS * 256
     TRIP: tl.constexpr = STEP * STEPS
     NARROWS: tl.constexpr = p_w.dtype.element_ty.primitive_bitwidth == 8 and p_x.dtype.element_ty == tl.bfloat16
-    o_k = tl.arange(0, BS * 8)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    # at last each group of lanes has a pair of rows
-    o_thread = tl.arange(0, BS * 32)
+    o_k = tl.arange(0, BS * 8)[:, None] * 32 + tl.arange(0, 32)[None, :]  # [BS * 8, 32]
+    # At the end each group of lanes has a pair of rows.
+    o_thread = tl.arange(0, BS * 32)  # [BS * 32]
     GROUP: tl.constexpr = group_of(BS, P)
     o_n = i_n + o_thread // GROUP * (1 if p_up is not None else 2)
-    m_n = (o_thread % GROUP == 0) & (o_thread < P * GROUP) & (o_n < n)
+    m_n = (o_thread % GROUP == 0) & (o_thread < P * GROUP) & (o_n < n)  # [BS * 32]
     o_next = o_n + 1 if p_up is None else o_n + n
     m_next = m_n & (o_next < n) if p_up is None else m_n
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
         w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, STEP, STEPS)
     wait_for_previous(OVERLAP)
-    b_w_scale, b_next_scale = load_each(p_w_scale, o_n, m_n, 1), load_each(p_w_scale, o_next, m_next, 1)
-    b_added = load_each(p_bias, o_n, m_n, 0) + load_each(p_residual, o_n, m_n, 0)
+    b_w_scale, b_next_scale = load_each(p_w_scale, o_n, m_n, 1), load_each(p_w_scale, o_next, m_next, 1)  # [BS * 32]
+    b_added = load_each(p_bias, o_n, m_n, 0) + load_each(p_residual, o_n, m_n, 0)  # [BS * 32]
     b_next_added = load_each(p_bias, o_next, m_next, 0) + load_each(p_residual, o_next, m_next, 0)
     if not EARLY:
         w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, STEP, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, 1, BS * 8)
+    # Multiply the tiles along K, with loads of W one trip ahead.
     for i_k in tl.range(0, K, TRIP, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, TRIP)):
-        x = load_steps(p_x, 0, 1, 0, i_k + o_k, K, 1, 1, STEP, STEPS)
+        x = load_steps(p_x, 0, 1, 0, i_k + o_k, K, 1, 1, STEP, STEPS)  # [BS * 8, 32] each
         zero = after_loads()
         if p_norm is not None:
             b_square, normed = square[0] + zero, ()
             for i in tl.static_range(STEPS):
-                b_square = mma(x[i], x[i], x[i], x[i], b_square, BS, 1)
+                b_square = mma(x[i], x[i], x[i], x[i], b_square, BS, 1)  # [BS * 8, 32]
                 normed += (scaled(x[i], scale[i]),)
             square, x = (b_square,), normed
         before, b_unit = sums, 1.0
@@ -292,14 +296,15 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
                 found += (before[j] + sums[j] * b_unit,)
             sums = found
         if K > TRIP:
-            o_trip = i_k + TRIP + o_k  # of the next one
+            o_trip = i_k + TRIP + o_k
             w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_trip, K, BN, STEP, STEPS)
+    # Add the sums of the warps, apply the norm, and store.
     if p_norm is not None:
         sums += square
     sums = diagonal_sums(sums, BS, P, 1 if p_norm is not None else 0)
-    b_y, b_next = element(sums[0], 0), element(sums[1], 0)
+    b_y, b_next = element(sums[0], 0), element(sums[1], 0)  # [BS * 32] each
     if p_norm is not None:
-        b_rstd = rms_reciprocal(element(sums[2], 0), K, eps)
+        b_rstd = rms_reciprocal(element(sums[2], 0), K, eps)  # [BS * 32]
         b_y, b_next = b_y * b_rstd, b_next * b_rstd
         if p_rstd is not None:
             tl.store(p_rstd + o_thread, b_rstd, mask=o_thread + i_n == 0)

@@ -1,18 +1,20 @@
-"""Drawing tokens on a GPU, in three launches; reference and meaning: genesis/ops/sample.py.
+"""Token sampling on a GPU, in three launches. genesis/ops/sample.py has the reference and the meaning of the settings.
 
-1. `chunk_kernel`: of each chunk of a row the greatest score and its id, the least score, whether all are finite, and
-   the greatest score of each group of ids.
-2. `bin_kernel`: how many tokens each bin of scores has, or what they weigh (sample_parts.py).
-3. `draw_kernel`: the bins that top-k, top-p and the draw can end in are known from those sums but for parts of the bins
-   themselves. Their tokens become candidates, and the last program of a row puts these in order.
+1. `chunk_kernel` finds in each chunk of a row the greatest score and its id, the least score, whether all logits are
+   finite, and the greatest score of each group of ids.
+2. `bin_kernel` sums for each bin of scores the number of its tokens, or their weights (sample_parts.py).
+3. `draw_kernel` finds from these sums the bins in which top-k, top-p and the draw can end. The tokens of these bins
+   become candidates, and the last program of a row sorts them.
 
-Every row takes the way that its settings ask for; these are read on the device, so that one graph serves all. A row
-that takes the likeliest token leaves 2 and 3 at once; one with a small top-k leaves 2, and has its candidates from the
-groups (sample_parts.py). No row is sorted as a whole.
+Kernels read the settings of each row on the device, so one graph works for all settings. A row that takes the likeliest
+token skips 2 and 3. A row with a small top-k skips 2 and takes its candidates from the groups (sample_parts.py). No row
+is sorted completely.
 
-A token differs from the reference's only where the draw is within rounding of a border between two tokens: 2^-26 of u,
-at worst (all weights below 2^-44 of the likeliest token's are left out); with penalties, which are rounded to float32,
-1e-6 · the largest |score| / temperature.
+A token differs from the reference's only if the draw is within rounding of the border between two tokens. The rounding
+is at most 2^-26 of u, because weights below 2^-44 of the likeliest token's are left out. With penalties, which are
+rounded to float32, it is 1e-6 · the largest |score| / temperature.
+
+Tiles: T ids of a chunk in groups of G; BINS bins; N candidates; B rows.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previou
 from genesis.kernels.elements import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 
-PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
-FIELDS = 6  # that a chunk gives: greatest score, its id, least score, marks of bad logits, greatest logit, sum of exp
-FEW = tl.constexpr(512)  # candidates of most rows
-MANY = tl.constexpr(2048)  # and the most that are put in order; sample_parts.py has the rest
-PREFIX = tl.constexpr(1024)  # top-k up to which all that are left become candidates, whatever they weigh
-NOWHERE = tl.constexpr(-9)
-MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+PROGRAMS = 264  # programs of a launch: two per SM of an H100 or H200
+FIELDS = 6  # results of a chunk: greatest score, its id, least score, mark of bad logits, greatest logit, sum of exp
+FEW = tl.constexpr(512)  # enough candidates for most rows
+MANY = tl.constexpr(2048)  # the most candidates that are sorted; `bisected` handles more
+PREFIX = tl.constexpr(1024)  # the largest top-k with which all remaining tokens become candidates, whatever they weigh
+NOWHERE = tl.constexpr(-9)  # not a bin
+MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the largest int64
 
 
 # --- Chunks and bins --------------------------------------------------------------------------------------------------
@@ -65,16 +67,16 @@ MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits, p_settings, p_seen, vocabulary, chunks,
                  fields, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr, T: tl.constexpr,
                  G: tl.constexpr):  # fmt: skip
-    """One chunk of T ids in groups of G; the first of a row also clears what the next kernels count in."""
+    """Reduce one chunk of T ids in groups of G. The first chunk of a row also clears the counters of later kernels."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = chunk * T + tl.arange(0, T)  # [T]
-    m = i < vocabulary
+    m = i < vocabulary  # [T]
     at = row * vocabulary + i
-    x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)
+    x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)  # [T]
     penalty = converted(tl.load(p_settings + row * 4 + 3), tl.float64)
-    score = scores_of(x, p_seen, at, m, penalty)
+    score = scores_of(x, p_seen, at, m, penalty)  # [T]
     greatest_of_group = tl.max(tl.reshape(score, (T // G, G)), 1)  # [T / G]
     best = tl.max(greatest_of_group, 0)
     tl.store(p_maxima + (row * chunks + chunk) * (T // G) + tl.arange(0, T // G), greatest_of_group)
@@ -99,8 +101,9 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
 def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
                LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
                CHUNKS: tl.constexpr):  # fmt: skip
-    """Tokens and masses of the bins: counts where top-k asks for them, masses unless it leaves only a few; and the mass
-    of the tokens that min-p keeps."""
+    """Sum the tokens and masses of the bins, and the mass of the tokens that min-p keeps. Tokens are counted if top-k
+    is set, and masses are added unless top-k leaves only a few tokens.
+    """
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
@@ -112,8 +115,8 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
         if is_finite:
             p = p_tables + row * 2 * BINS
             has_masses = (most == vocabulary) | (most > PREFIX)
-            # Tokens of at least this weight are added to the bins: without top-p nothing depends on what min-p leaves
-            # out, and no weight is above 1.
+            # Tokens of at least this weight are added to the bins. Without top-p, tokens that min-p drops do not count;
+            # 2 drops all, because no weight exceeds 1.
             least = tl.where(has_masses, tl.where(top_p < 1, 0.0, min_p), 2.0)
             likely = tl.zeros((T,), tl.int64)
             for chunk in range(first, tl.minimum(first + tiles, chunks)):
@@ -121,13 +124,13 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
                 m = i < vocabulary
                 at = row * vocabulary + i
                 score = scores_of(converted(tl.load(p_logits + at, mask=m, other=0), LOAD), p_seen, at, m, penalty)
-                m = m & (converted(score, tl.float64) >= floor)
-                i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
+                m = m & (converted(score, tl.float64) >= floor)  # [T]
+                i_bin = tl.where(m, bin_of(score, top, per_bin), 0)  # [T]
                 if most < vocabulary:
                     tl.atomic_add(p + i_bin, tl.full((T,), 1, tl.int64), mask=m, sem="relaxed")
                 if has_masses | (min_p > 0):
-                    weight = weights_of(score, top, rate)
-                    mass = masses_of(weight, UNIT)
+                    weight = weights_of(score, top, rate)  # [T]
+                    mass = masses_of(weight, UNIT)  # [T]
                     likely += tl.where(m & (weight >= min_p), mass, 0)
                     tl.atomic_add(p + BINS + i_bin, mass, mask=m & (mass > 0) & (weight >= least), sem="relaxed")
             if min_p > 0:
@@ -139,31 +142,35 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
 
 @triton.jit
 def sum_to(cumulated, i_bin):
-    """Of all bins up to this one."""
+    """Return the sum over all bins up to i_bin."""
     return tl.sum(tl.where(tl.arange(0, BINS) == i_bin, cumulated, 0), 0)
 
 
 @triton.jit
 def first_above(cumulated, target):
-    """The first bin with which a sum exceeds `target`."""
+    """Return the first bin at which the cumulated sum exceeds `target`."""
     return tl.minimum(tl.sum((cumulated <= target).to(tl.int32), 0), BINS - 1)
 
 
 @triton.jit
 def ranges_of(counts, masses, likely, bits, top_p, most, vocabulary):
-    """The bins (first, last) whose tokens are candidates: those that the draw, top-p and top-k can end in.
+    """Return the bins in which the draw and top-p can end (first and last of each) and the bin in which top-k ends.
+    Their tokens are candidates.
 
-    `counts` and `masses` are cumulated, [BINS]; `likely` is the mass that min-p keeps.
+    Args:
+        counts: cumulated tokens, [BINS].
+        masses: cumulated masses, [BINS].
+        likely: mass that min-p keeps.
     """
     total, number = tl.max(masses, 0), tl.max(counts, 0)
     k_bin = first_above(counts, most - 1)
-    if most <= tl.minimum(PREFIX, vocabulary - 1):  # all that are left
+    if most <= tl.minimum(PREFIX, vocabulary - 1):  # all remaining tokens are candidates
         draw_first, draw_last, p_first, p_last = k_bin * 0, k_bin, k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
         k_bin = k_bin * 0 + NOWHERE
     else:
         is_cut = most < number
         k_bin = tl.where(is_cut, k_bin, NOWHERE)
-        low = tl.where(is_cut, sum_to(masses, k_bin - 1), total)  # bounds of the mass that is left
+        low = tl.where(is_cut, sum_to(masses, k_bin - 1), total)  # bounds of the remaining mass
         high = tl.where(is_cut, sum_to(masses, k_bin), total)
         p_first, p_last = k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
         if top_p < 1:
@@ -177,24 +184,24 @@ def ranges_of(counts, masses, likely, bits, top_p, most, vocabulary):
 
 @triton.jit
 def is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin):
-    """Whether the tokens of a bin are candidates."""
+    """Return whether the tokens of a bin are candidates."""
     within = ((i_bin >= draw_first) & (i_bin <= draw_last)) | ((i_bin >= p_first) & (i_bin <= p_last))
     return within | (i_bin == k_bin)
 
 
 @triton.jit
 def first_sorted(x, i_n, count):
-    """x [N] with its first `count` elements sorted; all behind them are equal, and greater.
+    """Return x [N] with its first `count` elements sorted. The other elements must be equal to each other and greater.
 
-    A bitonic sort in loops: `tl.sort` unrolls them, and compiles for seconds.
+    This is a bitonic sort in loops. `tl.sort` unrolls the loops and takes seconds to compile.
     """
     size = 2
     while size < 2 * count:
         distance = size // 2
         while distance > 0:
-            other = tl.gather(x, i_n ^ distance, 0)
-            takes_less = ((i_n & distance) == 0) == ((i_n & size) == 0)
-            x = tl.where(takes_less, tl.minimum(x, other), tl.maximum(x, other))
+            other = tl.gather(x, i_n ^ distance, 0)  # [N]
+            takes_less = ((i_n & distance) == 0) == ((i_n & size) == 0)  # [N]
+            x = tl.where(takes_less, tl.minimum(x, other), tl.maximum(x, other))  # [N]
             distance //= 2
         size *= 2
     return x
@@ -203,30 +210,33 @@ def first_sorted(x, i_n, count):
 @triton.jit
 def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
              most, is_cut, UNIT: tl.constexpr, N: tl.constexpr):  # fmt: skip
-    """The token that is drawn, from at most N candidates.
+    """Draw a token from at most N candidates.
 
     Args:
-        counts_aside, masses_aside: of all bins up to each one that are no candidates, [BINS]; None where all tokens
-            are that top-k can leave.
-        likely: the mass that min-p keeps; None where it follows from the candidates.
-        total: the mass of all tokens; what is left of it where `is_cut` follows from the candidates.
+        counts_aside: cumulated tokens that are not candidates, [BINS]; None if all tokens that top-k can leave are
+            candidates.
+        masses_aside: cumulated masses of these tokens, [BINS]; None as above.
+        likely: mass that min-p keeps; None if it follows from the candidates.
+        total: mass of all tokens; with `is_cut` the remaining mass follows from the candidates instead.
     """
+    # Sort the candidates and cumulate their masses.
     i_n = tl.arange(0, N)  # [N]
-    m = i_n < count
-    packed = first_sorted(tl.load(p_candidates + i_n, mask=m, other=MOST), i_n, count)
-    score = tl.where(m, ordered_back(~(packed >> 32).to(tl.int32)), converted(top, tl.float32))
-    weight = weights_of(score, top, rate)
-    mass = tl.where(m, masses_of(weight, UNIT), 0)
+    m = i_n < count  # [N]
+    packed = first_sorted(tl.load(p_candidates + i_n, mask=m, other=MOST), i_n, count)  # [N]
+    score = tl.where(m, ordered_back(~(packed >> 32).to(tl.int32)), converted(top, tl.float32))  # [N]
+    weight = weights_of(score, top, rate)  # [N]
+    mass = tl.where(m, masses_of(weight, UNIT), 0)  # [N]
     place, cumulated = i_n, tl.cumsum(mass, 0)
     if counts_aside is not None:
-        i_bin = bin_of(score, top, per_bin)
-        place = i_n + tl.gather(counts_aside, i_bin, 0)  # in the order of all tokens
-        cumulated += tl.gather(masses_aside, i_bin, 0)
+        i_bin = bin_of(score, top, per_bin)  # [N]
+        place = i_n + tl.gather(counts_aside, i_bin, 0)  # [N], in the order of all tokens
+        cumulated += tl.gather(masses_aside, i_bin, 0)  # [N]
+    # Apply top-k, top-p and min-p to the mass, then draw.
     left = tl.max(tl.where(m & (place < most), cumulated, 0), 0)
     whole = tl.where(is_cut, left, total)
     kept = whole
     if top_p < 1:
-        is_reached = m & (cumulated >= reached_by(top_p, whole))
+        is_reached = m & (cumulated >= reached_by(top_p, whole))  # [N]
         kept = tl.minimum(kept, tl.min(tl.where(is_reached, cumulated, MOST), 0))
     if likely is not None:
         kept = tl.minimum(kept, likely)
@@ -241,7 +251,7 @@ def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bit
 def drawn_from(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
                most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT: tl.constexpr,
                LOAD: tl.constexpr):  # fmt: skip
-    """The token that is drawn, from any number of candidates; arguments as in `resolved`."""
+    """Draw a token from any number of candidates; see `resolved` for the arguments."""
     if count <= FEW:
         token = resolved(
             p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
@@ -263,12 +273,12 @@ def drawn_from(p_candidates, count, counts_aside, masses_aside, likely, total, b
 @triton.jit
 def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite, vocabulary, chunks, fields,
               HAS_LOG_PROBS: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
-    """The token of a row, and its log-probability from the sums of the chunks."""
+    """Store the token of a row, and its log-probability from the sums of the chunks."""
     tl.store(p_tokens + row, tl.where(is_finite, token, -1))
     if HAS_LOG_PROBS:
-        i_c = tl.arange(0, CHUNKS)
+        i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
         p = p_partials + 4 * fields + row * chunks + i_c
-        greatest = tl.load(p, mask=i_c < chunks, other=-float("inf"))
+        greatest = tl.load(p, mask=i_c < chunks, other=-float("inf"))  # [CHUNKS]
         most = tl.max(greatest, 0)
         whole = tl.sum(tl.load(p + fields, mask=i_c < chunks, other=0) * maths.exp(greatest - most), 0)
         x = converted(tl.load(p_logits + row * vocabulary + tl.where(is_finite, token, 0)), tl.float64)
@@ -280,32 +290,35 @@ def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite
 def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks,
                    vocabulary, bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr,
                    UNIT: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Gather the candidates of some chunks; the row's token and True in its last program."""
+    """Gather the candidates of some chunks. Return the row's token and True in the row's last program."""
+    # Find the bins whose tokens are candidates.
     o_bin = tl.arange(0, BINS)  # [BINS]
-    count_of_bin = tl.load(p_tables + row * 2 * BINS + o_bin)
-    mass_of_bin = tl.load(p_tables + row * 2 * BINS + BINS + o_bin)
+    count_of_bin = tl.load(p_tables + row * 2 * BINS + o_bin)  # [BINS]
+    mass_of_bin = tl.load(p_tables + row * 2 * BINS + BINS + o_bin)  # [BINS]
     likely = tl.load(p_likely + row)
     likely = tl.where(min_p > 0, likely, MOST)
-    counts, masses = tl.cumsum(count_of_bin, 0), tl.cumsum(mass_of_bin, 0)
+    counts, masses = tl.cumsum(count_of_bin, 0), tl.cumsum(mass_of_bin, 0)  # [BINS] each
     draw_first, draw_last, p_first, p_last, k_bin = ranges_of(counts, masses, likely, bits, top_p, most, vocabulary)
     start, token = row * vocabulary, row * 0
+    # Store this program's candidates.
     for chunk in range(first, tl.minimum(first + tiles, chunks)):
         i = chunk * T + tl.arange(0, T)  # [T]
-        m = i < vocabulary
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
-        score = scores_of(x, p_seen, start + i, m, penalty)
-        m = m & (converted(score, tl.float64) >= floor)
-        i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
+        m = i < vocabulary  # [T]
+        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
+        score = scores_of(x, p_seen, start + i, m, penalty)  # [T]
+        m = m & (converted(score, tl.float64) >= floor)  # [T]
+        i_bin = tl.where(m, bin_of(score, top, per_bin), 0)  # [T]
         m = m & is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin)
-        slot = tl.atomic_add(p_counters + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")
-        packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)
+        slot = tl.atomic_add(p_counters + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")  # [T]
+        packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)  # [T]
         tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
-    tl.debug_barrier()  # all candidates of this program are stored before it is counted
+    # Store all candidates of this program before it is counted; the row's last program draws.
+    tl.debug_barrier()
     is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
     if is_last:
-        within = is_within(o_bin, draw_first, draw_last, p_first, p_last, k_bin)
-        counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)
-        masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)
+        within = is_within(o_bin, draw_first, draw_last, p_first, p_last, k_bin)  # [BINS]
+        counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)  # [BINS]
+        masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)  # [BINS]
         is_cut = (most <= tl.minimum(PREFIX, vocabulary - 1)) | (most < tl.max(counts, 0))
         token = drawn_from(
             p_candidates, tl.load(p_counters), counts_aside, masses_aside, likely, tl.max(masses, 0), bits, top,
@@ -318,7 +331,7 @@ def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_see
 def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen, row, groups, vocabulary, bits, top,
                   floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr, UNIT: tl.constexpr,
                   G: tl.constexpr, GROUPS: tl.constexpr):  # fmt: skip
-    """The same where top-k leaves few tokens: the groups that hold them are divided among the first programs."""
+    """The same if top-k leaves few tokens. The groups that contain them are divided among the first programs."""
     start, token = row * vocabulary, row * 0
     bound, count = top_groups(p_maxima, p_listed, groups, most, GROUPS)
     worker = tl.program_id(0)
@@ -329,7 +342,7 @@ def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen
             p_candidates, p_counters, p_listed, p_logits, p_seen, start, vocabulary, penalty, bound, count, worker,
             workers, G, MANY, LOAD,
         )  # fmt: skip
-        tl.debug_barrier()  # all candidates of this program are stored before it is counted
+        tl.debug_barrier()  # stores all candidates of this program before it is counted
         is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == workers - 1
         if is_last:
             token = drawn_from(
@@ -344,7 +357,7 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
                 p_logits, p_keys, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
                 HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr,
                 T: tl.constexpr, G: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
-    """Gather candidates; the last program of a row draws."""
+    """Gather candidates. The last program of a row draws."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
@@ -378,8 +391,8 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
 
 
 def tiles_of(rows: int, vocabulary: int) -> tuple[int, int]:
-    """Ids a tile, and tiles a program of the second and third launch. One row is spread over all SMs; programs of many
-    rows take several tiles, so that about two for each of 132 SMs begin with what they have to know of their row.
+    """Return the ids per tile, and the tiles per program of the second and third launch. One row is spread over all
+    SMs. With many rows a program has several tiles, because each program first reads the results of its row's chunks.
     """
     tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
     return tile, max(1, triton.cdiv(rows * triton.cdiv(vocabulary, tile), PROGRAMS))
@@ -395,7 +408,6 @@ def sample_on_device(
     seen: Array | None = None,
     log_probs: bool = False,
 ) -> None:
-    """Three launches."""
     rows, vocabulary = logits.shape
     device = logits.device
     logits, keys, settings, top_k = (contiguous(x) for x in (logits, keys, settings, top_k))
@@ -409,29 +421,29 @@ def sample_on_device(
     counters = empty((rows, 2), int32, device)
     candidates = empty((rows, MANY.value), int64, device)
     sizes = (vocabulary, chunks, rows * chunks)
-    cut = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile, "G": group}
-    # Weights add up to less than 2^62, and the likeliest token's is below 2^44.
+    common = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile, "G": group}
+    # The weights add up to less than 2^62, and the likeliest token's weight is below 2^44.
     unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()) - 1)
-    rest = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **cut}
+    drawing = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **common}
     warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
     launch(
         chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, seen, *sizes,
-        HAS_LOG_PROBS=log_probs, **cut, num_warps=warps,
+        HAS_LOG_PROBS=log_probs, **common, num_warps=warps,
     )  # fmt: skip
     launch(
-        bin_kernel, grid, tables, likely, partials, logits, settings, top_k, seen, *sizes, tiles, **rest,
+        bin_kernel, grid, tables, likely, partials, logits, settings, top_k, seen, *sizes, tiles, **drawing,
         num_warps=warps,
     )  # fmt: skip
     launch(
         draw_kernel, grid, *out, candidates, listed, maxima, tables, likely, counters, partials, logits, keys, settings,
-        top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **rest, num_warps=8, maxnreg=128,
+        top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **drawing, num_warps=8, maxnreg=128,
     )  # fmt: skip
 
 
-# --- What follows a draw: see `next_tokens` ---------------------------------------------------------------------------
+# --- The update of rows after a draw ----------------------------------------------------------------------------------
 
 
-ROWS = 32  # at a time
+ROWS = 32  # the most rows that the program updates at a time
 
 
 @triton.jit
@@ -439,33 +451,38 @@ def next_tokens_kernel(p_drawn, p_log_probs, p_stops, p_tokens, p_lengths, p_lef
                        p_ring_log_probs, p_step, rows, places, vocabulary, STOPS: tl.constexpr,
                        HAS_LOG_PROBS: tl.constexpr, OVERLAP: tl.constexpr, N: tl.constexpr,
                        B: tl.constexpr):  # fmt: skip
-    """One program of one warp; STOPS ids of each row in a tile N wide, a vocabulary of 0 where nothing is marked."""
+    """Update all rows in one program of one warp.
+
+    Args:
+        vocabulary: ids per row of `p_seen`; 0 if tokens are not marked.
+        STOPS: stop ids per row, in a tile of N columns.
+    """
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     step = tl.load(p_step)
     place = (step % places) * rows
     for start in range(0, rows, B):
         i_b = start + tl.arange(0, B)  # [B]
-        m_b = i_b < rows
-        token = tl.load(p_drawn + i_b, mask=m_b, other=-1)
-        left = tl.load(p_left + i_b, mask=m_b, other=0)
-        length = tl.load(p_lengths + i_b, mask=m_b, other=0)
-        position = tl.load(p_keys + i_b * 3 + 2, mask=m_b, other=0)
+        m_b = i_b < rows  # [B]
+        token = tl.load(p_drawn + i_b, mask=m_b, other=-1)  # [B]
+        left = tl.load(p_left + i_b, mask=m_b, other=0)  # [B]
+        length = tl.load(p_lengths + i_b, mask=m_b, other=0)  # [B]
+        position = tl.load(p_keys + i_b * 3 + 2, mask=m_b, other=0)  # [B]
         is_active = left > 0
-        is_stop = token == -1
+        is_stop = token == -1  # [B]
         if STOPS > 0:
             i_n = tl.arange(0, N)  # [N]
-            m = m_b[:, None] & (i_n < STOPS)[None, :]
+            m = m_b[:, None] & (i_n < STOPS)[None, :]  # [B, N]
             stop = tl.load(p_stops + i_b[:, None] * STOPS + i_n[None, :], mask=m, other=-1)  # [B, N]
-            is_stop = is_stop | (tl.max((stop == token[:, None]).to(tl.int32), 1) > 0)
-        tl.debug_barrier()  # all is read before anything of it changes
+            is_stop = is_stop | (tl.max((stop == token[:, None]).to(tl.int32), 1) > 0)  # [B]
+        tl.debug_barrier()  # finishes all loads before any store
         tl.store(p_ring + place + i_b, tl.where(is_active, token, -2), mask=m_b)
         if HAS_LOG_PROBS:
-            log_prob = tl.load(p_log_probs + i_b, mask=m_b, other=0)
+            log_prob = tl.load(p_log_probs + i_b, mask=m_b, other=0)  # [B]
             found = tl.where(is_active, log_prob, float("nan"))
             tl.store(p_ring_log_probs + place + i_b, found, mask=m_b)
         tl.store(p_left + i_b, tl.where(is_stop, 0, left - 1), mask=m_b & is_active)
-        m_token = m_b & is_active & (token != -1)
+        m_token = m_b & is_active & (token != -1)  # [B]
         tl.store(p_tokens + i_b, token, mask=m_token)
         tl.store(p_lengths + i_b, length + 1, mask=m_token)
         tl.store(p_keys + i_b * 3 + 2, position + 1, mask=m_token)
@@ -481,7 +498,6 @@ def next_tokens(
     out: tuple[()], drawn: Array, log_probs: Array, stops: Array, tokens: Array, lengths: Array, left: Array,
     keys: Array, seen: Array, ring: Array, ring_log_probs: Array, step: Array,
 ) -> None:  # fmt: skip
-    """One launch."""
     (places, rows), (_, count) = ring.shape, stops.shape
     launch(
         next_tokens_kernel, 1, drawn, log_probs, stops, tokens, lengths, left, keys, seen, ring, ring_log_probs, step,

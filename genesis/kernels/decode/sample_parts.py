@@ -1,18 +1,18 @@
-"""What the kernels of `sample` share: scores, weights, bins of scores, the settings of a row and its random bits.
+"""Shared parts of the kernels of `sample`: scores, weights, bins of scores, a row's settings and its random bits.
 
-Scores are float32: of wider logits, and of penalized ones, the rounded values; equal ones are drawn in order of ids.
-Weights are probabilities relative to the likeliest token's. They are computed in float64 and added up as integers, in
-units of 2^-44, so that sums are exact and do not depend on the order of atomics.
+Scores are float32; wider and penalized logits are rounded. Tokens with equal scores are ordered by id. Weights are
+probabilities relative to the likeliest token's. They are computed in float64 and added as integers, in units of 2^-44,
+so that sums are exact and do not depend on the order of atomics.
 
-Bins divide the scores from the greatest down to that of weight 2^-44 (or to the least score, if that comes first) into
-equal parts. Scores below have no bin and are not drawn.
+Bins divide the range of scores into equal parts. The range begins at the greatest score and ends at the score of weight
+2^-44, or at the least score if that is greater. Lower scores have no bin and are not drawn.
 
-A row with a small top-k needs no sums over all tokens. Chunks leave the greatest score of each group of ids. Of these
-about the k-th greatest is a bound which at least k tokens reach, and few more where the likeliest tokens are in
-different groups: of k in n groups, n · ln(n / (n - k)). Groups that reach it are read again, and no others.
+A row with a small top-k needs no sums over all tokens. Chunks store the greatest score of each group of ids. About the
+k-th greatest of these is a bound that at least k tokens reach. Few others reach it if the likeliest tokens are spread
+over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again.
 
-A row with so many candidates (equal logits, mostly) that they do not fit in a tile is bisected by one program. It
-passes over the whole row some twenty times for each bound, which takes milliseconds; few rows come here.
+If a row has more candidates than fit in a tile, mostly because logits are equal, one program bisects the scores. It
+reads the whole row about twenty times for each bound, which takes milliseconds. Few rows need this.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from genesis.kernels.pointwise.random import mul_hi_lo
 
 BINS = tl.constexpr(2048)
 SPREAD = tl.constexpr(30.498)  # 44 ln 2
-LEAST = tl.constexpr(-3.4028234663852886e38)  # of float32
-ENOUGH = tl.constexpr(1e300)  # instead of an infinity, whose product with 0 is NaN
+LEAST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32
+ENOUGH = tl.constexpr(1e300)  # replaces infinity, whose product with 0 is NaN
 
 
 @triton.jit
 def scores_of(x, p_seen, at, m, penalty):
-    """Logits x at the offsets `at`, penalized where they were seen; the least number where m is not set."""
+    """Return the scores of logits x at the offsets `at`, with penalties for seen ids, or LEAST where m is not set."""
     if p_seen is not None:
         wide = converted(x, tl.float64)
         changed = tl.where(wide > 0, wide / penalty, wide * penalty)
         x = tl.where(tl.load(p_seen + at, mask=m, other=0) != 0, changed, wide)
     score = converted(tl.minimum(tl.maximum(x, LEAST), -LEAST), tl.float32)
-    return tl.where(m, tl.where(score == 0, 0.0, score), LEAST)  # 0 and -0 are equal, and so must their bits be
+    return tl.where(m, tl.where(score == 0, 0.0, score), LEAST)  # gives 0 and -0 the same bits
 
 
 @triton.jit
 def ordered(score):
-    """An int32 that orders as the float32 does."""
+    """Return int32 keys in the order of the float32 scores."""
     bits = score.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def ordered_back(key):
-    """The float32 of such an int32."""
+    """Return the float32 scores of `ordered` keys."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -61,19 +61,19 @@ def weights_of(score, top, rate):
 
 @triton.jit
 def masses_of(weight, UNIT: tl.constexpr):
-    """Weights as integers; UNIT is that of the likeliest token."""
+    """Return weights as integers. The likeliest token has UNIT."""
     return (weight * UNIT + 0.5).to(tl.int64)
 
 
 @triton.jit
 def bin_of(score, top, per_bin):
-    """The bin of each score from `top` down to the last bin's."""
+    """Return the bin of each score. Bin 0 begins at `top`."""
     return tl.minimum((top - converted(score, tl.float64)) * per_bin, BINS - 1.0).to(tl.int32)
 
 
 @triton.jit
 def settings_of(p_settings, p_top_k, row, vocabulary):
-    """Temperature, top-p, min-p and penalty as float64, and how many tokens top-k leaves."""
+    """Load temperature, top-p, min-p and penalty as float64, and the number of tokens that top-k leaves."""
     p = p_settings + row * 4
     temperature, top_p = converted(tl.load(p), tl.float64), converted(tl.load(p + 1), tl.float64)
     min_p, penalty = converted(tl.load(p + 2), tl.float64), converted(tl.load(p + 3), tl.float64)
@@ -84,13 +84,14 @@ def settings_of(p_settings, p_top_k, row, vocabulary):
 
 @triton.jit
 def facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS: tl.constexpr):
-    """From what the chunks of a row gave: greatest score, its first id, whether all are finite, the score where the
-    last bin ends, bins a unit of score, and 1 / temperature."""
+    """Reduce the results of a row's chunks. Return the greatest score, its first id, whether all logits are finite, the
+    score at which the last bin ends, the bins per unit of score, and 1 / temperature.
+    """
     i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
-    m_c = i_c < chunks
+    m_c = i_c < chunks  # [CHUNKS]
     p = p_partials + row * chunks + i_c
-    best = tl.load(p, mask=m_c, other=-float("inf"))
-    first = tl.load(p + fields, mask=m_c, other=0)
+    best = tl.load(p, mask=m_c, other=-float("inf"))  # [CHUNKS]
+    first = tl.load(p + fields, mask=m_c, other=0)  # [CHUNKS]
     least = tl.min(tl.load(p + 2 * fields, mask=m_c, other=float("inf")), 0)
     is_finite = tl.max(tl.load(p + 3 * fields, mask=m_c, other=0), 0) == 0
     top = tl.max(best, 0)
@@ -104,7 +105,7 @@ def facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS: tl.conste
 
 @triton.jit
 def random_bits(p_keys, row):
-    """The 53 bits of `genesis.ops.sample.uniforms`, as uint64."""
+    """Return the 53 bits of `genesis.ops.sample.uniforms` as uint64."""
     p = p_keys + row * 3
     seed, sequence, position = tl.load(p), tl.load(p + 1), tl.load(p + 2)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
@@ -121,43 +122,42 @@ def random_bits(p_keys, row):
 
 @triton.jit
 def reached_by(share, whole):
-    """The least integer that is at least share · whole."""
+    """Return the least integer that is at least share · whole."""
     return converted(maths.ceil(share * converted(whole, tl.float64)), tl.int64)
 
 
 @triton.jit
 def share_of(mass, bits):
-    """The integer below u · mass of the uniform number u that the 53 bits are."""
+    """Return the integer part of u · mass, where u is the uniform number with these 53 bits."""
     return tl.umulhi(bits << 11, mass.to(tl.uint64)).to(tl.int64)
 
 
 # --- Candidates of a small top-k --------------------------------------------------------------------------------------
 
 
-GROUPS = 1024  # of a row, at most
-TOKENS = tl.constexpr(2048)  # that a program reads at a time
+GROUPS = 1024  # the most groups per row
+TOKENS = tl.constexpr(2048)  # tokens that a program reads at a time
 
 
 def group_of(vocabulary: int) -> int:
-    """Ids of a group."""
+    """Return the number of ids per group."""
     return max(16, triton.next_power_of_2(triton.cdiv(vocabulary, GROUPS)))
 
 
 @triton.jit
 def is_small(most, vocabulary, G: tl.constexpr):
-    """Whether top-k leaves so few tokens that candidates are found this way."""
+    """Return whether top-k leaves so few tokens that the candidates come from the groups."""
     return most <= tl.cdiv(vocabulary, 2 * G)
 
 
 @triton.jit
 def top_groups(p_maxima, p_listed, groups, most, N: tl.constexpr):
-    """A score, as `ordered` has it, that at least `most` and about 5/4 · most groups reach; these, listed and counted.
-
-    All programs of a row write the same list.
+    """Find a score that at least `most` and about 5/4 · most groups reach. Return its `ordered` key and the number of
+    these groups, and list them in `p_listed`. All programs of a row write the same list.
     """
     i_g = tl.arange(0, N)  # [N]
-    m = i_g < groups
-    key = ordered(tl.load(p_maxima + i_g, mask=m, other=LEAST))
+    m = i_g < groups  # [N]
+    key = ordered(tl.load(p_maxima + i_g, mask=m, other=LEAST))  # [N]
     low, high = tl.min(key, 0).to(tl.int64), tl.max(key, 0).to(tl.int64) + 1
     count = tl.sum(m.to(tl.int32), 0)
     while (high - low > 1) & (count > most + (most >> 2)):
@@ -167,26 +167,26 @@ def top_groups(p_maxima, p_listed, groups, most, N: tl.constexpr):
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
         count = tl.where(is_enough, number, count)
     bound = low.to(tl.int32)
-    m = m & (key >= bound)
+    m = m & (key >= bound)  # [N]
     tl.store(p_listed + tl.cumsum(m.to(tl.int32), 0) - 1, i_g, mask=m)
-    tl.debug_barrier()  # the program reads its list
+    tl.debug_barrier()  # the program reads its list next
     return bound, count
 
 
 @triton.jit
 def gather_top(p_candidates, p_count, p_listed, p_logits, p_seen, start, vocabulary, penalty, bound, count, worker,
                workers, G: tl.constexpr, MANY: tl.constexpr, LOAD: tl.constexpr):  # fmt: skip
-    """Add this program's candidates of the listed groups: tokens that reach the bound."""
+    """Store this program's candidates: the tokens of its listed groups that reach the bound."""
     i_n = tl.arange(0, TOKENS)  # [TOKENS]
     for first in range(worker * (TOKENS // G), count, workers * (TOKENS // G)):
-        place = first + i_n // G
-        i = tl.load(p_listed + place, mask=place < count, other=0, cache_modifier=".cg") * G + i_n % G
-        m = (place < count) & (i < vocabulary)
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
-        key = ordered(scores_of(x, p_seen, start + i, m, penalty))
-        m = m & (key >= bound)
-        slot = tl.atomic_add(p_count + tl.zeros((TOKENS,), tl.int32), 1, mask=m, sem="relaxed")
-        packed = ((~key).to(tl.int64) << 32) | i.to(tl.int64)
+        place = first + i_n // G  # [TOKENS]
+        i = tl.load(p_listed + place, mask=place < count, other=0, cache_modifier=".cg") * G + i_n % G  # [TOKENS]
+        m = (place < count) & (i < vocabulary)  # [TOKENS]
+        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [TOKENS]
+        key = ordered(scores_of(x, p_seen, start + i, m, penalty))  # [TOKENS]
+        m = m & (key >= bound)  # [TOKENS]
+        slot = tl.atomic_add(p_count + tl.zeros((TOKENS,), tl.int32), 1, mask=m, sem="relaxed")  # [TOKENS]
+        packed = ((~key).to(tl.int64) << 32) | i.to(tl.int64)  # [TOKENS]
         tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
 
 
@@ -199,13 +199,13 @@ T = tl.constexpr(1024)
 @triton.jit
 def tokens_above(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, key, UNIT: tl.constexpr,
                  LOAD: tl.constexpr):  # fmt: skip
-    """Number and mass of the tokens whose scores are above that of `key`."""
-    count, mass = tl.zeros((T,), tl.int64), tl.zeros((T,), tl.int64)
+    """Return the number and mass of the tokens with scores above the score of `key`."""
+    count, mass = tl.zeros((T,), tl.int64), tl.zeros((T,), tl.int64)  # [T] each
     for first in range(0, vocabulary, T):
         i = first + tl.arange(0, T)  # [T]
-        m = i < vocabulary
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
-        score = scores_of(x, p_seen, start + i, m, penalty)
+        m = i < vocabulary  # [T]
+        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
+        score = scores_of(x, p_seen, start + i, m, penalty)  # [T]
         m = m & (converted(score, tl.float64) >= floor) & (ordered(score) > key)
         count += m.to(tl.int64)
         mass += tl.where(m, masses_of(weights_of(score, top, rate), UNIT), 0)
@@ -215,14 +215,15 @@ def tokens_above(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate,
 @triton.jit
 def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, total, bits, top_p, min_p, most, is_cut,
              UNIT: tl.constexpr, LOAD: tl.constexpr):  # fmt: skip
-    """The token that the row draws; arguments as in `resolved`.
+    """Return the token that the row draws; see `resolved` for the arguments.
 
-    Four times the least key is found that has no more than so many tokens (or so much mass) above it: for top-k, top-p,
-    min-p, and the draw. It belongs to the token with which the bound is exceeded, and to its equals.
+    Bisection finds the least key that has at most a target number of tokens, or mass, above it. This is done for top-k,
+    top-p, min-p and the draw. The key belongs to the token that exceeds the target, and to its equals.
     """
     kept, target = total, most - 1
     key = ordered(converted(top, tl.float32)).to(tl.int64)
     mass, each = total * 0, total * 0
+    # Find the bounds of top-k, top-p and min-p, then the key of the drawn token.
     for question in range(4):
         is_wanted = (question == 3) | ((question == 0) & is_cut)
         is_wanted = is_wanted | ((question == 1) & (top_p < 1)) | ((question == 2) & (min_p > 0))
@@ -232,7 +233,9 @@ def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, tot
         if question == 3:
             target = share_of(kept, bits)
         high = ordered(converted(top, tl.float32)).to(tl.int64)
-        low = tl.where(is_wanted, ordered(converted(floor, tl.float32)).to(tl.int64) - 1, high)  # may be rounded up
+        low = tl.where(
+            is_wanted, ordered(converted(floor, tl.float32)).to(tl.int64) - 1, high
+        )  # the floor may be too high
         count, mass = total * 0, total * 0
         while low < high:
             middle = (low + high) >> 1
@@ -253,13 +256,14 @@ def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, tot
                 kept = tl.minimum(kept, mass + (least - mass + each - 1) // each * each)
             elif question == 2:
                 kept = tl.minimum(kept, mass)
-    rest = (target - mass) // each  # of the equal tokens, those with lower ids
+    # Find the drawn token among its equals, which are ordered by id.
+    rest = (target - mass) // each  # equal tokens with lower ids
     token = rest * 0
     for first in range(0, vocabulary, T):
-        i = first + tl.arange(0, T)
-        m = i < vocabulary
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
-        equal = (m & (ordered(scores_of(x, p_seen, start + i, m, penalty)) == key)).to(tl.int64)
+        i = first + tl.arange(0, T)  # [T]
+        m = i < vocabulary  # [T]
+        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
+        equal = (m & (ordered(scores_of(x, p_seen, start + i, m, penalty)) == key)).to(tl.int64)  # [T]
         token += tl.sum(tl.where((equal > 0) & (tl.cumsum(equal, 0) - equal == rest), i, 0), 0)
-        rest -= tl.sum(equal, 0)  # below 0 once it was found
+        rest -= tl.sum(equal, 0)  # negative once the token is found
     return token

@@ -1,8 +1,10 @@
-"""Kernels of the sum over ranks, of the gradients' norm and of the factor that clips them.
+"""Kernels of the gradients' norm, of the factor that clips gradients, and of the sum over ranks.
 
-A norm is partial sums at fixed cuts, then one small program. Squares are added in float32 (float64 for float64) within
-a lane of a program and in float64 from there on, always in the same order, so results do not depend on timing or on the
-GPU.
+Reference: `genesis/ops/gradients.py`.
+
+Programs store partial sums of fixed spans, and one small program adds them. A lane accumulates squares in float32
+(float64 for float64); lanes and spans are added in float64. The order is fixed, so results do not depend on timing or
+on the GPU.
 """
 
 from __future__ import annotations
@@ -20,33 +22,37 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, float_argument, needs_int64, offsets, work_type
-from genesis.kernels.optim.step_constants import apart, exact
+from genesis.kernels.optim.step_constants import exact, updated_in_place
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.ops.gradients import NORM_SPAN
 from genesis.ops.shape import contiguous
 
-BLOCK = 2048  # elements of a span at a time; longer tiles and spans were up to 12 % slower on an H200
-FINAL = 8192  # partial sums that the last program takes at a time
+BLOCK = 2048  # elements of a span that are loaded at a time; on an H200 longer tiles and spans are up to 12 % slower
+FINAL = 8192  # partial sums that the last program loads at a time
 
 
 @triton.jit
 def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.constexpr,
                INT64: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The sum of |x|^order over this program's span; ORDER is 2, or 0 for the largest |x| (NaN where one is), or 1."""
+    """Store the sum of |x|^order over this program's span.
+
+    Args:
+        ORDER: 2 for squares, 0 for the largest |x| (NaN if an element is NaN), 1 for any other order.
+    """
     i_program = tl.program_id(0)
     start = (i_program.to(tl.int64) if INT64 else i_program) * SPAN
-    acc = tl.zeros((BLOCK,), WORK)
+    acc = tl.zeros((BLOCK,), WORK)  # [BLOCK]
     for at in range(0, tl.minimum(n - start, SPAN), BLOCK):
-        i = start + at + tl.arange(0, BLOCK)
-        x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=i < n, other=0), WORK)
+        i = start + at + tl.arange(0, BLOCK)  # [BLOCK]
+        x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=i < n, other=0), WORK)  # [BLOCK]
         if ORDER == 2:
             acc += x * x
         elif ORDER == 0:
             x = tl.abs(x)
-            acc = tl.where((x > acc) | (x != x), x, acc)
+            acc = tl.where((x > acc) | (x != x), x, acc)  # [BLOCK]
         else:
             acc += tl.where(i < n, maths.power(tl.abs(x), tl.full(x.shape, order, WORK)), 0.0)
-    wide = acc.to(tl.float64)
+    wide = acc.to(tl.float64)  # [BLOCK]
     if ORDER == 0:
         bad = tl.max((wide != wide).to(tl.int32), 0)
         found = tl.where(bad > 0, float("nan"), tl.max(tl.where(wide == wide, wide, 0.0), 0))
@@ -57,12 +63,12 @@ def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.cons
 
 @triton.jit
 def whole_norm(p_parts, count, order, ORDER: tl.constexpr, BLOCK: tl.constexpr):
-    """The norm from the partial sums, in float64."""
-    acc = tl.zeros((BLOCK,), tl.float64)
+    """Return the norm in float64, computed from the partial sums."""
+    acc = tl.zeros((BLOCK,), tl.float64)  # [BLOCK]
     for at in range(0, count, BLOCK):
-        i = at + tl.arange(0, BLOCK)
-        x = tl.load(p_parts + i, mask=i < count, other=0)
-        acc = tl.where((x > acc) | (x != x), x, acc) if ORDER == 0 else acc + x
+        i = at + tl.arange(0, BLOCK)  # [BLOCK]
+        x = tl.load(p_parts + i, mask=i < count, other=0)  # [BLOCK]
+        acc = tl.where((x > acc) | (x != x), x, acc) if ORDER == 0 else acc + x  # [BLOCK]
     if ORDER == 0:
         bad = tl.max((acc != acc).to(tl.int32), 0)
         return tl.where(bad > 0, float("nan"), tl.max(tl.where(acc == acc, acc, 0.0), 0))
@@ -79,7 +85,7 @@ def norm_kernel(p_o, p_parts, count, order, ORDER: tl.constexpr, BLOCK: tl.const
 @triton.jit
 def factor_kernel(p_report, p_loss, p_parts, count, stride, limit, HAS_LIMIT: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    """Loss, norm, factor and mark from the loss and the partial sums of squares."""
+    """Store loss, norm, factor and mark, computed from the loss and the partial sums of squares."""
     norm = converted(whole_norm(p_parts, count, 2.0, 2, BLOCK), tl.float32)
     loss = converted(tl.load(p_loss), tl.float32)
     store_report(p_report, loss, norm, stride, limit, HAS_LIMIT)
@@ -88,7 +94,7 @@ def factor_kernel(p_report, p_loss, p_parts, count, stride, limit, HAS_LIMIT: tl
 @triton.jit
 def factor_of_ranks_kernel(p_report, p_figures, losses, count, stride, limit, HAS_LIMIT: tl.constexpr,
                            BLOCK: tl.constexpr):  # fmt: skip
-    """The same from float64 figures: losses, which are added in float32 and in their order, then partial sums."""
+    """The same from float64 figures: first the losses, which are added in order in float32, then the partial sums."""
     norm = converted(whole_norm(p_figures + losses, count, 2.0, 2, BLOCK), tl.float32)
     loss = converted(tl.load(p_figures), tl.float32)
     for i in range(1, losses):
@@ -102,7 +108,7 @@ def store_report(p_report, loss, norm, stride, limit, HAS_LIMIT: tl.constexpr):
     factor = exact(1.0)
     if HAS_LIMIT:
         factor = exact(limit) / (norm.to(tl.float64) + 1e-6)
-        factor = tl.where(factor > 1, exact(1.0), factor)  # NaN stays
+        factor = tl.where(factor > 1, exact(1.0), factor)  # keeps NaN
     tl.store(p_report, loss)
     tl.store(p_report + stride, norm)
     tl.store(p_report + 2 * stride, converted(factor, tl.float32) + mark)
@@ -110,7 +116,7 @@ def store_report(p_report, loss, norm, stride, limit, HAS_LIMIT: tl.constexpr):
 
 
 def _sum_powers(parts: Array, x: Array, of: int, order: float, kind: int) -> None:
-    """The partial sums of one array, which is a part of `of` elements."""
+    """Store the partial sums of x, which is a part of an array of `of` elements."""
     work = work_type(x.dtype)
     sizes, sx = collapse(x.shape, x.strides)
     launch(
@@ -122,7 +128,7 @@ def _sum_powers(parts: Array, x: Array, of: int, order: float, kind: int) -> Non
 
 
 def _parts(arrays: tuple[Array, ...], order: float, kind: int, device: Any) -> tuple[Array, int]:
-    """Partial sums of all arrays, and how many they are."""
+    """Return a buffer with the partial sums of all arrays, and their number."""
     counts = [triton.cdiv(x.size, NORM_SPAN) for x in arrays]
     parts = empty((max(sum(counts), 1),), float64, device)
     at = 0
@@ -132,16 +138,16 @@ def _parts(arrays: tuple[Array, ...], order: float, kind: int, device: Any) -> t
     return parts, at
 
 
-def _final(count: int) -> dict[str, int]:
+def _final_tile(count: int) -> dict[str, int]:
     block = min(FINAL, max(16, triton.next_power_of_2(count)))
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 128))}
 
 
 def norm_into(out: Array, arrays: tuple[Array, ...], order: float) -> None:
-    """(Σ |x|^order)^(1/order) over all arrays, into a 0-d array."""
+    """Store (Σ |x|^order)^(1/order) over all arrays into the 0-d array `out`."""
     kind = {2.0: 2, math.inf: 0}.get(float(order), 1)
     parts, count = _parts(arrays, order, kind, out.device)
-    launch(norm_kernel, 1, out, parts, count, Double(order), ORDER=kind, **_final(count))
+    launch(norm_kernel, 1, out, parts, count, Double(order), ORDER=kind, **_final_tile(count))
 
 
 @cuda_impl("total_norm")
@@ -155,12 +161,12 @@ def total_norm(out: Array, *arrays: Array, ord: float) -> None:
 
 @cuda_impl("clip_factor")
 def clip_factor(out: tuple[()], report: Array, loss: Array, *arrays: Array, max_norm: float | None) -> None:
-    """report = (loss, norm, factor, mark): two launches for gradients in one piece."""
+    """Store report = (loss, norm, factor, mark), in two launches if there is one gradient array."""
     parts, count = _parts(tuple(x for x in arrays if x.size), 2.0, 2, report.device)
-    with apart(report) as (report,):
+    with updated_in_place(report) as (report,):
         launch(
             factor_kernel, 1, report, loss, parts, count, report.strides[0], Double(max_norm or 0.0),
-            HAS_LIMIT=max_norm is not None, **_final(max(count, 1)),
+            HAS_LIMIT=max_norm is not None, **_final_tile(max(count, 1)),
         )  # fmt: skip
 
 
@@ -174,36 +180,37 @@ def square_spans(out: Array, x: Array, *, of: int) -> None:
 def clip_factor_of_ranks(out: tuple[()], report: Array, figures: Array, *, losses: int, max_norm: float | None) -> None:
     count = figures.size - losses
     figures = contiguous(figures)
-    with apart(report) as (report,):
+    with updated_in_place(report) as (report,):
         launch(
             factor_of_ranks_kernel, 1, report, figures, losses, count, report.strides[0], Double(max_norm or 0.0),
-            HAS_LIMIT=max_norm is not None, **_final(max(count, 1)),
+            HAS_LIMIT=max_norm is not None, **_final_tile(max(count, 1)),
         )  # fmt: skip
 
 
 # --- The sum over ranks -----------------------------------------------------------------------------------------------
 
 
-TILE = 1024  # elements: 16 bytes of a 2-byte type for each of 128 threads
+TILE = 1024  # elements per program: 16 bytes of a 2-byte type for each of 128 threads
 
 
 @triton.jit
 def rank_sum_kernel(p_o, p_own, p_others, n, s_row, RANK: tl.constexpr, OTHERS: tl.constexpr,
                     ADDS: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """total = ((… + rank 0's) + rank 1's) + … in WORK, stored once."""
+    """Compute total = ((… + rank 0's) + rank 1's) + … in WORK, and store it once."""
     i, m = positions(n, TILE, INT64)  # [TILE]
     o_row = i * 0
-    own = converted(tl.load(p_own + i, mask=m), WORK)
+    own = converted(tl.load(p_own + i, mask=m), WORK)  # [TILE]
     if ADDS:
-        acc = converted(tl.load(p_o + i, mask=m), WORK)
+        acc = converted(tl.load(p_o + i, mask=m), WORK)  # [TILE]
     elif RANK == 0:
         acc = own
     else:
-        acc = converted(tl.load(p_others + i, mask=m), WORK)
-    for q in tl.static_range(OTHERS + 1):  # the sum has begun with the first of its terms: 0 + -0 would be 0
+        acc = converted(tl.load(p_others + i, mask=m), WORK)  # [TILE]
+    # The sum begins with its first term rather than with 0, because 0 + -0 is 0.
+    for q in tl.static_range(OTHERS + 1):
         if q == RANK and (ADDS or q > 0):
             acc += own
-        if q < OTHERS:  # row q holds rank q's values, or rank q + 1's behind this one's
+        if q < OTHERS:  # row q holds the values of rank q, or of rank q + 1 from this rank on
             if ADDS or q > 0 or RANK == 0:
                 acc += converted(tl.load(p_others + o_row + i, mask=m), WORK)
             o_row += s_row
@@ -212,7 +219,7 @@ def rank_sum_kernel(p_o, p_own, p_others, n, s_row, RANK: tl.constexpr, OTHERS: 
 
 @cuda_impl("rank_sum")
 def rank_sum(out: tuple[()], total: Array, own: Array, others: Array, *, rank: int, adds: bool) -> None:
-    """One pass: W values are read, one is written."""
+    """Add in one pass, which reads one value per rank and writes one."""
     n, work = own.size, work_type(own.dtype)
     launch(
         rank_sum_kernel, triton.cdiv(n, TILE), total, own, others, n, others.strides[0],

@@ -1,9 +1,9 @@
-"""What the kernels of optimizer steps share: the few constants of a step, made on the device, and in-place operands.
+"""Shared parts of optimizer kernels: the constants of a step, computed on the device, and operands updated in place.
 
-Learning rate, step count and gradient scale may be numbers or 0-d arrays, which are never read back: a single program
-computes from them, in float64, the constants that all elements share (powers of β, say). A gradient scale of NaN leaves
-the step out: nothing is stored. Numbers change from step to step and would each leave a plan behind, so plans are kept
-only where these inputs are arrays.
+Learning rate, step count and gradient scale are numbers or 0-d arrays, which the host never reads. One program computes
+in float64 the constants that all elements share, such as powers of β. If the gradient scale is NaN, the step is skipped
+and stores nothing. Numbers change from step to step, and each would record another launch plan, so plans are kept only
+if all three inputs are arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STREAMS = tl.constexpr(STREAMS)
 
 @triton.jit
 def scalar(x, IS_NUMBER: tl.constexpr):
-    """A number, or the element of a 0-d array, in float64."""
+    """Return a number, or the element of a 0-d array, in float64."""
     return tl.full((), x, tl.float64) if IS_NUMBER else converted(tl.load(x), tl.float64)
 
 
@@ -40,15 +40,13 @@ def put(p_c, AT: tl.constexpr, value):
 
 @triton.jit
 def exact(x):
-    """A number argument in float64."""
+    """Return a number argument in float64."""
     return tl.full((), x, tl.float64)
 
 
 @triton.jit
 def note(p_c, p_s, step, scale, first, each, NUMBERS: tl.constexpr):
-    """The gradient scale in float64. It is noted whether it is a number, as otherwise the step is left out, and where
-    the step's noise begins.
-    """
+    """Return the gradient scale in float64. Store whether it is a number, and where the noise begins."""
     c = scalar(scale, NUMBERS & 4)
     put(p_c, 9, (c == c).to(tl.float64))
     if p_s is not None:
@@ -60,8 +58,8 @@ def note(p_c, p_s, step, scale, first, each, NUMBERS: tl.constexpr):
 
 @triton.jit
 def step_mask(m, p_c):
-    """The mask of a store of a step, which holds nothing where the step is left out."""
-    made = tl.zeros(m.shape, p_c.dtype.element_ty) + tl.load(p_c + 9)  # the interpreter cannot spread a scalar bool
+    """Return the mask m of a store, or an empty mask if the step is skipped."""
+    made = tl.zeros(m.shape, p_c.dtype.element_ty) + tl.load(p_c + 9)  # the interpreter cannot broadcast a scalar bool
     return m & (made != 0)
 
 
@@ -69,27 +67,28 @@ def step_constants(
     kernel: Any, dtype: DType, like: Array, scalars: tuple[DeviceScalar, DeviceScalar, DeviceScalar],
     hyper: tuple[float, ...], choices: tuple[bool, ...] = (), noise: Noise | None = None, **constants: Any,
 ) -> tuple[Array, Array | None]:  # fmt: skip
-    """The constants of a step.
+    """Compute the constants of a step on the device of `like`.
 
     Args:
         kernel: `kernel(values, starts, lr, step, scale, first, each, hyper, choices, NUMBERS)` under `triton.jit`.
-        dtype: what they are rounded to, once.
+        dtype: type that the constants are rounded to, once.
         scalars: learning rate, step count, gradient scale.
-        hyper, choices: the rule's own.
+        hyper: hyperparameters of the rule.
+        choices: boolean options of the rule.
 
     Returns:
-        Their values `[10]`, of which the last says whether the step is made; and the first counters of its noise, int64
-        `[3]`, None where nothing is rounded at random.
+        The constants `[10]`; the last is 0 if the step is skipped. The first counters of the noise, int64 `[3]`, or
+        None without stochastic rounding.
     """
     values = empty((10,), dtype, like.device)
     starts = None if noise is None else empty((STREAMS,), int64, like.device)
-    given = sum(1 << i for i, x in enumerate(scalars) if not isinstance(x, Array))
-    if given:
+    numbers = sum(1 << i for i, x in enumerate(scalars) if not isinstance(x, Array))
+    if numbers:
         forget_plan()
     launch(
         kernel, 1, values, starts, *(x if isinstance(x, Array) else Double(x) for x in scalars),
         noise.first if noise else 0, noise.each if noise else 0, tuple(Double(x) for x in hyper), choices,
-        **constants, NUMBERS=given, num_warps=1,
+        **constants, NUMBERS=numbers, num_warps=1,
     )  # fmt: skip
     return values, starts
 
@@ -100,13 +99,13 @@ def same(x):
 
 
 @contextmanager
-def apart(*arrays: Array) -> Iterator[list[Array]]:
-    """Arrays to change in place; expanded views, whose elements share memory, as copies that are written back."""
-    own = [empty(x.shape, x.dtype, x.device) if x.overlaps_itself() else x for x in arrays]
-    for x, copy in zip(arrays, own, strict=True):
-        if copy is not x:
-            elementwise(same, copy, x)
-    yield own
-    for x, copy in zip(arrays, own, strict=True):
-        if copy is not x:
-            elementwise(same, x, copy)
+def updated_in_place(*arrays: Array) -> Iterator[list[Array]]:
+    """Yield arrays that a kernel can update in place. An expanded view becomes a copy that is written back."""
+    targets = [empty(x.shape, x.dtype, x.device) if x.overlaps_itself() else x for x in arrays]
+    for x, target in zip(arrays, targets, strict=True):
+        if target is not x:
+            elementwise(same, target, x)
+    yield targets
+    for x, target in zip(arrays, targets, strict=True):
+        if target is not x:
+            elementwise(same, x, target)
