@@ -42,7 +42,7 @@ def escape(text: object) -> str:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name that `name` most likely means, by spelling or by its set of letters; None if there is no match.
+    """Return the name that `name` most likely means, by spelling or by its letters; None if nothing matches.
 
     Case is ignored, and `-` equals `_`. `cutoff` is the required similarity, from 0 to 1 (identical).
     """

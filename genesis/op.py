@@ -144,8 +144,8 @@ class Op:
         infer: `infer(*inputs, **attrs)` returns the output `Spec`, or several; it raises ShapeError or DTypeError.
         vjp: `vjp(ctx, *grads)` returns one gradient (or None) per input, computed with ops on arrays; None if the op
             has no gradient. The tape sums gradients of broadcast operands to the operand's shape.
-        saves: values that backward reads: indices of inputs, "out" for all outputs, "out1" for output 1; or a function
-            of which inputs need a gradient (a matmul with a constant saves only the constant).
+        saves: values that backward reads: indices of inputs, "out" for all outputs, "out1" for output 1. Or a function
+            of `needs` that returns these (a matmul with a constant saves only the constant).
         view: `view(array, **attrs) -> Array`, for ops that only change shape, strides and offset; nothing runs.
         flops: arithmetic operations per call, `flops(inputs, outputs, attrs)`; None means one per output element.
         elementwise: True if each output element depends only on the same (broadcast) element of the inputs. `out` may

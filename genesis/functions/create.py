@@ -224,7 +224,7 @@ def linspace(
 
 
 def kind_and_place(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, Device]:
-    """Return `dtype` and `device`, with those of x as defaults."""
+    """Return `dtype` and `device`, by default x's own."""
     a = array_of(x, name)
     return a.dtype if dtype is None else as_dtype(dtype), a.device if device is None else as_device(device)
 

@@ -38,7 +38,7 @@ def dlpack_device(device: Device) -> tuple[int, int]:
 
 
 def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
-    """Return a capsule over `array`; the arguments are those of `__dlpack__` in the array API standard.
+    """Return a capsule over `array`; the arguments are as for `__dlpack__` in the array API standard.
 
     Args:
         stream: address of the consumer's stream; None or 1 for the default stream, -1 for no synchronization. Must be
@@ -76,7 +76,7 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
 def from_dlpack(source: Any) -> Tensor:
     """Return a tensor over the memory of any object with `__dlpack__`, on the host or on CUDA.
 
-    Read-only memory is copied. Raises: DTypeError, for an element type that Genesis lacks; DeviceError, for memory of
+    Read-only memory is copied. Raises DTypeError for an element type that Genesis lacks, DeviceError for memory of
     other devices.
     """
     # Take the capsule; a CUDA producer synchronizes with our stream.
@@ -166,7 +166,7 @@ def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
 def from_cuda_array_interface(source: Any) -> Array:
     """Return an array over the CUDA memory that `source` describes; our stream waits for the producer's.
 
-    Raises: DTypeError, for a dtype that Genesis lacks, and for masked memory.
+    Raises DTypeError for a dtype that Genesis lacks, and for masked memory.
     """
     facts = source.__cuda_array_interface__
     if facts.get("mask") is not None:

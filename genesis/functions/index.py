@@ -134,7 +134,7 @@ def _selected(x: Any, mask: Array) -> Any:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """Run `x[index] = value`: write into x's memory; the value broadcasts and is cast to x's dtype.
 
-    If integer arrays repeat an index, the last value wins. Raises: as `getitem`; ShapeError.
+    If integer arrays repeat an index, the last value wins. Raises as `getitem` does; also ShapeError.
     """
     # Read the value, and decide what the index does.
     value = _as_value(value, x.array)
@@ -464,7 +464,7 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 @public
 def masked_scatter_(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Overwrite the elements of x where `mask` (which broadcasts to x) is true by those of `source`, in order.
+    """Overwrite the elements of x where `mask` (which broadcasts to x) is true with the elements of `source`.
 
     Raises:
         ShapeError: if the source has fewer elements than the mask selects.

@@ -238,7 +238,7 @@ class Methods:
     def masked_scatter(self, mask: Tensor, source: Tensor) -> Tensor:
         """Compute `masked_scatter_` on a copy of x, broadcast to the mask's shape."""
     def masked_scatter_(self, mask: Tensor, source: Tensor) -> Self:
-        """Overwrite the elements of x where `mask` (which broadcasts to x) is true by those of `source`, in order."""
+        """Overwrite the elements of x where `mask` (which broadcasts to x) is true with the elements of `source`."""
     def masked_select(self, mask: Tensor) -> Tensor:
         """Return the elements where `mask` is true (both broadcast) as a vector, in row-major order."""
     def matmul(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:

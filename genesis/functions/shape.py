@@ -192,7 +192,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return `length` elements of dimension `dim` from `start` on; a negative start counts from the end.
 
-    Raises: IndexRangeError, with dimension, size and range.
+    Raises IndexRangeError with dimension, size and range.
     """
     shape, dim = _dimension("narrow", x, dim, IndexRangeError)
     size = shape[dim]
@@ -283,7 +283,7 @@ def _listed(name: str, tensors: Any) -> tuple[Any, ...]:
 def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped.
 
-    Raises: ShapeError, if shapes differ outside `dim`.
+    Raises ShapeError if shapes differ outside `dim`.
     """
     tensors = _listed("cat", tensors)
     arrays = [array_of(t, "cat") for t in tensors]

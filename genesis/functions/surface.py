@@ -87,7 +87,7 @@ def _wrong(value: Any, function: str, name: str, expected: str) -> DTypeError:
 def integer(value: Any, function: str, name: str = "") -> int:
     """Return an integer: Python's, numpy's, or the value of a 0-d integer tensor (blocks).
 
-    Raises: DTypeError, for everything else, including bools and floats with integer values.
+    Raises DTypeError for everything else, including bools and floats with integer values.
     """
     if type(value) is int:
         return value
@@ -222,7 +222,7 @@ class _Form:
     def bind(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with keywords renamed to the function's own and converted.
 
-        Raises: KeywordError, for an unknown keyword; UsageError, for two names of one parameter.
+        Raises KeywordError for an unknown keyword, UsageError for two names of one parameter.
         """
         renamed = {}
         for keyword, value in given.items():

@@ -129,7 +129,7 @@ def multiply_quantized(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
 
 
 def multiply_scaled(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
-    """Set out = x @ weight, with the rows of the weight quantised, and those of x multiplied by the weight's scales."""
+    """Set out = x @ weight, both quantised by rows; x is first multiplied by the weight's scales."""
     columns, factors = quantized(weight)
     codes, scale = quantized(x, factors)
     with scratch(out.shape, np.float32) as product, np.errstate(invalid="ignore", over="ignore"):

@@ -411,7 +411,7 @@ def _embedding_infer(ids: Array, weight: Array) -> Spec:
 
 
 def _embedding_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
-    """dweight as `embedding_backward`; an accumulated gradient, as of a tied head, gets only the rows of its ids."""
+    """dweight as `embedding_backward`; an accumulated gradient (of a tied head) gets only the rows of its ids."""
     accumulated = ctx.take_accumulated(1)
     if accumulated is not None:
         total = accumulated.array if accumulated.is_own else copy(accumulated.array)

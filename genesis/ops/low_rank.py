@@ -97,7 +97,7 @@ class Operands(NamedTuple):
 
 
 def split_pairs(inputs: Sequence[Any], low_rank: LowRank | None) -> tuple[list[Any], Operands | None]:
-    """Split inputs into the op's own and those of the pairs."""
+    """Split inputs into the op's own and the pairs'."""
     if low_rank is None:
         return list(inputs), None
     own, rest = list(inputs[: -low_rank.inputs]), inputs[-low_rank.inputs :]
