@@ -315,9 +315,9 @@ class TestStateOfAnotherRun:
     @pytest.mark.parametrize(
         "overrides, named",
         [
-            (("optim.name=lion",), "holds"),
-            (("optim.name=muon",), "holds"),
-            (("optim.name=adafactor",), "holds"),
+            (("optim.name=lion",), "saved state of parameter"),
+            (("optim.name=muon",), "saved state of parameter"),
+            (("optim.name=adafactor",), "saved state of parameter"),
             (("model.config.num_hidden_layers=2",), "layers.1"),
             (("model.config.intermediate_size=48",), "mlp"),
             (("model.config.model_type=qwen2", "model.config.num_key_value_heads=2"), "self_attn"),
