@@ -43,13 +43,7 @@ DTYPES = {"b": bool_, "i8": int8, "i16": int16, "bf16": bfloat16, "f32": float32
 BOUNDS = {"+": (0.5, 2.0), "?": (0.0, 1.0)}
 
 
-class Arguments(NamedTuple):
-    """The arguments of an op."""
-
-    inputs: tuple[Any, ...]
-    attrs: dict[str, Any]
-
-
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # inputs and attributes of a call
 Make = Callable[["Request"], Arguments]
 
 
@@ -58,18 +52,15 @@ class Request:
     """A call to build: the op, the shape under the dimension letters of its kind, the axes, and where values go.
 
     Attributes:
-        letters: one name for each number of the shape; empty for ops that take any shape.
-        axes: one dimension, several, or None for all.
-        dtype: of floats (or integers) that the call does not name otherwise.
         rng: draws all values of the call in order, so equal requests build equal calls.
     """
 
     op: Op
     shape: Shape
-    axes: Axes
-    dtype: DType
+    axes: Axes  # one dimension, several, or None for all
+    dtype: DType  # of floats (or integers) that the call does not name otherwise
     device: Device
-    letters: str = ""
+    letters: str = ""  # one name for each number of the shape; empty for ops that take any shape
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
     @functools.cached_property
@@ -142,7 +133,7 @@ def call(operands: str, **attrs: Any) -> Make:
         inputs = tuple(r.operand(word) for word in operands.split())
         made = {name: value(r) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
         where = {"device": r.device} if not inputs and r.device != CPU else {}  # an op without inputs is told
-        return Arguments(inputs, made | where)
+        return inputs, made | where
 
     return make
 
@@ -151,25 +142,26 @@ def call(operands: str, **attrs: Any) -> Make:
 
 
 def elementwise(r: Request) -> Arguments:
-    """Builds operands from 0.5 to 2, a range that logarithms, roots and quotients take."""
+    """Operands from 0.5 to 2, a range that logarithms, roots and quotients take."""
     return call("*:+ " * r.op.operands)(r)
 
 
 def of_user(user: UserOp, r: Request) -> Arguments:
-    """Builds what the `sample` of a user's op returns; without one, arrays of the shape for all inputs."""
+    """The arrays that the `sample` of a user's op returns; without one, arrays of the shape for all inputs."""
+    attrs = dict(user.attrs)
     if user.sample is None:
-        return Arguments(tuple(r.array(r.shape, "+") for _ in user.inputs), dict(user.attrs))
+        return tuple(r.array(r.shape, "+") for _ in user.inputs), attrs
     with UserCode(f"the sample of {user.name}"):
         arrays = [np.asarray(x) for x in user.sample(r.shape, r.dtype)]
     if len(arrays) != len(user.inputs):
         raise UsageError(f"the sample of {user.name} gave {len(arrays)} arrays for {len(user.inputs)} inputs")
-    return Arguments(tuple(r.placed(x, as_dtype(x.dtype)) for x in arrays), dict(user.attrs))
+    return tuple(r.placed(x, as_dtype(x.dtype)) for x in arrays), attrs
 
 
 def transposed(r: Request) -> Arguments:
-    """Builds a matrix `[n, m]` that is stored as `[m, n]`."""
+    """A matrix `[n, m]` that is stored as `[m, n]`."""
     rows, columns = r.shape
-    return Arguments((r.array((columns, rows)).view((rows, columns), (1, rows)),), {})
+    return (r.array((columns, rows)).view((rows, columns), (1, rows)),), {}
 
 
 def one_axis(r: Request) -> int:
@@ -179,22 +171,11 @@ def one_axis(r: Request) -> int:
     return r.axes
 
 
-def put_along_axis(r: Request) -> Arguments:
-    """Builds a scatter that reverses the order along the axis."""
-    axis = normalize_axes(one_axis(r), len(r.shape))[0]
-    size = r.shape[axis]
-    order = np.arange(size)[::-1].reshape([size if d == axis else 1 for d in range(len(r.shape))])
-    index = r.placed(np.broadcast_to(order, r.shape).copy())
-    return Arguments((r.array(r.shape), index), {"axis": axis, "size": size})
-
-
 def masked_select(r: Request) -> Arguments:
-    """Builds a mask with about half of its values set, the number of set values, and the offsets of its blocks."""
+    """A mask with about half of its values set and their number; values to select, and the offsets of its blocks."""
     mask = r.array(r.shape, "b")
-    attrs = {"count": int(mask.numpy().sum())}
-    if r.op.name == "mask_indices":
-        return Arguments((mask,), attrs)
-    return Arguments((r.array(r.shape), mask, registry["mask_offsets"](mask)), attrs)
+    inputs = (mask,) if r.op.name == "mask_indices" else (r.array(r.shape), mask, registry["mask_offsets"](mask))
+    return inputs, {"count": int(mask.numpy().sum())}
 
 
 def counted(count: Callable[[np.ndarray], int]) -> Make:
@@ -202,7 +183,7 @@ def counted(count: Callable[[np.ndarray], int]) -> Make:
 
     def make(r: Request) -> Arguments:
         x = r.placed(r.rng.integers(0, 64, r.shape), r.dtype)
-        return Arguments((x,), {"size": count(x.numpy())})
+        return (x,), {"size": count(x.numpy())}
 
     return make
 
@@ -214,7 +195,7 @@ def backward_of(make: Make, r: Request) -> Arguments:
 
     def note(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
         if op is r.op:
-            found.append(Arguments(inputs, attrs))
+            found.append((inputs, attrs))
 
     passes = passes_of(forward, *make(replace(r, op=forward)))
     with observe(note):
@@ -229,25 +210,15 @@ def backward_of(make: Make, r: Request) -> Arguments:
 
 @dataclass(frozen=True)
 class Kind:
-    """Ops that take a shape of the same meaning.
+    """Ops that take a shape of the same meaning."""
 
-    Attributes:
-        category: one of `CATEGORIES`.
-        sizes: one shape for each of `SIZES`.
-        calls: how each op is called, by its name or alias.
-        letters: names of the dimensions, in the order of the shape; empty if any number of them will do.
-        form: the shape, for people.
-        axes: the axes to measure when none are given; empty for ops without an axis.
-        make: builds the call of the op that was looked up.
-    """
-
-    category: str
-    sizes: str
-    calls: Mapping[str, Make]
-    letters: str = ""
-    form: str = "rows,columns"
-    axes: tuple[Axes, ...] = ()
-    make: Make = elementwise
+    category: str  # one of `CATEGORIES`
+    sizes: str  # one shape for each of `SIZES`
+    calls: Mapping[str, Make]  # how each op is called, by its name or alias
+    letters: str = ""  # names of the dimensions, in the order of the shape; empty if any number of them will do
+    form: str = "rows,columns"  # the shape, for people
+    axes: tuple[Axes, ...] = ()  # the axes to measure when none are given; empty for ops without an axis
+    make: Make = elementwise  # builds the call of the op that was looked up
 
     @property
     def shapes(self) -> list[Shape]:
@@ -283,14 +254,12 @@ SCALARS = "1e-3 3 1.0"  # learning rate, step, scale of the gradient
 SCHULZ = {"coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "iterations": 5}
 MUON = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "lr_ratio": 1.0, **SCHULZ}
 FACTORED = {"beta2_decay": -0.8, "eps1": None, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.1}
-CROSS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
 CAUSAL = {"scale": lambda r: 1 / math.sqrt(r.shape[-1])}
 PACKED = {"heads": lambda r: r.shape[2], "key_heads": lambda r: r.shape[2]}
 WINDOW = {"shape": lambda r: r.shape, "strides": lambda r: contiguous_strides(r.shape), "offset": 0}
 DRAWN = {"seed": 1, "offset": 0}
 MADE = {"shape": lambda r: r.shape, "dtype": lambda r: r.dtype}
 COUNTED = {"count": lambda r: numel(r.shape), "dtype": lambda r: r.dtype}
-REDUCTIONS = "sum mean count_nonzero prod amax amin any all logsumexp"
 
 # Calls of ops that take any shape, where the elementwise form does not fit.
 ANY = {
@@ -309,8 +278,7 @@ ANY = {
     "cat": call("* *", dim=0),
     "flip": call("*", dims=(0,)),
     "roll": call("*", shifts=(1,), dims=(0,)),
-    "tril": call("*", diagonal=0),
-    "triu": call("*", diagonal=0),
+    **dict.fromkeys(("tril", "triu"), call("*", diagonal=0)),
     "pad": call("*", widths=lambda r: ((1, 1),) * len(r.shape), value=0.0),
     "arange": call("", start=0, step=1, **COUNTED),
     "linspace": call("", start=0.0, end=1.0, **COUNTED),
@@ -320,19 +288,17 @@ ANY = {
     "randperm": call("", n=lambda r: numel(r.shape), dtype=int64, **DRAWN),
     "bernoulli": call("*:?", **DRAWN),
     "dropout": call("*", p=0.5, **DRAWN),
-    "mask_count": call("*:b"),
-    "mask_offsets": call("*:b"),
-    "mask_indices": masked_select,
-    "masked_select": masked_select,
-    "nonzero_count": call("*"),
-    "unique_count": call("*"),
+    **dict.fromkeys(("mask_count", "mask_offsets"), call("*:b")),
+    **dict.fromkeys(("mask_indices", "masked_select"), masked_select),
+    **dict.fromkeys(("nonzero_count", "unique_count"), call("*")),
     "nonzero": counted(lambda x: int(np.count_nonzero(x))),
     "unique": counted(lambda x: len(np.unique(x))),
     "bincount": call("S:#64", size=64),
     "total_norm": call("*", ord=2.0),
     "clip_factor": call("4o:f32 :f32 *", max_norm=1.0),
-    "clip_factor_of_ranks": lambda r: Arguments(
-        (r.operand("4o:f32"), r.array((r.size("S") + 1,), "f64+")), {"losses": 1, "max_norm": 1.0}
+    "clip_factor_of_ranks": lambda r: (
+        (r.operand("4o:f32"), r.array((r.size("S") + 1,), "f64+")),
+        {"losses": 1, "max_norm": 1.0},
     ),
     "square_spans": call("S", of=lambda r: numel(r.shape)),
     "stochastic_round": call("*", dtype=bfloat16, **DRAWN),
@@ -342,16 +308,14 @@ ANY = {
     "adafactor_vector_step": call(f"S:+ S:+ S:+ {SCALARS}", **FACTORED),
 }
 PRODUCTS = {
-    "matmul": call("mk kn"),
-    "quantized_matmul": call("mk kn"),
+    **dict.fromkeys(("matmul", "quantized_matmul"), call("mk kn")),
     "mixed_matmul": call("mk kn", dtype=float32),
     "matmul_add": call("mk kn mn"),
     "add_matmul": call("mn mk kn"),
     "matmul_sum": call("mk kn mr rn"),
 }
 LINEARS = {
-    "linear": call("mk nk"),
-    "packed_linear": call("mk nk"),
+    **dict.fromkeys(("linear", "packed_linear"), call("mk nk")),
     "norm_linear": call("mk k nk:w", eps=1e-6),
     "norm_mlp": call("mk k kn:w - nk:w nk:w", eps=1e-6),
     "swiglu_linear_backward": call("mk kn m2n"),
@@ -374,11 +338,10 @@ ROWS = {  # each row is read or written once, in random order, as the cost count
     "embedding": call("F:p *"),
     "embedding_add_": call("* * F:p"),
     "index_get": call("* F:p", dims=(0,)),
-    "index_put": call("* * F:p", dims=(0,)),
-    "index_put_": call("* * F:p", dims=(0,)),
+    **dict.fromkeys(("index_put", "index_put_"), call("* * F:p", dims=(0,))),
 }
 CLASSES = {
-    "cross_entropy": call("* F:#L", **CROSS),
+    "cross_entropy": call("* F:#L", ignore_index=-100, label_smoothing=0.0, z_loss=0.0),
     "sample": call("* F3o:#9 F4o:? F:#1"),
     # No row of the batch ends: the counters are far from their limits.
     "next_tokens": call(f"F:#L F Fo:#L {'F:<1099511627776 ' * 3} F3o:#9 *:b 4oF:#L 4oF o:#1"),
@@ -398,9 +361,13 @@ ALONG_AXIS = {
     **dict.fromkeys(("argmax", "argmin"), call("*", axis=lambda r: None if r.axes is None else one_axis(r))),
     **dict.fromkeys(("max_with_indices", "min_with_indices", "cumsum", "sort"), call("*", axis=one_axis)),
     "topk": call("*", axis=one_axis, k=lambda r: min(8, *r.shape)),
-    "put_along_axis": put_along_axis,
+    "put_along_axis": call("* *:#L", axis=one_axis, size=lambda r: r.shape[-1]),
 }
-REDUCED = {**over(REDUCTIONS), **over("var std", correction=1), **over("norm", p=2.0)}
+REDUCED = {
+    **over("sum mean count_nonzero prod amax amin any all logsumexp"),
+    **over("var std", correction=1),
+    **over("norm", p=2.0),
+}
 SUMMED = call("*", shape=lambda r: reduced_shape(r.shape, normalize_axes(r.axes, len(r.shape)), keepdim=True))
 SOFTMAX = dict.fromkeys(("softmax", "log_softmax"), call("*", dim=one_axis))
 ROPE = {"rope": call("* tH tH"), "norm_rope": call("bt2hd d d tH tH", **PACKED, eps=1e-6)}
@@ -410,6 +377,8 @@ HEAD = {"linear_cross_entropy": call("mk nk:w m:#n", ignore_index=-100, with_gra
 SQUARES = "256,256 1024,1024 32,512,896 4096,4096 8192,8192"
 BLOCKS = "4,64,256 4,512,896 32,512,896 8,1024,2048 16,2048,4864"
 HEADS = "1,128,14,64 1,512,14,64 32,512,14,64 4,1024,14,64 4,4096,14,64"
+LAYERS = "256 2048,896,896 8192,4864,896 2048,896,4864 8192,896,4864"
+LOSSES = "128,256,4096 256,896,4096 2048,896,151936 512,896,32768 8192,896,151936"
 ALL_AXES: tuple[Axes, ...] = (None, -1, (0, 1))
 
 KINDS = {
@@ -419,26 +388,14 @@ KINDS = {
     "along one axis": Kind("reduction", BLOCKS, ALONG_AXIS, axes=(-1,)),
     "softmax": Kind("activation", SQUARES.replace("8192", "16384"), SOFTMAX, axes=(-1,)),
     "matmul": Kind("matmul", "256 1024 2048,896,4864 4096 8192", PRODUCTS, "mkn", "N, or M,K,N for [M, K] x [K, N]"),
-    "linear": Kind(
-        "matmul",
-        "256 2048,896,896 8192,4864,896 2048,896,4864 8192,896,4864",
-        LINEARS,
-        "mkn",
-        "N, or M,K,N for x [M, K] and a weight [N, K]",
-    ),
+    "linear": Kind("matmul", LAYERS, LINEARS, "mkn", "N, or M,K,N for x [M, K] and a weight [N, K]"),
     "norm": Kind("reduction", "1,128,896 4,512,896 32,512,896 8,2048,896 16,4096,896", NORMS),
     "attention": Kind("matmul", HEADS, ATTENTION, "bthd", "B,T,heads,size"),
     "rope": Kind("element", HEADS, ROPE, "bthd", "B,T,heads,size"),
     "swiglu": Kind("activation", "128,4864 512,4864 32,512,4864 2048,4864 8192,4864", GATES),
     "rows by index": Kind("memory", "1024,896 4096,896 16384,896 32768,896 151936,896", ROWS, "mn", "rows,width"),
     "classes": Kind("reduction", "128,4096 256,16384 4096,32768 256,151936 2048,151936", CLASSES, "mn", "rows,classes"),
-    "linear cross entropy": Kind(
-        "matmul",
-        "128,256,4096 256,896,4096 2048,896,151936 512,896,32768 8192,896,151936",
-        HEAD,
-        "mkn",
-        "rows,width,classes",
-    ),
+    "linear cross entropy": Kind("matmul", LOSSES, HEAD, "mkn", "rows,width,classes"),
     "step of a matrix": Kind("optimizer", "256,256 896,896 4864,896 2048,2048 4096,4096", MATRIX_STEPS, "mn"),
     "step of a rule": Kind("optimizer", SQUARES, step_calls()),
 }
@@ -508,14 +465,13 @@ class Case:
 
     Attributes:
         name, shape, axes: as requested; axes is None for all of them, and for ops that have none.
-        label: shape and axes, for people.
     """
 
     name: str
     op: Op
     shape: Shape
     axes: Axes
-    label: str
+    label: str  # shape and axes, for people
     dtype: DType
     device: Device
     inputs: tuple[Any, ...]

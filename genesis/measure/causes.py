@@ -28,7 +28,19 @@ from genesis.measure.record import format_bytes, format_seconds, format_share
 from genesis.measure.timing import Plan, cold_calls, measure, of_wall
 from genesis.op import Op, execute, observe, registry
 
-ISSUES = ("host", "launch", "strides", "temporaries", "spills", "occupancy", "latency", "cache", "bandwidth", "compute")
+ADVICE = {
+    "host": "a profile with stacks shows where the host works or waits",
+    "launch": "make fewer calls on larger tensors, or fuse several ops",
+    "strides": "store the operand in the order in which it is read",
+    "temporaries": "fuse the ops, or write into one buffer with out=",
+    "spills": "hold fewer values, or use more warps",
+    "occupancy": "fill tiles and waves: split the work further, or batch more rows",
+    "latency": "give the kernel independent work, or run several in one launch",
+    "cache": "work on pieces that fit into the cache, in the order of memory",
+    "bandwidth": "only fewer bytes help: a narrower dtype, or fusion",
+    "compute": "fewer or cheaper operations per element help; moving less does not",
+}
+ISSUES = tuple(ADVICE)
 LEAST = 0.3  # of the time must go with the thing that was changed
 MOST_OF_IT = 0.5  # the same for a limit or a fixed cost, which every call has to some extent
 FREE = 1.3  # ratio of two times that differ by more than noise
@@ -46,19 +58,12 @@ Scaled = Callable[[float], tuple[Call, float] | None]
 
 
 class Finding(NamedTuple):
-    """One issue.
+    """One issue."""
 
-    Attributes:
-        issue: one of `ISSUES`.
-        share: of the time that goes with it.
-        evidence: what was measured.
-        advice: what would help.
-    """
-
-    issue: str
-    share: float
-    evidence: str
-    advice: str
+    issue: str  # one of `ISSUES`
+    share: float  # of the time that goes with it
+    evidence: str  # what was measured
+    advice: str  # what would help
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,12 @@ class Subject:
 
     Attributes:
         scaled: returns the call on `factor` times the rows and the ratio of their work, or None if rows cannot change.
-        rows: of the inputs; 0 if unknown.
     """
 
     call: Call
     device: Device
     scaled: Scaled = lambda factor: None
-    rows: int = 0
+    rows: int = 0  # of the inputs; 0 if unknown
 
 
 def of_function(function: Callable[..., object], inputs: Sequence[Any], device: Device) -> Subject:
@@ -111,10 +115,7 @@ def examine(subject: Subject, limits: Limits, plan: Plan) -> Finding | None:
 def findings(seen: Examined) -> Iterator[Finding]:
     """All issues that measurements support, the first one first."""
     questions = (_host, _launch, _strides, _temporaries, _spills, _occupancy, _cache, _bandwidth, _compute)
-    for question in questions:
-        found = question(seen)
-        if found is not None:
-            yield found._replace(share=min(found.share, 1.0))
+    return (found for question in questions if (found := question(seen)) is not None)
 
 
 # --- What is measured -------------------------------------------------------------------------------------------------
@@ -288,6 +289,11 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> object:
 # --- The questions ----------------------------------------------------------------------------------------------------
 
 
+def named(issue: str, share: float, evidence: str, least: float = LEAST, advice: str = "") -> Finding | None:
+    """The finding, if enough of the time goes with the issue."""
+    return Finding(issue, min(share, 1.0), evidence, advice or ADVICE[issue]) if share >= least else None
+
+
 def _host(seen: Examined) -> Finding | None:
     """Time in Python outside of ops, beyond the cost of calling them. A graph would remove it, so it is no more."""
     steps, outside, whole = seen.steps
@@ -295,30 +301,25 @@ def _host(seen: Examined) -> Finding | None:
     share = outside / whole  # of the same call, because other calls may have been slowed
     if seen.gpu is not None:
         share = min(share, 1 - seen.gpu / seen.wall)
-    if share < LEAST:
-        return None
     evidence = f"{format_seconds(outside)} of {format_seconds(whole)} pass in Python between {len(steps)} ops"
-    return Finding("host", share, evidence, "a profile with stacks shows where the host works or waits")
+    return named("host", share, evidence)
 
 
 def _launch(seen: Examined) -> Finding | None:
     """The fixed cost: the time that a CUDA graph removes; without a GPU, the time that shrinking inputs leaves."""
     if seen.gpu is not None:
-        share = 1 - seen.gpu / seen.wall
-        if share < LEAST:
-            return None
         evidence = f"a CUDA graph takes {format_seconds(seen.gpu)} of {format_seconds(seen.wall)}"
-        return Finding("launch", share, evidence, "capture the calls in a CUDA graph, or fuse them")
+        return named(
+            "launch", 1 - seen.gpu / seen.wall, evidence, advice="capture the calls in a CUDA graph, or fuse them"
+        )
     if seen.other_size is not None:
         longer, factor = seen.other_size
-        fixed, least = (factor - longer) / (factor - 1) * seen.wall, MOST_OF_IT
+        fixed = (factor - longer) / (factor - 1) * seen.wall
         evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long: {format_seconds(fixed)} are fixed"
-    else:
-        fixed, least = len(seen.steps[0]) * seen.limits.call_seconds, LEAST
-        evidence = f"calls on one element would take {format_seconds(fixed)} of {format_seconds(seen.wall)}"
-    if fixed < least * seen.wall:
-        return None
-    return Finding("launch", fixed / seen.wall, evidence, "make fewer calls on larger tensors, or fuse several ops")
+        return named("launch", fixed / seen.wall, evidence, MOST_OF_IT)
+    fixed = len(seen.steps[0]) * seen.limits.call_seconds
+    evidence = f"calls on one element would take {format_seconds(fixed)} of {format_seconds(seen.wall)}"
+    return named("launch", fixed / seen.wall, evidence)
 
 
 def _strides(seen: Examined) -> Finding | None:
@@ -335,11 +336,10 @@ def _strides(seen: Examined) -> Finding | None:
             ratio = seen.ratio(partial(_run, op, plain, attrs), jumping)
             saved += 0.0 if ratio is None else (1 - ratio) * seen.clock(jumping)
             names.append(op.name)
-    whole = seen.clock(seen.subject.call) if saved else 0.0
-    if not saved or saved < LEAST * whole:
+    if not names:
         return None
     evidence = f"operands of {', '.join(dict.fromkeys(names))} made contiguous save {format_seconds(saved)}"
-    return Finding("strides", saved / whole, evidence, "store the operand in the order in which it is read")
+    return named("strides", saved / seen.clock(seen.subject.call), evidence)
 
 
 def _temporaries(seen: Examined) -> Finding | None:
@@ -356,21 +356,20 @@ def _temporaries(seen: Examined) -> Finding | None:
         hidden = seen.peak - results
         if hidden >= max(results, SMALL // 4):  # fresh memory is slower than a copy's, which the smaller call shows
             extra, share = 2 * hidden, seen.saved_when_small
-    share = max(share, extra / seen.work[0] * seen.moved) if extra else 0.0
-    if share < LEAST:
+    if not extra:
         return None
     evidence = f"{format_bytes(extra)} of temporaries are moved beside {format_bytes(outside + results)} of operands"
-    return Finding("temporaries", share, evidence, "fuse the ops, or write into one buffer with out=")
+    return named("temporaries", max(share, extra / seen.work[0] * seen.moved), evidence)
 
 
 def _spills(seen: Examined) -> Finding | None:
     """Registers that a kernel stores in local memory, where no limit is reached."""
-    kernels = [(each, each.resources) for each in seen.launches if each.resources is not None]
-    worst = max(kernels, key=lambda pair: pair[1].local, default=None)
-    if worst is None or not worst[1].local or max(seen.moved, seen.multiplied) >= MOST_OF_IT:
+    kernels = [(each.resources.local, each.kernel) for each in seen.launches if each.resources is not None]
+    local, kernel = max(kernels, default=(0, ""))
+    if not local:
         return None
-    evidence = f"{worst[0].kernel} stores {worst[1].local} bytes per thread in local memory"
-    return Finding("spills", 1 - max(seen.moved, seen.multiplied), evidence, "hold fewer values, or use more warps")
+    evidence = f"{kernel} stores {local} bytes per thread in local memory"
+    return named("spills", 1 - max(seen.moved, seen.multiplied), evidence, MOST_OF_IT)
 
 
 def _occupancy(seen: Examined) -> Finding | None:
@@ -378,23 +377,16 @@ def _occupancy(seen: Examined) -> Finding | None:
     reached = max(seen.moved, seen.multiplied)
     if seen.subject.device == CPU:
         return None if reached >= MOST_OF_IT else _idle_threads(seen)
-    if reached >= NEAR:
-        return None
-    best: tuple[float, float, float] | None = None
-    for factor in _fuller(seen) if seen.on_gpu else ():
-        if (found := seen.scaled(factor)) is not None:
-            best = max(best or (0.0, 0.0, 0.0), (1 - found[0] / found[1], *found))
-    if best is None or best[0] < LEAST:
-        return None
-    share, longer, factor = best
+    tried = [seen.scaled(factor) for factor in _fuller(seen)] if seen.on_gpu and reached < NEAR else []
+    longer, factor = min((found for found in tried if found is not None), key=lambda f: f[0] / f[1], default=(1.0, 1.0))
     evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long"
-    most = max(seen.launches, key=lambda each: each.programs, default=None)
+    issue, most = "occupancy", max(seen.launches, key=lambda each: each.programs, default=None)
     if most is not None and most.resources is not None:
         taken = most.resources
         evidence += f"; {most.kernel} has {most.programs} programs for {taken.sm_count} SMs"
-        if most.programs >= taken.sm_count and taken.idle < LEAST and factor > 1.9:
-            return Finding("latency", share, evidence, "give the kernel independent work, or run several in one launch")
-    return Finding("occupancy", share, evidence, "fill tiles and waves: split the work further, or batch more rows")
+        is_full = most.programs >= taken.sm_count and taken.idle < LEAST
+        issue = "latency" if is_full and factor > 1.9 else issue
+    return named(issue, 1 - longer / factor, evidence)
 
 
 def _fuller(seen: Examined) -> list[float]:
@@ -422,7 +414,7 @@ def _idle_threads(seen: Examined) -> Finding | None:
         return None
     share = 1 - max(ratio - 1, 0.0) / (count - 1)  # 0 where all threads help fully, 1 where none does
     evidence = f"one thread takes {ratio:.2f} of the time of {count}, and {known:.2f} for a product"
-    return Finding("occupancy", share, evidence, "it runs in one thread: give it more rows")
+    return named("occupancy", share, evidence, advice="it runs in one thread: give it more rows")
 
 
 def _cache(seen: Examined) -> Finding | None:
@@ -432,37 +424,31 @@ def _cache(seen: Examined) -> Finding | None:
             cold = measure(sample, seen.plan).fastest
         if cold > FREE * seen.gpu:
             evidence = f"{format_seconds(seen.gpu)} with its data in L2, {format_seconds(cold)} without"
-            return Finding("cache", 1 - seen.gpu / cold, evidence, "a larger shape, or --cold, shows memory's cost")
-    if seen.moved >= MOST_OF_IT or seen.saved_when_small < LEAST:
+            return named("cache", 1 - seen.gpu / cold, evidence, 0.0, "a larger shape, or --cold, shows memory's cost")
+    if seen.moved >= MOST_OF_IT or seen.other_size is None:
         return None
-    assert seen.other_size is not None
-    evidence = (
-        f"{seen.other_size[1]:.3g} times the data takes {format_share(1 - seen.saved_when_small)} of the time per byte"
-    )
-    advice = "work on pieces that fit into the cache, in the order of memory"
-    return Finding("cache", seen.saved_when_small, evidence, advice)
+    share = format_share(1 - seen.saved_when_small)
+    evidence = f"{seen.other_size[1]:.3g} times the data takes {share} of the time per byte"
+    return named("cache", seen.saved_when_small, evidence)
 
 
 def _bandwidth(seen: Examined) -> Finding | None:
-    """Bytes at the rate of a copy."""
+    """Bytes at the rate of a copy; a call that takes as long in a cache does not wait for memory."""
     is_cached = seen.other_size is not None and seen.other_size[1] < 1 and seen.saved_when_small < 0.1
-    if seen.moved < (0.9 if is_cached else MOST_OF_IT) or seen.multiplied > seen.moved:
-        return None  # a call that takes as long in a cache does not wait for memory
+    if seen.multiplied > seen.moved:
+        return None
     source = ", out of a cache" if seen.moved > CACHED else ""
     evidence = f"{format_bytes(seen.work[0])} at {format_share(seen.moved)} of a copy's rate{source}"
-    return Finding("bandwidth", seen.moved, evidence, "only fewer bytes help: a narrower dtype, or fusion")
+    return named("bandwidth", seen.moved, evidence, 0.9 if is_cached else MOST_OF_IT)
 
 
 def _compute(seen: Examined) -> Finding | None:
     """Products at the rate of large ones; or arithmetic that takes as long when the data is in a cache."""
     if seen.multiplied >= MOST_OF_IT:
         evidence = f"{format_share(seen.multiplied)} of the largest product's rate"
-        return Finding("compute", seen.multiplied, evidence, "only fewer FLOPs or a narrower dtype help")
-    if seen.other_size is None:
+        return named("compute", seen.multiplied, evidence, advice="only fewer FLOPs or a narrower dtype help")
+    if seen.other_size is None or not 0.7 < seen.other_size[0] / seen.other_size[1] < 1.5:
         return None
     longer, factor = seen.other_size
-    if not 0.7 < longer / factor < 1.5:
-        return None
     evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long, in a cache or not"
-    advice = "fewer or cheaper operations per element help; moving less does not"
-    return Finding("compute", 1 - seen.moved, evidence, advice)
+    return named("compute", 1 - seen.moved, evidence, 0.0)

@@ -31,23 +31,14 @@ USUAL = 90  # the architecture when none is given and there is no GPU
 
 
 class Code(NamedTuple):
-    """One kernel as an op launches it.
+    """One kernel as an op launches it."""
 
-    Attributes:
-        kernel: its name.
-        grids: programs of each launch.
-        capability: the compute capability it is compiled for.
-        signature: types, constants and options of its arguments; see `genesis.backend.cuda.compile`.
-        stage: one of `STAGES`.
-        text: the code at that stage.
-    """
-
-    kernel: str
-    grids: list[tuple[int, int, int]]
-    capability: tuple[int, int]
-    signature: Signature
-    stage: str
-    text: str
+    kernel: str  # its name
+    grids: list[tuple[int, int, int]]  # programs of each launch
+    capability: tuple[int, int]  # the compute capability it is compiled for
+    signature: Signature  # types, constants and options of its arguments; see `genesis.backend.cuda.compile`
+    stage: str  # one of `STAGES`
+    text: str  # the code at that stage
 
 
 def target_named(arch: str | None, device: Device) -> Properties:

@@ -75,17 +75,13 @@ def earlier_runs(folder: Path, device_name: str, settings: Mapping[str, Any]) ->
 
 @dataclass(frozen=True)
 class Change:
-    """A case compared with the last earlier run that has it, in seconds.
-
-    Attributes:
-        noise: how much two equal times may differ, as a share.
-    """
+    """A case compared with the last earlier run that has it, in seconds."""
 
     case: str
     since: str
     before: float
     now: float
-    noise: float
+    noise: float  # how much two equal times may differ, as a share
 
     @property
     def ratio(self) -> float:

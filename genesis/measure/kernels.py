@@ -26,44 +26,26 @@ QUEUE = 100  # calls that may wait for the GPU: the host would wait for a full q
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a kernel. A program is a CUDA block.
+    """The resources of a kernel. A program is a CUDA block."""
 
-    Attributes:
-        threads: of a program.
-        registers: of a thread.
-        shared: bytes of shared memory of a program.
-        local: bytes of local memory of a thread: spilled registers, and arrays indexed at run time.
-        resident: programs that an SM holds at once.
-        occupancy: their threads, as a share of those that an SM can hold.
-        bound_by: the resource that keeps one more program from an SM.
-        sm_count: of the GPU.
-        waves: the grid over the programs that all SMs hold at once; at most 1 for a persistent kernel.
-        idle: share of slots, over all waves, that the last wave leaves empty.
-    """
-
-    threads: int
-    registers: int
-    shared: int
-    local: int
-    resident: int
-    occupancy: float
-    bound_by: str
-    sm_count: int
-    waves: float
-    idle: float
+    threads: int  # of a program
+    registers: int  # of a thread
+    shared: int  # bytes of shared memory of a program
+    local: int  # bytes of local memory of a thread: spilled registers, and arrays indexed at run time
+    resident: int  # programs that an SM holds at once
+    occupancy: float  # their threads, as a share of those that an SM can hold
+    bound_by: str  # the resource that keeps one more program from an SM
+    sm_count: int  # of the GPU
+    waves: float  # the grid over the programs that all SMs hold at once; at most 1 for a persistent kernel
+    idle: float  # share of slots, over all waves, that the last wave leaves empty
 
 
 class Launch(NamedTuple):
-    """A kernel, or memory that is set ("fill").
-
-    Attributes:
-        grid: programs in three dimensions; empty for a fill.
-        resources: None for a fill, and in Triton's interpreter.
-    """
+    """A kernel, or memory that is set ("fill")."""
 
     kernel: str
-    grid: tuple[int, ...]
-    resources: Resources | None = None
+    grid: tuple[int, ...]  # programs in three dimensions; empty for a fill
+    resources: Resources | None = None  # None for a fill, and in Triton's interpreter
 
     @property
     def programs(self) -> int:

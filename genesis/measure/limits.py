@@ -58,21 +58,17 @@ class Limits:
     """The best rates of a device for one dtype.
 
     Attributes:
-        bytes_per_second: read and written by a copy.
         flops_per_second: of a product of two large matrices of `dtype`; None for integers. On the CPU narrow floats
             have the rate of float32, in which they are multiplied.
-        call_seconds: wall time of the smallest call, which does nearly nothing.
-        kernel_seconds: time on the GPU of the smallest kernel; None on the CPU.
-        data_sheet: FLOPs a second by the GPU's data sheet; None on the CPU and for unknown GPUs.
     """
 
     device: Device
     dtype: DType
-    bytes_per_second: float
+    bytes_per_second: float  # read and written by a copy
     flops_per_second: float | None
-    call_seconds: float
-    kernel_seconds: float | None
-    data_sheet: float | None = None
+    call_seconds: float  # wall time of the smallest call, which does nearly nothing
+    kernel_seconds: float | None  # time on the GPU of the smallest kernel; None on the CPU
+    data_sheet: float | None = None  # FLOPs a second by the GPU's data sheet; None on the CPU and for unknown GPUs
 
 
 COLUMNS = (

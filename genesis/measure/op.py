@@ -34,23 +34,14 @@ CALL_BOUND = ("launch", "host")  # issues with which the share of a limit says n
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        backward: the gradient, too.
-        cold: GPU time with an emptied L2.
-        stages: the stages of dispatch, on CUDA.
-        causes: the primary issue, by changing one thing at a time.
-        plan: how long and how precisely, for each time.
-        peer: the library to compare with.
-    """
-
-    backward: bool = False
-    cold: bool = False
-    stages: bool = True
-    causes: bool = True
-    plan: Plan = field(default_factory=Plan)
-    peer: Child | None = None
+    backward: bool = False  # the gradient, too
+    cold: bool = False  # GPU time with an emptied L2
+    stages: bool = True  # the stages of dispatch, on CUDA
+    causes: bool = True  # the primary issue, by changing one thing at a time
+    plan: Plan = field(default_factory=Plan)  # how long and how precisely, for each time
+    peer: Child | None = None  # the library to compare with
 
 
 @dataclass(frozen=True)
@@ -58,17 +49,14 @@ class Backward:
     """The cost of a gradient.
 
     Attributes:
-        recorded: wall time of the call while it is recorded.
-        recording: seconds that recording adds, a difference of two medians, which noise can make negative.
         wall, gpu: of the backward pass of this one op.
-        launches: None on the CPU.
     """
 
-    recorded: Timing
-    recording: float
+    recorded: Timing  # wall time of the call while it is recorded
+    recording: float  # seconds that recording adds, a difference of two medians, which noise can make negative
     wall: Timing
     gpu: Timing | None
-    launches: list[Launch] | None
+    launches: list[Launch] | None  # None on the CPU
 
     @property
     def seconds(self) -> float:
@@ -81,32 +69,24 @@ class Measured:
     """One op on one set of inputs.
 
     Attributes:
-        wall: consecutive eager calls, without recording.
-        gpu: None on the CPU, and where a CUDA graph cannot hold the call.
         flops, nbytes: counted by the op's own rule, the bytes once per operand.
-        peak_bytes: the most memory taken beyond the inputs; on the CPU with Python's own objects.
-        launches: kernels and fills; None on the CPU.
-        dispatch: host seconds by stage; see `kernels.stages_of`.
-        finding: None where no measurement named an issue.
-        notes: what was left out, and why.
-        size: the size class, where one was asked for.
     """
 
     case: Case
     limits: Limits
     is_cold: bool
-    wall: Timing
-    gpu: Timing | None
+    wall: Timing  # consecutive eager calls, without recording
+    gpu: Timing | None  # None on the CPU, and where a CUDA graph cannot hold the call
     flops: int
     nbytes: int
-    peak_bytes: int
-    launches: list[Launch] | None = None
-    dispatch: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int  # the most memory taken beyond the inputs; on the CPU with Python's own objects
+    launches: list[Launch] | None = None  # kernels and fills; None on the CPU
+    dispatch: dict[str, float] = field(default_factory=dict)  # host seconds by stage; see `kernels.stages_of`
     backward: Backward | None = None
     peer: Peer | None = None
-    finding: Finding | None = None
-    notes: tuple[str, ...] = ()
-    size: str = ""
+    finding: Finding | None = None  # None where no measurement named an issue
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    size: str = ""  # the size class, where one was asked for
 
     @property
     def name(self) -> str:

@@ -51,14 +51,12 @@ class Ratio:
 
     Attributes:
         seconds, peer_seconds: the median of the rounds' medians.
-        ratio: the peer's time over ours, median of the rounds; above 1 Genesis is faster.
-        spread: the largest ratio of a round over the smallest, minus 1.
     """
 
     seconds: float
     peer_seconds: float
-    ratio: float
-    spread: float
+    ratio: float  # the peer's time over ours, median of the rounds; above 1 Genesis is faster
+    spread: float  # the largest ratio of a round over the smallest, minus 1
     rounds: int
 
     @property
@@ -216,20 +214,13 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
 
 @dataclass(frozen=True)
 class Peer:
-    """An op compared with the same op of another library.
+    """An op compared with the same op of another library."""
 
-    Attributes:
-        version: of the library.
-        clock: "GPU" for replays of a CUDA graph, "wall" for eager calls.
-        threads: that both may use on the CPU; None on a GPU.
-        backward: None unless gradients were asked for.
-    """
-
-    version: str
-    clock: str
-    threads: int | None
+    version: str  # of the library
+    clock: str  # "GPU" for replays of a CUDA graph, "wall" for eager calls
+    threads: int | None  # that both may use on the CPU; None on a GPU
     forward: Ratio
-    backward: Ratio | None
+    backward: Ratio | None  # None unless gradients were asked for
 
 
 def versus(

@@ -41,17 +41,12 @@ class Job(NamedTuple):
 
 @dataclass
 class Results:
-    """The results of a run, in order.
-
-    Attributes:
-        skipped: cases that the op does not take, with the reason.
-        left: cases not reached because the run was interrupted.
-    """
+    """The results of a run, in order."""
 
     measured: list[Measured] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    skipped: list[dict[str, str]] = field(default_factory=list)
-    left: int = 0
+    skipped: list[dict[str, str]] = field(default_factory=list)  # cases that the op does not take, with the reason
+    left: int = 0  # cases not reached because the run was interrupted
     interrupted: bool = False
 
 

@@ -33,46 +33,32 @@ CACHES = 4  # sizes of the L2 that are written to empty it
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how precisely to measure.
+    """How long and how precisely to measure."""
 
-    Attributes:
-        precision: half-width of the median's 95 % confidence interval to reach, as a share of the median.
-        seconds: time after which sampling ends, without the warm-up.
-        warm_up: seconds of calls before the first sample; at least one call.
-        sample: least seconds of a sample: several short calls are timed together.
-        most_calls: calls in one sample at most.
-        clock: seconds, from any origin.
-    """
-
-    precision: float = 0.02
-    seconds: float = 1.0
-    warm_up: float = 0.05
-    sample: float = 1e-3
-    most_calls: int = 1000
-    clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
+    precision: float = 0.02  # half-width of the median's 95 % confidence interval to reach, as a share of the median
+    seconds: float = 1.0  # time after which sampling ends, without the warm-up
+    warm_up: float = 0.05  # seconds of calls before the first sample; at least one call
+    sample: float = 1e-3  # least seconds of a sample: several short calls are timed together
+    most_calls: int = 1000  # calls in one sample at most
+    clock: Callable[[], float] = field(default=time.perf_counter, repr=False)  # seconds, from any origin
 
 
 class Timing(NamedTuple):
     """The time of one call.
 
     Attributes:
-        seconds: the median.
-        fastest: the shortest sample that is not an outlier.
         half_width: of the median's 95 % confidence interval, as a share of it; infinite with fewer than 6 samples.
-        spread: distance of the quartiles, as a share of the median.
         samples, calls: number of samples kept, and of calls in each.
-        outliers: number of samples left out.
-        is_noisy: the precision was not reached, the spread is large, or outliers are many.
     """
 
-    seconds: float
-    fastest: float
+    seconds: float  # the median
+    fastest: float  # the shortest sample that is not an outlier
     half_width: float
-    spread: float
+    spread: float  # distance of the quartiles, as a share of the median
     samples: int
     calls: int
-    outliers: int
-    is_noisy: bool
+    outliers: int  # number of samples left out
+    is_noisy: bool  # the precision was not reached, the spread is large, or outliers are many
 
     @property
     def note(self) -> str:

@@ -48,18 +48,6 @@ def _product(t: Any, a: dict[str, Any], x: Any) -> Any:
     return x
 
 
-def _dims(a: dict[str, Any], x: Any) -> Any:
-    return tuple(range(x.ndim)) if a["axes"] is None else a["axes"]
-
-
-def _functional(name: str, *args: Any, **settings: Any) -> Call:
-    return lambda t, a, *x: getattr(t.nn.functional, name)(*x, *args, **settings)
-
-
-def _aten(name: str, *args: Any, **settings: Any) -> Call:
-    return lambda t, a, *x: getattr(t.ops.aten, name)(*x, *args, **settings)
-
-
 def _attention(t: Any, a: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
     heads = (x.transpose(1, 2) for x in (q, k, v))
     call = t.nn.functional.scaled_dot_product_attention
@@ -72,13 +60,9 @@ def _rotated(t: Any, a: dict[str, Any], x: Any, cos: Any, sin: Any) -> Any:
     return t.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def _geglu(t: Any, a: dict[str, Any], x: Any) -> Any:
+def _gated(activation: Call, x: Any) -> Any:
     gate, up = x.chunk(2, -1)
-    return t.nn.functional.gelu(gate, approximate="tanh") * up
-
-
-def _swiglu(t: Any, a: dict[str, Any], gate: Any, up: Any) -> Any:
-    return t.nn.functional.silu(gate) * up
+    return activation(gate) * up
 
 
 def _head_loss(t: Any, a: dict[str, Any], x: Any, weight: Any, labels: Any) -> Any:
@@ -99,23 +83,23 @@ CALLS: dict[str, Call] = {
     "cast": lambda t, a, x: x.to(getattr(t, a["dtype"])),
     "copy": lambda t, a, x: t.clone(x, memory_format=t.contiguous_format),
     "fill": lambda t, a: t.full(a["shape"], a["value"], dtype=getattr(t, a["dtype"]), device=a["device"]),
-    "gelu_tanh": _functional("gelu", approximate="tanh"),
-    "gelu_tanh_backward": _aten("gelu_backward", approximate="tanh"),
-    "relu_backward": _aten("threshold_backward", 0),
+    "gelu_tanh": lambda t, a, x: t.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_tanh_backward": lambda t, a, *x: t.ops.aten.gelu_backward(*x, approximate="tanh"),
+    "relu_backward": lambda t, a, *x: t.ops.aten.threshold_backward(*x, 0),
     "var": lambda t, a, x: t.var(x, dim=a["axes"], correction=a["correction"]),
     "std": lambda t, a, x: t.std(x, dim=a["axes"], correction=a["correction"]),
     "norm": lambda t, a, x: t.linalg.vector_norm(x, a["p"], dim=a["axes"]),
-    "logsumexp": lambda t, a, x: t.logsumexp(x, _dims(a, x)),
+    "logsumexp": lambda t, a, x: t.logsumexp(x, tuple(range(x.ndim)) if a["axes"] is None else a["axes"]),
     "topk": lambda t, a, x: t.topk(x, a["k"], dim=a["axis"]),
     "rms_norm": lambda t, a, x, w: t.nn.functional.rms_norm(x, w.shape, w, a["eps"]),
     "layer_norm": lambda t, a, x, w, b: t.nn.functional.layer_norm(x, w.shape, w, b, a["eps"]),
     "attention": _attention,
     "attention_packed": lambda t, a, x: _attention(t, a, *x.chunk(3, 2)),
     "rope": _rotated,
-    "swiglu": _swiglu,
-    "swiglu_packed": lambda t, a, x: _swiglu(t, a, *x.chunk(2, -1)),
-    "geglu_packed": _geglu,
-    "cross_entropy": _functional("cross_entropy", reduction="none"),
+    "swiglu": lambda t, a, gate, up: t.nn.functional.silu(gate) * up,
+    "swiglu_packed": lambda t, a, x: _gated(t.nn.functional.silu, x),
+    "geglu_packed": lambda t, a, x: _gated(lambda gate: t.nn.functional.gelu(gate, approximate="tanh"), x),
+    "cross_entropy": lambda t, a, *x: t.nn.functional.cross_entropy(*x, reduction="none"),
     "linear_cross_entropy": _head_loss,
 }
 
