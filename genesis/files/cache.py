@@ -31,8 +31,8 @@ from genesis.files.trust import Refused, check_file, open_file, open_folder, pri
 State = Literal["found", "made", "rebuilt"]
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"
-_MOST = 2400  # polls of a lock: 2 minutes
-_NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # a lack of resources, which says nothing about the file
+_MAX_POLLS = 2400  # polls of a lock: 2 minutes
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # a lack of resources, which says nothing about the file
 
 
 def user_folder(name: str) -> Path:
@@ -130,7 +130,7 @@ class Cache:
         lock = None
         with suppress(OSError):
             lock = EntryLock(self._open(), name, name, lambda line: None)
-            lock.acquire(most=_MOST)
+            lock.acquire(most=_MAX_POLLS)
         try:
             yield
         finally:
@@ -190,7 +190,7 @@ class Cache:
         except DiskError:
             raise
         except OSError as error:
-            if error.errno in _NO_MEANS:
+            if error.errno in _OUT_OF_RESOURCES:
                 with self._fs.errors("open", self.folder / name):
                     raise
             return None

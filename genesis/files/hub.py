@@ -55,7 +55,7 @@ MAX_FILES = 10_000
 TRIES, FIRST_TRIES = 5, 2  # consecutive attempts without progress, for a file and for the list of files
 PAUSE_S = 1.0  # pause before the second attempt; doubles each time
 LONGEST_PAUSE_S = 120  # the longest wait that a hub may request
-SLOWEST, WINDOW_S = 1024, 60.0  # a transfer with fewer bytes in this many seconds has stalled
+MIN_WINDOW_BYTES, WINDOW_S = 1024, 60.0  # a transfer with fewer bytes in this many seconds has stalled
 LISTING_S = 120.0  # limit for the complete list of files, however slowly it arrives
 TIMEOUT_S = 30.0  # longest wait for the next byte
 _SPAN = re.compile(r"bytes ([0-9]{1,18})-[0-9]*/([0-9]{1,18}|\*)")
@@ -355,7 +355,7 @@ class _Fetch:
                     # Append each piece, ending a transfer that has stalled.
                     for piece in response.iter_raw():
                         if time.monotonic() - begun > WINDOW_S:
-                            if at - window < SLOWEST:
+                            if at - window < MIN_WINDOW_BYTES:
                                 raise _Slow(f"only {at - window:,} bytes came in {WINDOW_S:g} s")
                             begun, window = time.monotonic(), at
                         # A hub without range support sends known bytes again; only new bytes are progress.

@@ -348,7 +348,7 @@ def test_a_busy_hub_is_waited_for_as_long_as_it_asks(hub: Hub, monkeypatch: pyte
 
 def test_a_body_that_dribbles_ends_the_pull(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(genesis.files.hub, "WINDOW_S", 0.002)
-    monkeypatch.setattr(genesis.files.hub, "SLOWEST", 1 << 40)
+    monkeypatch.setattr(genesis.files.hub, "MIN_WINDOW_BYTES", 1 << 40)
     hub.drips = 0.01
     code, out, told = printed("pull", NAME)
     assert code == 6 and "bytes came in 0.002 s" in told

@@ -549,7 +549,7 @@ def test_a_file_system_without_locks_keeps_nobody_waiting(
 
 def test_who_has_waited_long_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock stays with who took it first."""
-    monkeypatch.setattr("genesis.files.cache._MOST", 2)
+    monkeypatch.setattr("genesis.files.cache._MAX_POLLS", 2)
     cache, pauses = Cache(tmp_path), list[float]()
     monkeypatch.setattr("genesis.files.lock.time.sleep", pauses.append)
 

@@ -25,7 +25,7 @@ from genesis.backend.cuda.compile import Signature
 from genesis.kernels.pointwise.elementwise import _add, _mul, binary_kernel
 
 how = sys.argv[1]
-compilations.MANY, compilations._work.workers.most = 1, 2
+compilations.WORKER_THRESHOLD, compilations._work.workers.most = 1, 2
 here, started = [], []
 original, worker = compilations.compile_kernel, compilations._Worker.__init__
 compilations.compile_kernel = lambda *args: here.append(1) or original(*args)

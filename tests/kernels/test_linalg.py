@@ -502,9 +502,9 @@ def test_maps_are_kept_by_address_and_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert len(encoder.map(16)) == descriptors.MAP_BYTES
     encoder.map(16)
     assert made == [16]
-    for address in range(32, 32 + 16 * descriptors.KEPT, 16):
+    for address in range(32, 32 + 16 * descriptors.MAX_CACHED_MAPS, 16):
         encoder.map(address)
-    assert len(encoder._maps) == descriptors.KEPT
+    assert len(encoder._maps) == descriptors.MAX_CACHED_MAPS
     encoder.map(16)
     assert made.count(16) == 2
     with pytest.raises(DeviceError, match=r"tensor map of shape \(128, 64\).* failed with error 1"):

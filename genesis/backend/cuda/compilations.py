@@ -30,11 +30,11 @@ from genesis.backend.host import usable_cores
 from genesis.files.cache import Cache, user_folder
 
 Progress = Callable[[int, int], None]
-OWN = "genesis."  # a worker can import kernels of these modules without running code of the user
-MANY = 8  # unfinished requests that justify starting a worker
-FEWEST_CORES = 4
-MOST = 12
-LAST_JOB_S = 5.0  # grace period for the current job of a worker that is stopped
+OWN_PACKAGE = "genesis."  # a worker can import kernels of these modules without running code of the user
+WORKER_THRESHOLD = 8  # unfinished requests that justify starting a worker
+MIN_CORES = 4
+MAX_WORKERS = 12
+STOP_GRACE_S = 5.0  # grace period for the current job of a worker that is stopped
 MAX_BYTES = 64 << 20  # of a kernel's cache entry
 
 
@@ -63,9 +63,9 @@ class _Worker:
         return unpacked(facts, image)
 
     def wait_or_kill(self) -> None:
-        """Wait for a process that was told to end; kill it if it takes longer than `LAST_JOB_S`."""
+        """Wait for a process that was told to end; kill it if it takes longer than `STOP_GRACE_S`."""
         try:
-            self.process.wait(LAST_JOB_S)
+            self.process.wait(STOP_GRACE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -89,7 +89,7 @@ class Workers:
         """The most workers to run, given the cores that each rank of this host can use."""
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
         cores = usable_cores() // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
-        return min(MOST, cores - 1) if cores >= FEWEST_CORES and sys.executable else 0
+        return min(MAX_WORKERS, cores - 1) if cores >= MIN_CORES and sys.executable else 0
 
     @property
     def running(self) -> int:
@@ -122,7 +122,7 @@ class Workers:
         with self._lock:
             if self.most and self._idle:
                 return self._idle.pop()
-            if waiting < MANY or len(self._all) >= self.most:
+            if waiting < WORKER_THRESHOLD or len(self._all) >= self.most:
                 return None
             try:
                 worker = _Worker()
@@ -163,10 +163,10 @@ class _Work:
             self.asked += 1
         self._notify()
         future = self.threads.submit(make)
-        future.add_done_callback(self._ended)
+        future.add_done_callback(self._finished)
         return future
 
-    def _ended(self, future: Future[Binary]) -> None:
+    def _finished(self, future: Future[Binary]) -> None:
         """Count a compilation that has succeeded, failed or was cancelled."""
         with self.lock:
             self.done += 1
@@ -278,7 +278,7 @@ def _encode(value: Any) -> Any:
         return {"constant": _encode(value.value)}
     function = getattr(value, "fn", None)
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if not module.startswith(OWN) or getattr(sys.modules.get(module), name, None) is not value:
+    if not module.startswith(OWN_PACKAGE) or getattr(sys.modules.get(module), name, None) is not value:
         raise TypeError(f"{value!r} cannot be imported by its name")
     return {"function": [module, name]}
 

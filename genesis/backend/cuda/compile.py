@@ -126,7 +126,7 @@ def entry_name(kernel: Any, signature: Signature, capability: tuple[int, int]) -
     with _parsing:
         constants = [(name, getattr(value, "cache_key", repr(value))) for name, value in signature.constants]
         source = kernel.cache_key
-    compiler = (_HAND, triton.__version__, capability, kernel.fn.__qualname__, source)
+    compiler = (_HOOK_NAME, triton.__version__, capability, kernel.fn.__qualname__, source)
     parts = (*compiler, signature.types, constants, signature.options)
     return f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.kernel"
 
@@ -170,7 +170,7 @@ _parsing = threading.Lock()
 def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
     """Triton's hook, which changes PTX before assembly. Called without arguments, it returns the change's name."""
     if not stage:
-        return _HAND, _HAND
+        return _HOOK_NAME, _HOOK_NAME
     _, stages, _, _, capability = stage
     assemble = stages["cubin"]
     if capability >= 90:
@@ -194,7 +194,7 @@ def dependent(ptx: str) -> str:
 
 
 _WAIT = "griddepcontrol.wait"
-_HAND = "genesis: waits at its beginning"  # names the change of the hook, for cache keys
+_HOOK_NAME = "genesis: waits at its beginning"  # names the change of the hook, for cache keys
 _BEGIN = re.compile(r"\.entry\s+[^{]*\{\n(?:\s*\.(?:reg|local|shared)\b[^\n]*\n)*")
 
 

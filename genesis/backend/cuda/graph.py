@@ -56,7 +56,7 @@ class RawGraph:
         """
         if warm_ups < WARM_UPS:
             raise UsageError(f"{warm_ups} warm-up runs; a capture needs {WARM_UPS}")
-        self._refuse()
+        self._check_capturable()
         with self._on_own_stream():
             self.first(function)
             for _ in range(warm_ups - 1):
@@ -79,13 +79,13 @@ class RawGraph:
 
         The first graph of a device reserves one segment, so no memory is lost between segments.
         """
-        self._refuse()
+        self._check_capturable()
         with self._arena():
             return function()
 
     def record(self, function: Callable[[], T]) -> T:
         """Capture `function`, which must be warmed up. None of it runs before the first replay. See `capture`."""
-        self._refuse()
+        self._check_capturable()
         with self._on_own_stream(priority=-1):  # before work on the side stream
             pool = self.backend.pool
             # With the arena empty, blocks get the same addresses as in the warm-up.
@@ -108,16 +108,13 @@ class RawGraph:
         finally:
             give_stream(backend, handle, priority)
 
-    def _refuse(self) -> None:
+    def _check_capturable(self) -> None:
         """Raise if a capture is not possible now."""
         if self._graph is not None or self.backend.pool.private is not None:
             what = "this graph is already captured" if self._graph is not None else "captures cannot be nested"
             raise UsageError(what, next="create another Graph")
         if launches_block():
-            raise DeviceError(
-                "CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot do",
-                next="unset it",
-            )
+            raise DeviceError("a graph cannot be captured while launches block", next="unset CUDA_LAUNCH_BLOCKING")
 
     @contextmanager
     def _arena(self) -> Iterator[None]:

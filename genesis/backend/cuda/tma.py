@@ -16,7 +16,7 @@ from genesis.errors import DeviceError
 from genesis.shapes import Shape
 
 MAP_BYTES = 128
-KEPT = 1024  # maps that an encoder caches; the pool uses few addresses per layout
+MAX_CACHED_MAPS = 1024  # maps that an encoder caches; the pool uses few addresses per layout
 # Values of CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapL2promotion and CUtensorMapFloatOOBfill.
 _FLOAT32, _TFLOAT32 = 7, 11
 _NO_INTERLEAVE, _L2_128, _FILL_ZERO = 0, 2, 0
@@ -112,7 +112,7 @@ class Encoder:
         """The 128 bytes of the map at `address`. Raises DeviceError if the driver refuses the layout."""
         if (encoded := self._maps.get(address)) is not None:
             return encoded
-        if len(self._maps) >= KEPT:
+        if len(self._maps) >= MAX_CACHED_MAPS:
             self._maps.pop(next(iter(self._maps)))
         encode, is_old = _entry()
         buffer = (ctypes.c_uint64 * (MAP_BYTES // 8 + 8))()  # the driver requires 64-byte alignment
