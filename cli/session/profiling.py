@@ -1,6 +1,6 @@
-"""`genesis profile CONFIG`: a run set up as `train` does it, its first steps profiled. It leaves no run behind.
+"""`genesis profile CONFIG`: sets a run up as `genesis train` does, profiles its first steps and leaves no run behind.
 
-Ranks all take and record the same steps, and begin those together that are timed; rank 0 reports its own.
+All ranks take and record the same steps, and begin timed ones together; rank 0 reports its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
@@ -40,24 +40,22 @@ from genesis_cli.session.settings import settled
 from genesis_cli.session.training import advised, announce, arithmetic, assemble, same_settings
 from genesis_models.blocks import CausalLM
 
-WARM_UP: Final = 2
-UNTIL_RECORDED: Final = 3
-LONGEST = 256  # tokens of the sequence that is generated
-Steps = tuple[list[Recorded], tuple[Timeline, Recording]]  # and the memory of one
-EVERY = 4  # steps between two readings of their figures, at most
+WARM_UP = 2  # eager steps before the measured ones
+UNTIL_RECORDED = 3  # steps until a captured one is recorded
+LONGEST = 256  # tokens of the generated sequence
+EVERY = 4  # the most steps between two readings of their figures
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Steps of a run as they were measured, and the memory of one.
+    """Measured steps of a run.
 
     Attributes:
-        recorded: eager steps, and where there is a GPU captured ones before them.
-        ranks: how many took the steps.
+        recorded: eager steps, preceded by captured ones on a GPU.
+        memory: of one eager step, recorded as `memory_step`.
         threads: of this rank on the CPU; None on a GPU.
-        memory_step: the eager step whose memory that is.
-        collectives: of a step of several ranks; None of one.
-        generation: of one sequence by the model; None unless asked for.
+        collectives: of a step in several ranks, otherwise None.
+        generation: of one sequence by the model, if requested.
     """
 
     device: Device
@@ -74,17 +72,17 @@ class Profile:
 def profile(
     config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None, generates: bool = False
 ) -> Profile | None:
-    """Profile `steps` steps of the run that `config` describes, and take as many without profiling.
+    """Profile `steps` steps of the run that `config` describes, and take as many unwatched.
 
     Args:
-        generates: the model continues a sequence, too.
-        ranges: where phases, modules and ops are shown to another profiler, too.
+        ranges: another profiler that shows phases, modules and ops.
+        generates: measures generation by the model too.
 
     Returns:
         Rank 0's profile; None on the other ranks.
 
     Raises:
-        GenesisError: as `train` does.
+        GenesisError: as `genesis train` does.
     """
     with (
         advised(config),
@@ -94,8 +92,7 @@ def profile(
         ranks.during("preparation", PREPARING_S),
         ExitStack() as stack,
     ):
-        said = console if ranks.is_main else Output(None)
-        training = _assembled(config, said, interrupts, ranks, stack)
+        training = _assembled(config, console if ranks.is_main else Output(None), interrupts, ranks, stack)
         with ranks.during("profiling", FIRST_STEPS_S):
             found = profiled(training, steps, ranges)
         if generates:
@@ -106,7 +103,7 @@ def profile(
 
 
 def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: Ranks, stack: ExitStack) -> Training:
-    """The run before its first step; the stack ends what it needs meanwhile."""
+    """The run before its first step; the stack closes what it opened."""
     device = resolve_device(config.train.device, ranks)
     stack.enter_context(arithmetic(config, ranks))
     config, dtype = settled(config, device)
@@ -115,7 +112,7 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
     with compiled_ahead(device):
         memory = planned_memory(config, shape, device, ranks)
     cache = ranks.from_main("cache", _cache(config, stack) if ranks.is_main else None)
-    with ranks.main_first("data"):  # the others find it in the cache, except on a host that does not reach it
+    with ranks.main_first("data"):  # other ranks find it in the cache, unless their host cannot reach it
         own = cache if ranks.is_main or Path(cache).is_dir() else stack.enter_context(temporary_folder())
         data = prepare_data(config, shape, console, own)
     model = make_model(config, shape, data.tokenizer, device)
@@ -127,14 +124,14 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
 
 
 def _generation(model: CausalLM, device: Device) -> Generation:
-    """Half a context at most, of which the last quarter is generated."""
+    """The generation of the last quarter of half a context."""
     length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
     settings = Settings(dtype.name, plan=FAST, new=max(2, length // 4))
     return generated(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 
 def _cache(config: Config, stack: ExitStack) -> str:
-    """Where tokens are kept: with those of the run, if there are some, else not beyond the profile."""
+    """The folder of tokens: that of the configuration or of an earlier run, otherwise a temporary one."""
     known = Path(config.train.output_dir) / "cache"
     if config.data.cache_dir is not None:
         return config.data.cache_dir
@@ -145,53 +142,41 @@ def profiled(training: Training, steps: int, ranges: Nvtx | None = None) -> Prof
     """The profile of an assembled run's next steps: a call of all ranks."""
     model: Any = training.state.model
     is_on_cpu, ranks = training.device == CPU, training.state.ranks.size
-    recorded, memory = (_recorded_on_cpu if is_on_cpu else _recorded_on_device)(training, steps, ranges)
+    notes: list[str] = []
+    captured: list[float] = []
+    if not is_on_cpu:
+        warm_up = UNTIL_CAPTURED + (ranks > 1)  # ranks exchange after the first step's backward
+        captured = plain_steps(_subject(training, _steps(training, EVERY, notes.append)), steps, warm_up)
+        gc.collect()  # frees the graphs
+    subject = _subject(training, None if is_on_cpu else _eager(_steps(training, EVERY)))
+    plain = plain_steps(subject, steps, WARM_UP)
+    recorded = [Recorded("eager", plain, recorded_steps(subject, steps, 1, ranges), list(notes))]
+    memory = memory_of(subject)
+    del subject
+    gc.collect()
+    if not is_on_cpu and not notes:  # the steps were captured
+        subject = _subject(training, _steps(training, EVERY, notes.append))
+        under_watch = recorded_steps(subject, steps, UNTIL_RECORDED, ranges)
+        recorded.insert(0, Recorded("captured", captured, under_watch, notes))
     collectives = _collectives(training, steps) if ranks > 1 else None
     return Profile(training.device, model, recorded, *memory, ranks, threads() if is_on_cpu else None, collectives)
 
 
-def _recorded_on_cpu(training: Training, steps: int, ranges: Nvtx | None) -> Steps:
-    subject = _subject(training, None)
-    found = Recorded("eager", plain_steps(subject, steps, WARM_UP), recorded_steps(subject, steps, 1, ranges))
-    return [found], memory_of(subject)
-
-
-def _recorded_on_device(training: Training, steps: int, ranges: Nvtx | None) -> Steps:
-    """Captured steps, unless they cannot be, and eager ones."""
-    notes: list[str] = []
-    warm_up = UNTIL_CAPTURED + (training.state.ranks.size > 1)  # ranks exchange after the first step's backward
-    captured = plain_steps(_subject(training, _steps(training, EVERY, notes.append)), steps, warm_up)
-    gc.collect()  # its graphs
-    subject = _subject(training, _eager(_steps(training, EVERY)))
-    plain = plain_steps(subject, steps, WARM_UP)
-    found = [Recorded("eager", plain, recorded_steps(subject, steps, 1, ranges), list(notes))]
-    memory = memory_of(subject)
-    del subject
-    gc.collect()
-    if not notes:
-        subject = _subject(training, _steps(training, EVERY, notes.append))
-        found.insert(0, Recorded("captured", captured, recorded_steps(subject, steps, UNTIL_RECORDED, ranges), notes))
-    return found, memory
-
-
 def _collectives(training: Training, steps: int) -> StepTimes:
-    """Of `steps` further steps, whose figures nobody reads."""
-    state, device = training.state, training.device
+    """The collectives of `steps` further steps, whose figures are not read."""
+    on_gpu = training.device != CPU
 
     def taking() -> Callable[[], None]:
-        if device == CPU:
-            subject, warm_up = _subject(training, None), 0
-        else:
-            subject, warm_up = _subject(training, _steps(training, UNTIL_CAPTURED + steps)), UNTIL_CAPTURED
+        subject = _subject(training, _steps(training, UNTIL_CAPTURED + steps) if on_gpu else None)
 
         def take() -> None:
             subject.take(subject.batches())
 
-        for _ in range(warm_up):
+        for _ in range(UNTIL_CAPTURED if on_gpu else 0):
             take()
         return take
 
-    return timed_collectives(state, device, taking, steps)
+    return timed_collectives(training.state, training.device, taking, steps)
 
 
 def _steps(training: Training, every: int, note: Callable[[str], None] = lambda line: None) -> DeviceSteps:
@@ -200,7 +185,7 @@ def _steps(training: Training, every: int, note: Callable[[str], None] = lambda 
 
 
 def _eager(steps: DeviceSteps) -> DeviceSteps:
-    """Steps that are launched kernel by kernel from now on."""
+    """Replace captured parts by plain ones, which launch kernel by kernel."""
     parts: Any = (steps._run_first, steps._run_following, steps._run_update, steps._run_whole)
     steps._first, steps._following, steps._update, steps._whole = parts
     return steps
@@ -229,7 +214,7 @@ def subject_of(
     batches: Callable[[], Sequence[Batch]],
     take: Callable[[Sequence[Batch]], None],
 ) -> Subject:
-    """A run as it is measured: `take` makes a step on `batches`, by `on_device` where there is a GPU."""
+    """The subject of a run: `take` takes a step on `batches`, by `on_device` on a GPU."""
     model: Any = state.model
     optimizer = ("zero_grad", "grad_norm", "clip_factor", "begin_step", "update")
     regions = [(state.objective, "loss", "forward"), *((state.optimizer, method, "optimizer") for method in optimizer)]
@@ -240,15 +225,10 @@ def subject_of(
         device=device,
         batches=batches,
         take=take,
-        settle=lambda: None if on_device is None else _read(on_device),
+        settle=lambda: None if on_device is None else on_device.reading().results(),  # raises if a loss is not finite
         regions=regions,
         persistent=lambda: cast(Any, state.persistent()),
         group=state.ranks.group,
         begin=lambda: state.ranks.barrier("a step"),
         launched=state.ranks.launched,
     )
-
-
-def _read(steps: DeviceSteps) -> None:
-    """Look at the figures: they say where a loss or gradient is not finite."""
-    steps.reading().results()

@@ -49,7 +49,7 @@ class Subject:
     device: Device
     batches: Callable[[], Sequence[Any]]
     take: Callable[[Sequence[Any]], None]
-    settle: Callable[[], None]
+    settle: Callable[[], object]
     regions: Sequence[tuple[object, str, str]]
     persistent: Callable[[], Mapping[Category, Sequence[Array]]]
     group: Group = field(default_factory=Alone)

@@ -29,6 +29,7 @@ from tests.cli.test_bench_model import RAW
 from tests.measure.test_trace import read
 
 CUDA = Device("cuda", 0)
+PAGE = Path(__file__).parents[2] / "docs" / "profiler.md"
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 LINE = re.compile(r"[^ ;]+(;[^ ;]+)* [1-9][0-9]*")  # what flamegraph.pl reads
 
@@ -352,27 +353,52 @@ def test_a_table_is_sorted_and_cut() -> None:
 
 
 def test_names_and_defaults_are_torchs() -> None:
-    ours = {
-        name: {p.name: p.default for p in inspect.signature(function).parameters.values() if p.name != "self"}
-        for name, function in (
-            ("profile", profile), ("schedule", schedule), ("key_averages", profiler.Profiler.key_averages),
-            ("table", EventList.table), ("export_stacks", profiler.Profiler.export_stacks),
-            ("record_function", record_function), ("handler", profiler.tensorboard_trace_handler),
-        )
+    required = inspect.Parameter.empty
+    off = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events")
+    wanted: dict[Callable[..., Any], dict[str, Any]] = {
+        profile: dict.fromkeys(("activities", "schedule", "on_trace_ready")) | dict.fromkeys(off, False),
+        schedule: dict.fromkeys(("wait", "warmup", "active"), required)
+        | dict.fromkeys(("repeat", "skip_first", "skip_first_wait"), 0),
+        profiler.Profiler.key_averages: {"group_by_input_shape": False, "group_by_stack_n": 0},
+        EventList.table: {
+            "sort_by": None, "row_limit": 100, "max_src_column_width": 75, "max_name_column_width": 55,
+            "max_shapes_column_width": 80, "header": None,
+        },
+        profiler.Profiler.export_stacks: {"path": required, "metric": "self_cpu_time_total"},
+        record_function: {"name": required, "args": None},
+        profiler.tensorboard_trace_handler: {"dir_name": required, "worker_name": None, "use_gzip": False},
     }  # fmt: skip
-    empty = inspect.Parameter.empty
-    assert dict(list(ours["profile"].items())[3:]) == {
-        "with_stack": False, "activities": None, "schedule": None, "on_trace_ready": None, "record_shapes": False,
-        "profile_memory": False, "with_flops": False, "with_modules": False, "acc_events": False,
-    }  # fmt: skip
-    assert ours["schedule"] == {
-        "wait": empty, "warmup": empty, "active": empty, "repeat": 0, "skip_first": 0, "skip_first_wait": 0,
-    }  # fmt: skip
-    assert ours["key_averages"] == {"group_by_input_shape": False, "group_by_stack_n": 0}
-    assert ours["table"] == {
-        "sort_by": None, "row_limit": 100, "max_src_column_width": 75, "max_name_column_width": 55,
-        "max_shapes_column_width": 80, "header": None,
-    }  # fmt: skip
-    assert ours["export_stacks"] == {"path": empty, "metric": "self_cpu_time_total"}
-    assert ours["record_function"] == {"name": empty, "args": None}
-    assert ours["handler"] == {"dir_name": empty, "worker_name": None, "use_gzip": False}
+    for function, defaults in wanted.items():
+        ours = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+        for name in ("self", *(("description", "run", "num_warmups") if function is profile else ())):
+            ours.pop(name, None)
+        assert ours == defaults, function
+
+
+# --- docs/profiler.md -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_gpu", [False, True], ids=["cpu", "cuda"])
+def test_the_page_runs(
+    has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not has_gpu:
+        monkeypatch.setattr(genesis.cuda, "is_available", lambda: False)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$",
+        PAGE.read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    code = compile("\n".join(blocks), "page.py", "exec")
+    exec(code, {"__name__": "page"})
+    printed = capsys.readouterr().out
+    assert printed.count("twice the") == 3
+    assert printed.count("Self CPU time total") == 4 + 2 + 1
+    assert printed.count("Self CUDA time total") == (6 if has_gpu else 0)  # a sleep has no kernels
+    assert "up to step 4" in printed
+    phases = {event["ph"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
+    assert phases == {"M", "X", "C"}
+    stacks = Path("stacks.txt").read_text()
+    assert re.search(r"^page.py\(\d+\):_<module>;.*;gelu \d+$", stacks, re.MULTILINE)
+    assert all(Path(name).stat().st_size for name in ("flame.svg", "var/stacks_mlp.txt", "var/stacks_mlp.svg"))
