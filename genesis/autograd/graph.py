@@ -229,7 +229,7 @@ class GradientSlot:
     Attributes:
         idle_memory: returns memory next to the slot that currently holds no gradient, or None.
         arrived: called when the leaf has its final gradient of a backward pass. The side stream may still be computing
-            it, and the callback must join that stream itself.
+            it, so a reader must join that stream first.
     """
 
     __slots__ = ("_lease", "array", "arrived", "idle_memory", "is_wider")
