@@ -64,38 +64,30 @@ def tables(text: str) -> dict[str, list[dict[str, Any]]]:
     return {table["name"]: table["rows"] for table in json.loads(text)["tables"]}
 
 
-def test_the_text_has_a_line_for_each_case(shape: str) -> None:
-    code, text, told = benched("--size", shape, *GRID)
+def test_text_and_json(shape: str, tmp_path: Path) -> None:
+    code, text, told = benched("--size", shape, *GRID, "--json", str(tmp_path / "report.json"))
     assert (code, told) == (0, "")
     assert text.startswith("device  a processor (cpu)\n")
     rows = [line.split()[0] for line in text.splitlines() if line[:1].isdigit()]
     assert rows == 2 * ["1x8", "1x16", "2x8", "2x16"]  # steps and memory
-
-
-def test_json_alone_on_stdout(shape: str) -> None:
-    code, text, told = benched("--size", shape, *GRID, "--json", "-")
-    assert (code, told) == (0, "")
-    report, found = json.loads(text), tables(text)
+    data = (tmp_path / "report.json").read_text()
+    report, found = json.loads(data), tables(data)
     assert (report["kind"], report["schema_version"], report["device_name"]) == ("bench-model", 2, "a processor")
-    assert report["command"] == (
-        f"genesis bench-model --size {shape} --batch-size 1,2 --seq-len 8,16 --device cpu --fast"
-    )
+    options = "--batch-size 1,2 --seq-len 8,16 --device cpu --fast"
+    assert report["command"] == f"genesis bench-model --size {shape} {options}"
     assert (report["settings"]["type"], report["settings"]["dtype"]) == ("qwen3", "float32")
-    assert [row["case"] for row in found["steps"]] == ["1x8", "1x16", "2x8", "2x16"]
+    assert [row["case"] for row in found["steps"]] == rows[:4]
     assert {row["axis"] for row in found["growth"]} == {"batch", "length"}
     assert sum(row["share"] for row in found["ops"]) == pytest.approx(1.0)
 
 
-def test_json_into_a_file_beside_the_text(shape: str, tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
+def test_weights_in_2_bytes(shape: str) -> None:
     words = ["--batch-size", "2,2", "--seq-len", "8", "--dtype", "bf16", "--checkpointing", "selective", "--fast"]
-    code, text, _ = benched("--size", str(Path(shape).parent), *words, "--json", str(file))
-    assert code == 0
-    assert "dtype bfloat16, optimizer adamw, checkpointing selective" in text
-    (memory,) = tables(file.read_text())["memory"]
-    assert memory["case"] == "2x8"
+    code, text, _ = benched("--size", str(Path(shape).parent), *words, "--json", "-")
+    settings, (memory,) = json.loads(text)["settings"], tables(text)["memory"]
+    assert (code, settings["dtype"], settings["checkpointing"]) == (0, "bfloat16", "selective")
     # Masters have 2 bytes of each weight beside its own 2, running averages 8.
-    assert memory["optimizer"] == 5 * memory["weights"]
+    assert (memory["case"], memory["optimizer"]) == ("2x8", 5 * memory["weights"])
 
 
 def test_the_recipes_model_is_a_size() -> None:
@@ -157,32 +149,21 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
     assert next in told
 
 
-def test_steps_against_a_peer(shape: str) -> None:
+def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
     given: list[Any] = []
 
-    def taken(request: steps.Request, *rest: Any) -> list[dict[str, Any]]:
+    def taken(request: steps.Request, *rest: Any) -> Iterator[dict[str, Any]]:
         given.append((request.cases, request.recipes, request.python))
-        return [PEER]
+        yield PEER
+        raise KeyboardInterrupt
 
     words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--recipes", "lean", "--json", "-"]
     with mock.patch.object(versus, "versus_torch", taken), mock.patch.object(peer, "started"):
         code, text, _ = benched("--size", shape, *words, "--torch-python", "p")
-    assert (code, given) == (0, [([(1, 8)], ("lean",), "p")])
+    assert (code, given) == (130, [([(1, 8)], ("lean",), "p")])
     assert json.loads(text)["command"].endswith(" --fast --vs torch --recipes lean")
-    assert [row["note"] for row in tables(text)["peers"]] == ["no room"]
-
-
-def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
-    def taken(*given: Any) -> Iterator[dict[str, Any]]:
-        yield PEER
-        raise KeyboardInterrupt
-
-    words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--json", "-"]
-    with mock.patch.object(versus, "versus_torch", taken), mock.patch.object(peer, "started"):
-        code, text, _ = benched("--size", shape, *words)
     found = tables(text)
-    assert code == 130
-    assert (len(found["steps"]), [row["recipe"] for row in found["peers"]]) == (1, ["lean"])
+    assert (len(found["steps"]), [row["note"] for row in found["peers"]]) == (1, ["no room"])
     with mock.patch.object(model, "bench_model", side_effect=KeyboardInterrupt):
         assert benched("--size", shape, *words[:5])[:2] == (130, "")
 
@@ -197,18 +178,17 @@ def test_a_peer_that_is_missing_is_told_before_anything_is_measured(
     assert "torch cannot be imported: none here" in told and "pip install torch" in told
 
 
-def test_a_config_that_is_none(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text("{")
-    code, text, told = benched("--size", str(file))
-    assert (code, text) == (5, "")
-    assert str(file) in told
-
-
-def test_a_device_that_is_none() -> None:
-    code, _, told = benched("--size", "0.5B", "--device", "tpu")
-    assert code == 6
-    assert "'tpu' is not a device" in told
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [(["--size", "config.json"], 5, "config.json"), (["--size", "0.5B", "--device", "tpu"], 6, "is not a device")],
+)
+def test_a_malformed_config_and_an_unknown_device(
+    words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text("{")
+    found, text, told = benched(*words)
+    assert (found, text) == (code, "") and said in told
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------
@@ -239,20 +219,6 @@ def test_weights_in_8_bits_are_fewer_bytes(shape: str) -> None:
         assert code == 0
         found[kind] = tables(text)["generation"][0]["weights"]
     assert found["int8"] == found["fp8"] < 0.6 * found["fp32"]
-
-
-def test_generation_that_fails_does_not_end_the_others(shape: str) -> None:
-    real = steps.generated
-
-    def some(built: Any, batch: int, *rest: Any, **more: Any) -> Any:
-        if batch == 1:
-            raise OutOfMemoryError("no room")
-        return real(built, batch, *rest, **more)
-
-    with mock.patch.object(steps, "generated", some):
-        code, text, told = benched("--size", shape, *DRAWN)
-    assert code == 7 and "2 of 4 cases failed" in told
-    assert "failed  generation 1x8+4: no room" in text and "\n2x16+4" in text
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from genesis_cli.session.bench.steps import (
     generated,
     ops_table,
     step_flops,
+    trained_model,
     weight_bytes,
 )
 from genesis_cli.session.bench.versus import lean_config, peers_table, versus_torch
@@ -95,6 +96,11 @@ def test_random_tokens_are_drawn_by_number() -> None:
     assert drawn == [0, 1, 2, 3, 0, 1]
 
 
+def test_checkpointing_reaches_the_model() -> None:
+    made = trained_model(CONFIG, CPU, Settings("float32", "full"))
+    assert (made.activation_checkpointing, made.training) == ("full", True)
+
+
 # --- Steps ------------------------------------------------------------------------------------------------------------
 
 
@@ -141,18 +147,6 @@ def test_memory_is_counted(cases: list[Case]) -> None:
         assert memory.rest > case.batch * case.length * 2 * 2 * 24 * 4
 
 
-def test_checkpointing_reaches_the_model() -> None:
-    seen = []
-
-    def case(model: Any, *rest: Any) -> Case:
-        seen.append((model.activation_checkpointing, model.training))
-        return made_case(1, 8, 1.0)
-
-    with mock.patch.object(model, "measured_case", case):
-        list(bench_model(asked([(1, 8)], Settings("float32", "full")), limits()))
-    assert seen == [("full", True)]
-
-
 def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
     held: list[weakref.ref[np.ndarray[Any, Any]]] = []
 
@@ -190,8 +184,10 @@ def test_parts_that_cannot_be_recorded_are_a_note() -> None:
         (case,) = bench_model(asked([(1, 8)]), limits())
     assert isinstance(case, Case)
     assert (case.parts, case.notes) == (None, ["no phases and ops: no room for events"])
-    shown = step_tables([case])[0]
+    noisy = replace(made_case(2, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
+    shown = step_tables([case, noisy, made_case(1, 8, 1.0)])[0]
     assert shown.rows[0]["forward"] is None and shown.notes == case.notes
+    assert [row["is_noisy"] for row in shown.rows][1:] == ["noisy", ""]
 
 
 # --- Growth -----------------------------------------------------------------------------------------------------------
@@ -271,7 +267,7 @@ def test_the_lean_recipe_has_layers_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("changed", "lacks"),
     [
-        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no layers without rotary positions, as layer 1 is"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "layers compute something else than those of smollm3"),
         ({"model_type": "mistral", "sliding_window": 8}, "no sliding window, and one of 8 is shorter than 9 tokens"),
         ({"model_type": "mistral", "sliding_window": 9}, ""),
         ({"model_type": "smollm3", "no_rope_layers": [1, 1]}, ""),
@@ -326,9 +322,3 @@ def test_bytes_are_those_of_the_arrays() -> None:
         )
         assert cache_bytes(each, runner, 30, 10) == pytest.approx(found, abs=1)
     assert any(windowed.config.layer_windows) and min(filter(None, windowed.config.layer_windows)) < 30
-
-
-def test_noise_is_named() -> None:
-    noisy = replace(made_case(1, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
-    shown = step_tables([noisy, made_case(2, 8, 1.0)])[0]
-    assert [row["is_noisy"] for row in shown.rows] == ["noisy", ""]

@@ -137,5 +137,5 @@ def test_captured_steps_of_a_family_run_on_a_fake_gpu(name: str) -> None:
 
 
 def test_the_lean_recipe_is_no_granite() -> None:
-    with pytest.raises(PeerLacks, match="are not those of granite"):
+    with pytest.raises(PeerLacks, match="compute something else than those of granite"):
         lean_config(ModelConfig.from_dict(minimal("granite")), 8)

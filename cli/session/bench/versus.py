@@ -5,20 +5,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from statistics import median
 from typing import Any
 
 from genesis import cuda
 from genesis.backend import CPU
-from genesis.errors import DeviceError, GenesisError, UsageError
+from genesis.errors import DeviceError, GenesisError
 from genesis.measure.limits import wait_for
 from genesis.measure.peer import Child, PeerLacks, ratio_of, started
-from genesis.measure.record import Column, Table, table
+from genesis.measure.record import Column, Failure, Table, table
 from genesis.train.ranks import ALONE, PREPARING_S, Ranks
 from genesis_cli.session.bench.steps import Notify, Request, forget, new_state, taking, together, trained_model
 from genesis_models.config import ModelConfig
-from genesis_models.fuse import FusedAttention, FusedHeadNormAttention, FusedNoPEAttention
+from genesis_models.fuse import FusedAttention, FusedHeadNormAttention
 from genesis_models.registry import without_memory
 
 ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
@@ -40,21 +39,17 @@ def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
 
     Raises:
         PeerLacks: the recipe's layers compute something else than the model's.
-        UsageError: layers attend to a sliding window that is shorter than `length`.
     """
     model = without_memory(config)
     names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name, _ in model.named_parameters()} - {""}
     if unknown := names - LEAN - QKV_BIAS - HEAD_NORMS:
         raise PeerLacks(f"the lean recipe's layers have no {min(unknown)}")
     # Layers with the same parameters may still use them differently.
-    forms = [type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers]
-    if FusedNoPEAttention in forms:
-        layer = forms.index(FusedNoPEAttention)
-        raise PeerLacks(f"the lean recipe has no layers without rotary positions, as layer {layer} is")
-    if not set(forms) <= {FusedAttention, FusedHeadNormAttention}:
-        raise PeerLacks(f"the lean recipe's layers are not those of {config.model_type}")
+    forms = {type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers}
+    if not forms <= {FusedAttention, FusedHeadNormAttention}:
+        raise PeerLacks(f"the lean recipe's layers compute something else than those of {config.model_type}")
     if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
-        raise UsageError(f"the lean recipe has no sliding window, and one of {window} is shorter than {length} tokens")
+        raise PeerLacks(f"the lean recipe has no sliding window, and one of {window} is shorter than {length} tokens")
     sizes = {name: getattr(config, name) for name in SIZES}
     flags = {"qkv_bias": names >= QKV_BIAS, "head_norms": names >= HEAD_NORMS}
     return {**sizes, **flags, "rope_theta": config.rope.theta}
@@ -82,11 +77,12 @@ def versus_torch(
             place = ranks.from_main("torch's meeting place", place)
             child = stack.enter_context(started("steps", request.device, "torch", request.python))
             for number, (batch, length) in enumerate(request.cases):
-                notify(f"torch {child.version}, {recipe}: {batch}x{length}")
-                row = {"recipe": recipe, "version": child.version, "case": f"{batch}x{length}", "note": ""}
+                case = f"{batch}x{length}"
+                notify(f"torch {child.version}, {recipe}: {case}")
+                row: dict[str, Any] = {"recipe": recipe, "version": child.version, "case": case, "note": ""}
                 job = {"recipe": recipe, "batch": batch, "length": length, "dtype": request.settings.dtype}
                 if ranks.size > 1:
-                    job["ranks"] = {"rank": ranks.rank, "size": ranks.size, "place": f"{place}/{batch}x{length}"}
+                    job["ranks"] = {"rank": ranks.rank, "size": ranks.size, "place": f"{place}/{case}"}
                 try:
                     raw = dict(request.config.raw) if recipe in ("eager", "compile") else None
                     config = lean_config(request.config, length) if raw is None else raw
@@ -97,7 +93,8 @@ def versus_torch(
                     row["note"] = row["note"] or "another rank failed"
                 elif ranks.size > 1:
                     step, peak = ours[number]
-                    row |= _compared(child, partial(float, step), step, request, ranks) | {"memory": peak}
+                    row |= _compared(child, step, request, ranks)
+                    row["memory"] = row["peer_memory"] and peak
                 else:
                     row |= _beside_ours(child, model, batch, length, request)
                 yield row
@@ -113,28 +110,29 @@ def _beside_ours(child: Child, model: Any, batch: int, length: int, request: Req
         take = taking(new_state(model, batch, length), device, notes)
         if notes:
             raise DeviceError(notes[0])
-        step = min(together(take, wait, ALONE) for _ in range(2))
-        count = steps_in_round(step, request)
-        own = lambda: median(together(take, wait, ALONE) for _ in range(count))  # noqa: E731
-        cells = _compared(child, own, step, request, ALONE)
+
+        def own(count: int) -> float:
+            return median(together(take, wait, ALONE) for _ in range(count))
+
+        cells = _compared(child, own, request, ALONE)
         return cells | {"memory": None if device == CPU else cuda.max_memory_allocated(device)}
     except (GenesisError, MemoryError) as error:
-        return {"note": error.what if isinstance(error, GenesisError) else f"no memory: {error}"}
+        return {"note": Failure.of("step", "", error).error}
     finally:
         forget(model, device)
 
 
-def steps_in_round(step: float, request: Request) -> int:
-    """The number of steps of so many seconds that a round of one side takes."""
-    return min(max(round(request.settings.plan.seconds * SHARE / step), LEAST_STEPS), MOST_STEPS)
+def _compared(child: Child, own: Callable[[int], float] | float, request: Request, ranks: Ranks) -> dict[str, Any]:
+    """The ratio of the medians of some rounds, each of the slowest rank, and torch's peak memory.
 
-
-def _compared(child: Child, own: Callable[[], float], step: float, request: Request, ranks: Ranks) -> dict[str, Any]:
-    """The ratio of the medians of some rounds, on both sides of the slowest rank, and torch's peak memory."""
+    Args:
+        own: our median, or a function that measures it over that many steps.
+    """
     rounds, peak = list[tuple[float, float]](), 0.0
+    step = own(2) if callable(own) else own
+    count = min(max(round(request.settings.plan.seconds * SHARE / step), LEAST_STEPS), MOST_STEPS)
     for _ in range(ROUNDS):
-        mine = own()
-        answer = child.ask("measure", what="step", count=steps_in_round(step, request))
+        mine, answer = own(count) if callable(own) else own, child.ask("measure", what="step", count=count)
         every = ranks.in_turn(answer["samples"])  # step by step
         slowest = [max(every[i : i + ranks.size]) for i in range(0, len(every), ranks.size)]
         rounds.append((mine, median(slowest)))
