@@ -1,9 +1,10 @@
-"""Kernels of the ops, in Triton: one folder per capability, one file per op family, loaded at its first use on a GPU.
+"""Kernels of the ops, in Triton: one folder per capability, one file per op family, imported at first use on a GPU.
 
-A file's header names its plain reference in `genesis/ops`, which has formula, shapes and errors: the docstring of an
-implementation says what else there is to know. Names inside kernels: `i_` index, `o_` offsets, `m_` mask, `p_` pointer,
-`b_` tile, with its shape: `# [BM, BN]`. What is launched ends in `_kernel`, what is inlined does not. Every dimension
-that can overrun is masked; offsets are int64 if the constant `INT64` is set; sums are float32 (float64 for float64).
+A file's docstring names its plain reference in `genesis/ops`, which has formulas, shapes and errors. The docstring of
+an implementation only adds to these. Names in kernels: `i_` index, `o_` offsets, `m_` mask, `p_` pointer, `b_` tile,
+with shapes as comments: `# [BM, BN]`. Kernels that are launched end in `_kernel`; inlined functions do not. Every
+dimension that can overrun has a mask. Offsets are int64 if the constant `INT64` is set. Sums are float32 (float64 for
+float64).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ __all__ = ["load"]
 
 
 def load(family: str) -> None:
-    """Import the file of an op family, whose CUDA implementations register themselves, if there is one."""
+    """Import the file of an op family, if one exists. The import registers its CUDA implementations."""
     if family in _files():
         importlib.import_module(_files()[family])
 
 
 @functools.cache
 def _files() -> dict[str, str]:
-    """The module of each file in the capabilities' folders, by the file's name."""
+    """Return the module name of each file in the capabilities' folders, by file name."""
     folders = [each.name for each in pkgutil.iter_modules(__path__) if each.ispkg]
     return {
         each.name: f"{__name__}.{folder}.{each.name}"

@@ -1,14 +1,14 @@
-"""Programmatic dependent launch inside kernels: where a kernel waits for the one before it, and lets in the next.
+"""Programmatic dependent launch inside kernels: where a kernel waits for the previous one, and when the next may start.
 
-A kernel that calls neither waits in its first instruction and lets nobody in before its last programs leave
-(`compile.dependent`). A short kernel of a chain does better: it lets the next one in at once, asks for its weights to
-be brought to L2, and only then waits. Between `wait_for_previous` and that point it reads and writes nothing, so that
-a predecessor may have written any of its operands: a prefetch to L2, which is coherent, is no read.
+By default (`compile.dependent`) a kernel waits in its first instruction, and the next one starts when its last programs
+end. A short kernel in a chain is faster if it allows the next kernel at once, prefetches its weights to L2, and only
+then waits. Before `wait_for_previous` it reads only data that no earlier kernel writes, and stores nothing. A
+prefetch to L2 does not count as a read, because L2 is coherent, so the previous kernel may still write its lines.
 
-Every program waits before it ends. So what the kernel before the previous one wrote and read is done, too, and memory
-may be reused as in any stream.
+Every program waits before it ends. The kernel before the previous one has therefore finished too, and memory can be
+reused as in any stream.
 
-In graphs alone kernels overlap; launched one by one, and before Hopper, both calls do nothing.
+Kernels overlap only in graphs and from Hopper on. Otherwise both calls do nothing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 
-FEW_ROWS = 32  # of steps of generation, whose other kernels come too soon after one another to be brought in late
+FEW_ROWS = 32  # the most rows of a generation step, whose kernels are so short that they should overlap
 
 
 def can_overlap(x: Array) -> bool:
-    """Whether kernels of x's device can overlap: the constant with which they are compiled."""
+    """Return whether kernels can overlap on x's device; kernels are compiled with this constant."""
     return backend_of(x.device).driver.properties.capability >= (9, 0) and not is_interpreted()
 
 
 def largest_cluster(x: Array) -> int:
-    """How many programs a cluster on x's device can have; 1 where there are none."""
+    """Return the most programs of a cluster on x's device, or 1 if the device has no clusters."""
     return 8 if can_overlap(x) else 1
 
 
 @triton.jit
 def allow_next(OVERLAP: tl.constexpr):
-    """Let the next kernel of the graph in, as soon as all programs of this one have come here."""
+    """Allow the next kernel of the graph to start once all programs of this kernel have made this call."""
     if OVERLAP:
         tl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
@@ -44,14 +44,14 @@ def allow_next(OVERLAP: tl.constexpr):
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """Wait until all kernels before this one are done and what they wrote can be read."""
+    """Wait until all earlier kernels have finished and their results can be read."""
     if OVERLAP:
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def prefetch(p, m, OVERLAP: tl.constexpr):
-    """Ask for the lines at the pointers p where m is set, to be brought to L2."""
+    """Prefetch the cache lines at the pointers p to L2, where m is set."""
     if OVERLAP:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",

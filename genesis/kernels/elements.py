@@ -1,6 +1,6 @@
-"""Elements inside kernels: their types, the type to compute in, conversion between types, and where they are in memory.
+"""Elements inside kernels: their types, the type of the computation, conversions, and addresses.
 
-Dimensions are merged on the host, and offsets computed from linear indices on the device.
+The host merges dimensions, and the device computes offsets from linear indices.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ TRITON = {
 
 
 def work_type(dtype: DType) -> DType:
-    """The type in which a dtype is computed: float32 for floats of at most 2 bytes."""
+    """Return the type in which values of a dtype are computed: float32 for floats of at most 2 bytes."""
     return float32 if dtype.is_floating_point and dtype.itemsize <= 2 else dtype
 
 
 def float_argument(value: float, work: DType) -> float:
-    """A Python number as a kernel's argument: float64 if the kernel computes in float64, else float32."""
+    """Return a Python number as a kernel's argument: float64 if the kernel computes in float64, else float32."""
     return Double(value) if work is float64 else float(value)
 
 
 @triton.jit
 def converted(x, TYPE: tl.constexpr):
-    """x cast to another type: floats to integers round towards zero, and anything but 0 is True."""
+    """Return x cast to another type. Floats are truncated to integers, and all values but 0 become True."""
     if tl.int1 == TYPE:
         return x != 0
     elif x.dtype == tl.int1:
@@ -59,12 +59,13 @@ def converted(x, TYPE: tl.constexpr):
         return x.to(TYPE)
 
 
-if is_interpreted():  # which truncates bfloat16 where a GPU rounds, and loads it and 8-bit floats as integers
+# Triton's interpreter truncates to bfloat16 where a GPU rounds, and loads bfloat16 and 8-bit floats as integers.
+if is_interpreted():
     _NUMPY = {TRITON[d.name]: d.numpy for d in (*ALL, float8_e4m3fn)}
-    _BITS = {tl.bfloat16: np.dtype(np.uint16), tl.float8e4nv: np.dtype(np.uint8)}  # what holds them
+    _BITS = {tl.bfloat16: np.dtype(np.uint16), tl.float8e4nv: np.dtype(np.uint8)}  # types of the loaded integers
 
     def converted(x: Any, TYPE: Any) -> Any:
-        """The same on the numpy values behind an interpreted tile."""
+        """Cast the numpy values of an interpreted tile."""
         target = getattr(TYPE, "value", TYPE)
         values = x.handle.data
         if x.dtype in _BITS and values.dtype == _BITS[x.dtype]:
@@ -81,7 +82,9 @@ if is_interpreted():  # which truncates bfloat16 where a GPU rounds, and loads i
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
-    """As few dimensions, at least one, as all operands allow, in the same order: sizes, and strides of each operand."""
+    """Merge dimensions as far as all operands allow. Return the sizes and the strides of each operand, for at least one
+    dimension and in the same order.
+    """
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
@@ -101,21 +104,21 @@ def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
 
 
 def needs_int64(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
-    """Whether an element index or an offset passes 2^31."""
+    """Return whether an element index or an offset can exceed int32."""
     reach = [sum(abs(st) * (s - 1) for s, st in zip(sizes, each, strict=True)) for each in strides]
-    # room for the last, partially masked tile
+    # The margin of 2^17 covers indices of the last tile that are masked.
     return max(math.prod(sizes), *reach, 0) > (1 << 31) - (1 << 17)
 
 
 def as_matrix(x: Array) -> Array:
-    """A contiguous array as a matrix of its last dimension."""
+    """Return a contiguous array as a matrix with its last dimension as columns."""
     width = x.shape[-1]
     return x.view((x.size // width if width else 0, width), (width, 1), x.offset)
 
 
 @triton.jit
 def offsets(i, sizes, strides):
-    """Offsets of the elements with linear (row-major) indices i."""
+    """Return the offsets of the elements with linear (row-major) indices i, in the shape of i."""
     LAST: tl.constexpr = len(sizes) - 1
     o = i * 0
     for back in tl.static_range(LAST):
@@ -126,7 +129,7 @@ def offsets(i, sizes, strides):
 
 @triton.jit
 def program_indices(SIZE: tl.constexpr, INT64: tl.constexpr):
-    """The indices [SIZE] of this program's tile along the grid's first dimension."""
+    """Return the indices [SIZE] of this program's tile along the grid's first dimension."""
     program = tl.program_id(0)
     if INT64:
         program = program.to(tl.int64)

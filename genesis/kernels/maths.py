@@ -2,8 +2,9 @@
 
 Reference: the numpy function of the same name, as `genesis/ops/elementwise.py` uses it.
 
-On a GPU they come from CUDA's libdevice, whose float32 functions flush subnormal numbers to 0 under Triton: where that
-matters, the function is computed in float64 or patched. In Triton's interpreter numpy computes them.
+On a GPU most of them are CUDA's libdevice functions. Under Triton libdevice's float32 functions flush subnormal numbers
+to 0; where that matters, a function is computed in float64 or corrected. In Triton's interpreter numpy computes them.
+All functions take and return tiles of any shape.
 """
 
 from __future__ import annotations
@@ -107,30 +108,30 @@ def power(x, p):
         return float32_power(x.to(tl.float32), p).to(x.dtype)
 
 
-ROUND_MAGIC = tl.constexpr(1.5 * 2.0**52)  # added to a float64 and subtracted again, it leaves the nearest integer
+ROUND_MAGIC = tl.constexpr(1.5 * 2.0**52)  # adding it to a float64 and subtracting it again gives the nearest integer
 
 
 @triton.jit
 def approx_reciprocal(x):
-    """1 / x of a normal float32, with a relative error of 2^-22."""
+    """Return 1 / x of a normal float32, with a relative error of 2^-22."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 
 @triton.jit
 def float64_from_bits(bits):
-    """The float64 of a normal positive float32, given by its bits: faster than the conversion units."""
+    """Return a normal positive float32, given by its bits, as float64. This is faster than the conversion units."""
     return ((bits.to(tl.int64) << 29) + (896 << 52)).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def log2_float64(x):
-    """log2 of a finite positive float32 in float64, with a relative error of 2^-39.
+    """Return log2 of a finite positive float32 in float64, with a relative error of 2^-39.
 
-    With x = m·2^e and m near 1, it is e + log2 m; log2 m is a polynomial in s^2, s = (m - 1) / (m + 1).
+    For x = m·2^e with m near 1 this is e + log2 m, where log2 m is s times a polynomial in s^2, s = (m - 1) / (m + 1).
     """
     small = x < 1.1754943508222875e-38
     bits = tl.where(small, x * 16777216.0, x).to(tl.int32, bitcast=True)
-    e = (bits - 0x3F3504F3) >> 23  # m is from sqrt(1/2) on
+    e = (bits - 0x3F3504F3) >> 23  # m is at least sqrt(1/2)
     bits -= e << 23
     e -= tl.where(small, 24, 0)
     m = float64_from_bits(bits)
@@ -147,7 +148,7 @@ def log2_float64(x):
 
 @triton.jit
 def exp2_float64(x):
-    """2^x of any float64 but NaN, rounded to float32; the relative error before rounding is 2^-34."""
+    """Return 2^x of any float64 but NaN, rounded to float32. The relative error before rounding is 2^-34."""
     lifted = x + ROUND_MAGIC
     n = lifted.to(tl.int64, bitcast=True)
     f = x - (lifted - ROUND_MAGIC)
@@ -158,14 +159,14 @@ def exp2_float64(x):
     y = (y.to(tl.int64, bitcast=True) + (n << 52)).to(tl.float64, bitcast=True).to(tl.float32)
     high = (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
     beyond = tl.where(high < 0, 0.0, float("inf"))
-    return tl.where((high & 0x7FFFFFFF) >= 0x40640000, beyond, y)  # 160 and more
+    return tl.where((high & 0x7FFFFFFF) >= 0x40640000, beyond, y)  # |x| is 160 or more
 
 
 @triton.jit
 def float32_power(x, p):
-    """x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before the rounding to float32.
+    """Return x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before rounding to float32.
 
-    libdevice's float64 power takes twice the time, for digits that the rounding drops.
+    libdevice's float64 power takes twice the time, and rounding would drop its additional digits.
     """
     size = tl.abs(x)
     exponent = p.to(tl.float64)
@@ -174,11 +175,11 @@ def float32_power(x, p):
     y = tl.where((size == 0) | infinite, tl.where(infinite == (p > 0), float("inf"), 0.0), y)
 
     lifted = exponent + ROUND_MAGIC
-    large = tl.abs(p) >= 16777216.0  # then it is an even integer
+    large = tl.abs(p) >= 16777216.0  # a large p is an even integer
     integral = (lifted - ROUND_MAGIC == exponent) | large
     odd = integral & ((lifted.to(tl.int64, bitcast=True) & 1) != 0) & (large == 0)
     negative = x.to(tl.int32, bitcast=True) < 0
-    y = tl.where(negative & odd, copysign(y, x), y)  # Triton 3.6 has 0 - y for -y, which gives 0 for 0
+    y = tl.where(negative & odd, copysign(y, x), y)  # Triton 3.6 computes -y as 0 - y, which gives 0 for 0
     y = tl.where((x < 0) & (integral == 0) & (infinite == 0), float("nan"), y)
     y = tl.where((x != x) | (p != p), float("nan"), y)
     return tl.where((p == 0) | (x == 1), 1.0, y)
@@ -186,23 +187,23 @@ def float32_power(x, p):
 
 @triton.jit
 def fma(x, y, z):
-    """x·y + z, rounded once."""
+    """Return x·y + z, rounded once."""
     return tl.fma(x, y, z)
 
 
 @triton.jit
 def rounded_product(x, y):
-    """x·y of one shape, rounded: never contracted with a following addition."""
+    """Return x·y, rounded. It is never contracted with a later addition. x and y must have the same shape."""
     return fma(x, y, tl.zeros_like(x))
 
 
 @triton.jit
 def quotient_remainder(x, y):
-    """|x| // |y| and |x| % |y| of float32, and a mask of the elements for which both are exact.
+    """Return |x| // |y| and |x| % |y| of float32, and a mask of the elements for which both are exact.
 
-    These have a quotient below 2^18 and a divisor with a normal reciprocal. The quotient is x·(1/y) rounded to an
-    integer, with an error of at most 2^-4 before rounding: the remainder is at most 9/16 of y in size, and exact, as a
-    multiple of y's last place.
+    They are exact for quotients below 2^18 and divisors with a normal reciprocal. The quotient is x·(1/y) rounded to an
+    integer, with an error of at most 2^-4 before rounding. The remainder is then at most 9/16 of y in size, and exact,
+    because it is a multiple of y's last place.
     """
     x, y = tl.abs(x), tl.abs(y)
     exact = (y > 2.0**-100) & (y < 2.0**100) & (x < y * 262144.0)
@@ -214,7 +215,7 @@ def quotient_remainder(x, y):
 
 @triton.jit
 def copysign(x, y):
-    """A non-negative float32 x with the sign of y."""
+    """Return a non-negative float32 x with the sign of y."""
     sign = y.to(tl.int32, bitcast=True) & -0x80000000
     return (x.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
@@ -226,19 +227,19 @@ def fmod(x, y):
 
 @triton.jit
 def floored_remainder(rest, y):
-    """The remainder with the sign of y, from the remainder with the sign of x."""
+    """Return the remainder with the sign of y, given the remainder with the sign of x."""
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @triton.jit
 def exact_modulo(x, y):
-    """x - y·floor(x / y): the sign of y."""
+    """Return x - y·floor(x / y), which has the sign of y."""
     return floored_remainder(fmod(x, y), y)
 
 
 @triton.jit
 def modulo(x, y):
-    """`exact_modulo`, which runs only in tiles that need it: the fast form serves quotients below 2^18."""
+    """Return `exact_modulo`, which runs only in tiles that need it: those with quotients of 2^18 or more."""
     if x.dtype == tl.float64:
         return exact_modulo(x, y)
     else:
@@ -251,7 +252,7 @@ def modulo(x, y):
 
 @triton.jit
 def exact_floor_divide(x, y):
-    """floor(x / y)."""
+    """Return floor(x / y)."""
     remainder = fmod(x, y)
     quotient = divide(x - remainder, y) - ((remainder != 0) & ((remainder < 0) != (y < 0))).to(x.dtype)
     floored = floor(quotient)
@@ -261,7 +262,7 @@ def exact_floor_divide(x, y):
 
 @triton.jit
 def floor_divide(x, y):
-    """`exact_floor_divide`, which runs only in tiles that need it: the fast form serves quotients below 2^18."""
+    """Return `exact_floor_divide`, which runs only in tiles that need it: those with quotients of 2^18 or more."""
     if x.dtype == tl.float64:
         return exact_floor_divide(x, y)
     else:
@@ -275,18 +276,18 @@ def floor_divide(x, y):
 
 @triton.jit
 def divide(x, y):
-    """x / y rounded to nearest (Triton's own float32 division is off by up to two ulps)."""
+    """Return x / y rounded to nearest. The error of Triton's float32 division is up to two ulps."""
     return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
 
 
 @triton.jit
 def root(x):
-    """The square root rounded to nearest."""
+    """Return the square root rounded to nearest."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 def _in_numpy(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
-    """`function` on the numpy arrays of interpreted tiles, in their own type."""
+    """Return a version of `function` that takes interpreted tiles and computes with their numpy arrays."""
 
     def interpreted(*tiles: Any) -> Any:
         first = tiles[0]

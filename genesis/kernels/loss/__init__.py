@@ -1,1 +1,1 @@
-"""Cross-entropy over given logits, and fused with the language model head."""
+"""Cross-entropy of given logits, and fused with the language model head."""

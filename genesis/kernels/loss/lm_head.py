@@ -1,21 +1,26 @@
 """The language model head in bfloat16: x·weightᵀ with an epilogue that stores exponentials instead of logits.
 
-Reference: `genesis/ops/loss.py`: linear_cross_entropy. `loss.py` has the op, which calls the launches here by chunks.
+Reference: `genesis/ops/loss.py`: linear_cross_entropy. `loss.py` has the op, which launches these kernels chunk by
+chunk.
 
-Each row has a reference c that is known before the GEMM: the logit of its label, a dot product of its own in float32.
-The epilogue stores e^(x - c) in bfloat16, which is right to half an ulp at any scale, since the type has the exponents
-of float32; for each column tile it also stores the maximum of x and Σ e^(x - c), both from the float32 accumulator:
-nothing else of the logits reaches memory. With S the whole sum, the loss is log S, and the gradient of the logits is
-e^(x - c) / S except at the label. The gradients of a row add up to 0, so the label's is minus the sum of the others,
-which keeps its precision when the label's probability is near 1; `finish_rows_kernel` stores that sum at the label.
-Then diag(1 / S)·E is the gradient, which is never computed: 1 / S scales the rows of E·weight, and those of x in Eᵀ·x.
+Each row has a reference c that is computed before the GEMM: the logit of its label, a separate dot product in float32.
+The epilogue stores e^(x - c) in bfloat16. This is accurate to half an ulp at any scale, since bfloat16 has the
+exponents of float32. For each column tile the epilogue also stores the maximum of x and Σ e^(x - c), both computed from
+the float32 accumulator. Nothing else of the logits reaches memory.
+
+Let S be the sum over all tiles. The loss is log S, and the gradient of the logits is e^(x - c) / S except at the label.
+The gradients of a row add up to 0, so the label's gradient is minus the sum of the others. This sum is precise even if
+the label's probability is near 1, and `finish_rows_kernel` stores it at the label. The gradient of the logits is then
+diag(1 / S)·E. It is never computed: 1 / S scales the rows of E·weight, and the rows of x in Eᵀ·x.
 
 A row overflows if its largest logit is too far from c. `finish_rows_kernel` then makes that logit the reference and
-flags the row's block; a second pass of both kernels recomputes flagged blocks, and returns at once if there are none.
-It is always launched, because the host never reads the flags. Rows without a valid label have c = ∞, and e^-∞ = 0.
+flags the row's block. A second pass of both kernels recomputes flagged blocks, or returns at once. It is always
+launched, because the host never reads the flags. Rows without a valid label have c = ∞, and e^-∞ = 0.
 
-float16 has too few exponents for that: S for a loss of 12, and 1 / S, are out of its range. `loss.py` computes its
-logits in float32.
+float16 has too few exponents for this method: S for a loss of 12, and 1 / S, are out of its range. For that type
+`loss.py` computes logits in float32.
+
+Tiles: BM rows x BN classes, BK elements along the width; one row in steps of BLOCK tiles or WIDTH elements.
 """
 
 from __future__ import annotations
@@ -38,15 +43,15 @@ from genesis.kernels.index.segment import report_fault
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# How many powers of 2 a logit may differ from its row's reference: S over 2^24 classes is then below 2^104, and of the
-# 2^127 of float32 and bfloat16 23 powers remain for the weight in E·weight, and for an x below 1 in x / S.
+# The most powers of 2 by which a logit may differ from its row's reference. S over 2^24 classes is then below 2^104.
+# float32 and bfloat16 reach 2^127, so 23 powers remain for the weight in E·weight, and for an x below 1 in x / S.
 LIMIT = tl.constexpr(80)
-# Bytes of logits at a time: 2816 tokens × 152k classes in 2 bytes; a smaller one accumulates dW more often.
+# Bytes of logits per chunk: 2816 tokens × 152k classes in 2 bytes. With less memory dW is accumulated more often.
 WORKSPACE = 832 << 20
-MANY = 16384  # tokens above which the workspace grows with them, as other activations do
-MIN_ROWS = 256  # of a chunk; below, accumulating dW would cost more than the GEMM
-COLUMNS = 128  # of a tile of 2-byte logits, which stores two statistics per row
-GRAIN = 64  # the row stride of a chunk's logits is a multiple of it, so that TMA takes any vocabulary
+MANY = 16384  # tokens above which the workspace grows with their number, like other activations
+MIN_ROWS = 256  # the fewest rows per chunk; with fewer, accumulating dW would cost more than the GEMM
+COLUMNS = 128  # columns of a tile of 2-byte logits, which stores two statistics per row
+GRAIN = 64  # divides the row stride of a chunk's logits, so that TMA supports any vocabulary
 ROW_TILES = 2048  # statistics of a row per load
 ROW_WIDTH = 1024  # elements of a row of x and of the weight per load
 
@@ -56,9 +61,9 @@ ROW_WIDTH = 1024  # elements of a row of x and of the weight per load
 
 @triton.jit
 def load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site):
-    """The label of row i_row = b·length + t, which is labels[b, t + shift], and whether it is valid.
+    """Load the label of row i_row = b·length + t, which is labels[b, t + shift]. Return it and whether it is valid.
 
-    One out of range is reported as a fault.
+    A label out of range is reported as a fault.
     """
     at = i_row % length + shift
     label = tl.load(p_labels + i_row // length * step_row + at * step, mask=at < length, other=0).to(tl.int64)
@@ -70,12 +75,12 @@ def load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, 
 
 @triton.jit
 def row_dot(p_x, p_w, width, BLOCK: tl.constexpr):
-    """The dot product of two rows in float32."""
+    """Return the dot product of two rows in float32."""
     acc = tl.zeros((BLOCK,), tl.float32)  # [BLOCK]
     for start in range(0, width, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        x, w = tl.load(p_x + i, mask=i < width, other=0), tl.load(p_w + i, mask=i < width, other=0)
-        acc += converted(x, tl.float32) * converted(w, tl.float32)
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        x, w = tl.load(p_x + i, mask=i < width, other=0), tl.load(p_w + i, mask=i < width, other=0)  # [BLOCK] each
+        acc += converted(x, tl.float32) * converted(w, tl.float32)  # [BLOCK]
     return tl.sum(acc, 0)
 
 
@@ -83,9 +88,9 @@ def row_dot(p_x, p_w, width, BLOCK: tl.constexpr):
 def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w, p_labels, p_fault, rows, line, width,
                       sx, sw, length, shift, step_row, step, ignore, classes, site, BM: tl.constexpr,
                       WIDTH: tl.constexpr):  # fmt: skip
-    """For each row its label (-1 if it is not valid), the label's logit, and the reference in powers of 2.
+    """Store for each row its label (-1 if it is not valid), the label's logit, and the reference in powers of 2.
 
-    Clears the overflow flags, a line for each chunk of `rows`: a flag for the chunk, then one for each BM rows.
+    Also clear the overflow flags. They have one line per chunk of `rows`: a flag for the chunk, then one per BM rows.
     """
     i_row = tl.program_id(0).to(tl.int64)
     label, valid = load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
@@ -103,11 +108,11 @@ def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w
 
 @triton.jit
 def logits(d_x, d_w, o_m, o_n, steps, DOT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """The tile [BM, BN] of x·weightᵀ at (o_m, o_n)."""
+    """Return the tile [BM, BN] of x·weightᵀ at (o_m, o_n)."""
     b_x = tl.zeros((BM, BN), tl.float32)  # [BM, BN]
     for i_k in range(steps):
         b_a, b_b = d_x.load([o_m, i_k * BK]), d_w.load([o_n, i_k * BK])  # [BM, BK], [BN, BK]
-        b_x = tl.dot(converted(b_a, DOT), converted(b_b.T, DOT), b_x, input_precision="ieee")
+        b_x = tl.dot(converted(b_a, DOT), converted(b_b.T, DOT), b_x, input_precision="ieee")  # [BM, BN]
     return b_x
 
 
@@ -128,11 +133,11 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m,
                  BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given."""
     o_m = i_m * BM + tl.arange(0, BM)  # [BM]
-    reference = tl.load(p_references + o_m, mask=o_m < m, other=0)
+    reference = tl.load(p_references + o_m, mask=o_m < m, other=0)  # [BM]
     if not EVEN:
         b_x = tl.where((i_n * BN + tl.arange(0, BN) < n)[None, :], b_x, -float("inf"))
     b_e = tl.exp2(b_x * LOG2_E - reference[:, None])  # [BM, BN]
-    o_s = o_m.to(tl.int64) * tiles_n + i_n
+    o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
     tl.store(p_maxima + o_s, tl.max(b_x, 1), mask=o_m < m)
     tl.store(p_sums + o_s, tl.sum(b_e, 1), mask=o_m < m)
     if d_e is not None:
@@ -143,9 +148,12 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m,
 def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, m, n, k, DOT: tl.constexpr,
                        EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                        BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """For each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is given.
+    """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
+    given.
 
-    RECOMPUTE: only blocks with overflowed rows. EVEN: BN divides n.
+    Args:
+        EVEN: BN divides n.
+        RECOMPUTE: compute only blocks with overflowed rows.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
@@ -156,14 +164,14 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         for i_tile in tl.range(start, tiles_m * tiles_n, programs):
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
-                b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)
+                b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
                 exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN, BM, BN, PIECES)
     else:
-        # The epilogue has its own tile counter: a shared one would tie the loads of the next tile to this one's store
+        # The epilogue has its own tile counter. With a shared one, loads of the next tile would wait for this store.
         i_stored = start - programs
         for i_tile in tl.range(start, tiles_m * tiles_n, programs, flatten=True):
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
-            b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)
+            b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
             i_stored += programs
             _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
             exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN, BM, BN, PIECES)
@@ -174,10 +182,10 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
 
 @triton.jit
 def row_statistics(p_maxima, p_sums, i_own, tiles, BLOCK: tl.constexpr):
-    """Over the tiles of a row: the maximum, the sum of tile i_own, and the sum of all others."""
-    maxima, sums = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    """Return over the tiles of a row: the maximum, the sum of tile i_own, and the sum of all other tiles."""
+    maxima, sums = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)  # [BLOCK] each
     for start in range(0, tiles, BLOCK):
-        i = start + tl.arange(0, BLOCK)
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
         maxima = tl.maximum(maxima, tl.load(p_maxima + i, mask=i < tiles, other=-float("inf")))
         sums += tl.load(p_sums + i, mask=(i < tiles) & (i != i_own), other=0)
     return tl.max(maxima, 0), tl.load(p_sums + i_own), tl.sum(sums, 0)
@@ -185,22 +193,22 @@ def row_statistics(p_maxima, p_sums, i_own, tiles, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_label_gradient(p_e, others, label, i_own, classes, BN: tl.constexpr):
-    """Store at the label minus the sum of a row's other exponentials; `others` is that of other tiles.
+    """Store minus the sum of a row's other exponentials at the label. `others` is the sum over the other tiles.
 
-    S - 1 would cancel when the label's probability is near 1, the more so as the GEMM rounds the label's logit unlike
-    `row_dot`. In the label's tile the stored bfloat16 values are summed, for these enter the gradients.
+    S - 1 would cancel when the label's probability is near 1, also because the GEMM and `row_dot` round the label's
+    logit differently. In the label's tile the stored bfloat16 values are added, because they enter the gradients.
     """
-    i = i_own * BN + tl.arange(0, BN)
+    i = i_own * BN + tl.arange(0, BN)  # [BN]
     b_e = converted(tl.load(p_e + i, mask=(i < classes) & (i != label), other=0), tl.float32)  # [BN]
     tl.store(p_e + label, converted(-(others + tl.sum(b_e, 0)), tl.bfloat16))
 
 
 @triton.jit
 def scale_row(p_y, p_x, factor, width, BLOCK: tl.constexpr):
-    """A row times its factor; a factor of 0 gives zeros, also from ∞ and NaN."""
+    """Store a row times its factor. A factor of 0 gives zeros, also for ∞ and NaN."""
     for start in range(0, width, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        x = converted(tl.load(p_x + i, mask=i < width, other=0), tl.float32)
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        x = converted(tl.load(p_x + i, mask=i < width, other=0), tl.float32)  # [BLOCK]
         tl.store(p_y + i, converted(tl.where(factor == 0, 0.0, x * factor), tl.bfloat16), mask=i < width)
 
 
@@ -208,8 +216,8 @@ def scale_row(p_y, p_x, factor, width, BLOCK: tl.constexpr):
 def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels, p_overflow, p_maxima, p_sums, p_e,
                        p_x, p_y, tiles, classes, width, se, sx, sy, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
                        BN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """The loss of a row; if `p_e` is given also 1 / S, the label's element of E, and x / S in `p_y`, for the gradients.
-    Flags an overflowed row. RECOMPUTE: only rows of flagged blocks.
+    """Store the loss of a row and flag the row if it overflowed. If `p_e` is given, also store 1 / S, the label's
+    element of E, and x / S in `p_y`, for the gradients. With RECOMPUTE skip rows of blocks that are not flagged.
     """
     i_row = tl.program_id(0).to(tl.int64)
     p_flag = p_overflow + 1 + i_row // BM
@@ -223,14 +231,14 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
     maximum, own, others = row_statistics(p_maxima + i_row * tiles, p_sums + i_row * tiles, i_own, tiles, BLOCK)
     total = own + others
 
-    # What follows is wrong for an overflowed row, and is overwritten when the row is recomputed.
-    infinite = tl.abs(maximum) == float("inf")  # the reference has NaN there
+    # Results of an overflowed row are wrong until the row is recomputed.
+    infinite = tl.abs(maximum) == float("inf")  # the plain reference gives NaN
     overflow = valid & (tl.abs(maximum * LOG2_E - reference) > LIMIT) & (infinite == 0)
     tl.store(p_references + i_row, maximum * LOG2_E, mask=overflow)
     tl.store(p_overflow, 1, mask=overflow)
     tl.store(p_flag, 1, mask=overflow)
 
-    # The label's own exponent, as the epilogue computes it: 0 up to rounding, unless the row overflowed.
+    # Compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed.
     exponent = (tl.load(p_logits + i_row) * LOG2_E - reference) * LN_2
     loss = tl.where(infinite, float("nan"), tl.log(total) - exponent)
     tl.store(p_losses + i_row, tl.where(valid, loss, 0.0))
@@ -241,9 +249,9 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
         p_e += i_row * se
         if valid:
             store_label_gradient(p_e, others, label, i_own, classes, BN)
-        elif total != 0:  # infinite logits of a row without a valid label
+        elif total != 0:  # a row without a valid label has infinite logits
             for start in range(0, classes, BLOCK):
-                i = start + tl.arange(0, BLOCK)
+                i = start + tl.arange(0, BLOCK)  # [BLOCK]
                 tl.store(p_e + i, tl.zeros((BLOCK,), tl.bfloat16), mask=i < classes)
 
 
@@ -251,7 +259,9 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
 
 def chunk_rows(tokens: int, row: int, workspace: int) -> int:
-    """Tokens, of `row` bytes, per chunk: nearly equal ones of whole tiles, within the workspace of `MANY` tokens."""
+    """Return the tokens per chunk, for `row` bytes per token. Chunks are nearly equal and have whole tiles. They fit in
+    the workspace, which grows in proportion above `MANY` tokens.
+    """
     room = workspace * max(tokens, MANY) // MANY
     most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)
     even = -(-tokens // -(-tokens // most)) if tokens else 0
@@ -259,16 +269,16 @@ def chunk_rows(tokens: int, row: int, workspace: int) -> int:
 
 
 class Labels(NamedTuple):
-    """Labels as kernels take them."""
+    """Labels in the form that kernels expect."""
 
     array: Array  # `[N]` or `[B, T]`
     shift: int  # row t of T has the label t + shift
     ignore: int  # the label of rows to ignore
-    classes: int  # labels are below it
+    classes: int  # number of classes
 
     @property
     def values(self) -> tuple[int, ...]:
-        """length, shift, step_row, step, ignore and classes of the kernels."""
+        """The kernel arguments length, shift, step_row, step, ignore and classes."""
         step_row = self.array.strides[0] if self.array.ndim == 2 else 0
         return (
             max(self.array.shape[-1], 1), self.shift, step_row, self.array.strides[-1], self.ignore, self.classes
@@ -276,7 +286,7 @@ class Labels(NamedTuple):
 
 
 def is_supported(x: Array, weight: Array) -> bool:
-    """Whether the kernels here take these: bfloat16 that TMA can load, on a device with TMA."""
+    """Return whether this file's kernels support x and weight: bfloat16 that TMA can load, on a device with TMA."""
     return (
         x.dtype is bfloat16
         and backend_of(x.device).driver.properties.capability >= (9, 0)
@@ -287,25 +297,28 @@ def is_supported(x: Array, weight: Array) -> bool:
 
 
 def tile_of(rows: int) -> GemmTile:
-    """Two programs per SM: the epilogue of one overlaps the GEMM of the other."""
+    """Return a tile with two programs per SM, so that the epilogue of one overlaps the GEMM of the other."""
     return GemmTile(64 if rows <= 64 else 128, COLUMNS, 64, 4, 3, ctas_per_sm=2)
 
 
 def row_slice(x: Array, first: int, count: int) -> Array:
-    """Rows `first` … `first` + `count` - 1."""
+    """Return a view of rows `first` … `first` + `count` - 1."""
     return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
 
 
 class Head:
-    """Buffers for all rows and for a chunk of up to `rows` of them, and the launches that fill them.
+    """Buffers for all rows and for a chunk of up to `rows` of them, and the launches that fill the buffers.
 
     Attributes:
-        losses: `[tokens]` float32, of all chunks.
-        factors, references: `[tokens]` float32: 1 / S, and the reference in powers of 2.
-        logits, row_labels: `[tokens]`: the label's logit, float32, and the label, or -1 if it is not valid.
-        overflow: int32 `[chunks, 1 + blocks]`: flags for a chunk and for each of its blocks of rows.
-        maxima, sums: `[rows, tiles]` float32.
-        memory: `[rows, classes]` in x's type, with padded rows; None if no gradients are wanted.
+        losses: losses of all chunks, `[tokens]` float32.
+        factors: 1 / S, `[tokens]` float32.
+        references: references in powers of 2, `[tokens]` float32.
+        logits: logits of the labels, `[tokens]` float32.
+        row_labels: labels, or -1 for a label that is not valid, `[tokens]` int32.
+        overflow: flags for a chunk and for each of its blocks of rows, `[chunks, 1 + blocks]` int32.
+        maxima: maximum logit per tile of a chunk, `[rows, tiles]` float32.
+        sums: sum of exponentials per tile of a chunk, `[rows, tiles]` float32.
+        memory: exponentials `[rows, classes]` in x's type, with padded rows; None without gradients.
     """
 
     def __init__(self, x: Array, weight: Array, labels: Labels, rows: int, with_grads: bool) -> None:
@@ -316,14 +329,14 @@ class Head:
         tokens, device = x.shape[0], x.device
         self.losses, self.factors, self.references, self.logits = (empty((tokens,), float32, device) for _ in range(4))
         self.row_labels = empty((tokens,), int32, device)
-        line = -(-(1 + triton.cdiv(rows, self.tile.bm)) // 4) * 4  # 16 bytes: one kernel serves all chunks
+        line = -(-(1 + triton.cdiv(rows, self.tile.bm)) // 4) * 4  # 16-byte lines, so one kernel works for all chunks
         self.overflow = empty((triton.cdiv(tokens, rows), line), int32, device)
         self.maxima, self.sums = (empty((rows, self.tiles), float32, device) for _ in range(2))
         step = -(-weight.shape[0] // GRAIN) * GRAIN
         self.memory = empty((rows, step), x.dtype, device) if with_grads else None
 
     def begin(self) -> None:
-        """The references of all rows."""
+        """Compute the references of all rows."""
         x, w, classes = self.x, self.weight, self.labels.classes
         launch(
             references_kernel, x.shape[0], self.row_labels, self.logits, self.references, self.overflow, x, w,
@@ -333,8 +346,8 @@ class Head:
         )  # fmt: skip
 
     def forward(self, first: int, count: int, y: Array | None) -> None:
-        """Losses of rows `first` … `first` + `count` - 1; where gradients are wanted also their exponentials, and x / S
-        in `y` `[count, width]`.
+        """Compute the losses of rows `first` … `first` + `count` - 1. With gradients, also compute their exponentials
+        and store x / S in `y` `[count, width]`.
         """
         for recompute in (False, True):
             self._multiply(first, count, recompute)
@@ -345,7 +358,7 @@ class Head:
         width, classes = w.shape[1], w.shape[0]
         columns = t.bn // epilogue_slices(t, x.dtype.itemsize)
         target = memory and Descriptor(memory, (count, classes), memory.strides, (t.bm, columns))
-        dot = float32 if is_interpreted() else bfloat16  # which the interpreter cannot multiply
+        dot = float32 if is_interpreted() else bfloat16  # the interpreter cannot multiply bfloat16
         programs = backend_of(x.device).persistent_programs(t.ctas_per_sm)
         launch(
             lm_head_exp_kernel, min(programs, triton.cdiv(count, t.bm) * self.tiles),
@@ -375,6 +388,6 @@ class Head:
         return min(ROW_WIDTH, triton.next_power_of_2(self.x.shape[1]))
 
     def gradients(self, count: int) -> Array:
-        """`[count, classes]`: the gradients of the last rows' logits, times S."""
+        """Return S times the gradients of the last rows' logits, `[count, classes]`."""
         assert self.memory is not None
         return self.memory.view((count, self.labels.classes), self.memory.strides)

@@ -7,7 +7,7 @@ softmax). The fast exponential is exact enough, because its argument x - max is 
 error of a term e^d is below (|d| + 3)·2^-24·e^d, never more than 4 ulps of the sum.
 
 The host never reads the number of valid tokens. A label out of range is reported as a fault (`backend.cuda.faults`),
-and its row is ignored.
+and its row is ignored. Tiles: BLOCK logits of a row.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from genesis.kernels.loss.lm_head import (
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.linalg import transposed
 
-MANY_ROWS = 2048  # from here on one warp reads a row
-ROW_BLOCK = 4096  # logits per load: 8 KB of a 2-byte type
+MANY_ROWS = 2048  # rows from which one warp reads a row
+ROW_BLOCK = 4096  # logits per load, 8 KB of a 2-byte type
 TILE = 2048  # logits per program of the backward pass
 
 
@@ -46,7 +46,7 @@ TILE = 2048  # logits per program of the backward pass
 
 @triton.jit
 def load_label(p_labels, p_fault, i_row, step, ignore, classes, site):
-    """The label of a row, and whether it is valid: neither `ignore` nor out of range."""
+    """Load the label of a row. Return it and whether it is valid: neither `ignore` nor out of range."""
     label = tl.load(p_labels + i_row * step).to(tl.int64)
     valid = label != ignore
     inside = (label >= 0) & (label < classes)
@@ -56,24 +56,24 @@ def load_label(p_labels, p_fault, i_row, step, ignore, classes, site):
 
 @triton.jit
 def logsumexp(top, sums):
-    """log Σ e^x; NaN where all of x are infinite, as the reference has it."""
+    """Return log Σ e^x, or NaN if all of x are infinite, like the reference."""
     return tl.where(tl.abs(top) == float("inf"), float("nan"), top + tl.log(sums))
 
 
 @triton.jit
 def load_logits(p_x, first, classes, step, BLOCK: tl.constexpr):
-    i = first + tl.arange(0, BLOCK)
-    return tl.load(p_x + i.to(tl.int64) * step, mask=i < classes, other=-float("inf"))
+    i = first + tl.arange(0, BLOCK)  # [BLOCK]
+    return tl.load(p_x + i.to(tl.int64) * step, mask=i < classes, other=-float("inf"))  # [BLOCK]
 
 
 @triton.jit
 def online_softmax(
     p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr, PREFETCH: tl.constexpr
 ):
-    """(maximum, Σ e^(x - maximum), Σ x) of a row, the last only where MEAN.
+    """Return (maximum, Σ e^(x - maximum), Σ x) of a row. Without MEAN the last is 0.
 
-    PREFETCH loads the next logits while these are summed: an SM with few programs would otherwise wait for memory half
-    of the time.
+    With PREFETCH the next logits are loaded while the current ones are added. Otherwise an SM with few programs waits
+    for memory half of the time.
     """
     top = tl.full((), -float("inf"), WORK)
     sums, plain = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)  # [BLOCK]
@@ -81,15 +81,15 @@ def online_softmax(
         b_next = load_logits(p_x, 0, classes, step, BLOCK)
     for first in range(0, classes, BLOCK):
         if PREFETCH:
-            x = converted(b_next, WORK)
-            b_next = load_logits(p_x, first + BLOCK, classes, step, BLOCK)
+            x = converted(b_next, WORK)  # [BLOCK]
+            b_next = load_logits(p_x, first + BLOCK, classes, step, BLOCK)  # [BLOCK]
         else:
-            x = converted(load_logits(p_x, first, classes, step, BLOCK), WORK)
+            x = converted(load_logits(p_x, first, classes, step, BLOCK), WORK)  # [BLOCK]
         higher = tl.maximum(top, tl.max(x, 0))
-        base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but -inf so far: the terms are 0, not NaN
-        sums = sums * tl.exp(top - base) + tl.exp(x - base)
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # if all x are -inf, terms are 0, not NaN
+        sums = sums * tl.exp(top - base) + tl.exp(x - base)  # [BLOCK]
         if MEAN:
-            plain += tl.where(first + tl.arange(0, BLOCK) < classes, x, 0.0)
+            plain += tl.where(first + tl.arange(0, BLOCK) < classes, x, 0.0)  # [BLOCK]
         top = higher
     return top, tl.sum(sums, 0), tl.sum(plain, 0)
 
@@ -114,17 +114,17 @@ def cross_entropy_kernel(p_loss, p_lse, p_x, p_labels, p_fault, classes, ignore,
 @triton.jit
 def cross_entropy_backward_kernel(p_o, p_g, p_x, p_labels, p_lse, p_fault, classes, tiles, ignore, site, smoothing, z,
                                   sg, sx, sc, sl, se, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V)."""
+    """Store dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V)."""
     i_row = (tl.program_id(0) // tiles).to(tl.int64)
-    i = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    i = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     m = i < classes
     label, valid = load_label(p_labels, p_fault, i_row, sl, ignore, classes, site)
     g, lse = converted(tl.load(p_g + i_row * sg), WORK), converted(tl.load(p_lse + i_row * se), WORK)
-    read = i < tl.where(valid, classes, 0)
+    read = i < tl.where(valid, classes, 0)  # [BLOCK]
     x = converted(tl.load(p_x + i_row * sx + i.to(tl.int64) * sc, mask=read, other=0), WORK)  # [BLOCK]
-    d = tl.exp(x - lse) * (lse * z * 2 + 1) - tl.full((), smoothing, WORK) / classes
+    d = tl.exp(x - lse) * (lse * z * 2 + 1) - tl.full((), smoothing, WORK) / classes  # [BLOCK]
     d -= tl.where(i == label, tl.full((), 1, WORK) - smoothing, 0.0)
-    y = tl.where(valid, d * g, 0.0)
+    y = tl.where(valid, d * g, 0.0)  # [BLOCK]
     tl.store(p_o + i_row * classes + i, converted(y, p_o.dtype.element_ty), mask=m)
 
 
@@ -177,10 +177,10 @@ def cross_entropy_backward(
 def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, length, shift, step_row, step, ignore,
                                classes, site, sd, GRADS: tl.constexpr, WORK: tl.constexpr,
                                BLOCK: tl.constexpr):  # fmt: skip
-    """Losses of rows of logits; with GRADS their gradients, written over the logits in the type of `p_d`.
+    """Store the losses of rows of logits. With GRADS overwrite the logits with their gradients in the type of `p_d`.
 
-    A narrower gradient overwrites only logits that were read before, except within a tile: there the barrier orders
-    all loads before all stores.
+    A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
+    orders all loads before all stores.
     """
     i_local = tl.program_id(0).to(tl.int64)
     i_row = i_local + first
@@ -192,23 +192,23 @@ def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, lengt
     tl.store(p_loss + i_row, tl.where(valid, lse - label_logit, 0.0))
     if GRADS:
         weight = tl.where(valid, 1 / sums, 0.0)
-        base = tl.where(valid, top, float("inf"))  # rows that are not valid: e^-inf = 0
+        base = tl.where(valid, top, float("inf"))  # makes all terms of a row that is not valid e^-inf = 0
         for start in range(0, classes, BLOCK):
-            i = start + tl.arange(0, BLOCK)
+            i = start + tl.arange(0, BLOCK)  # [BLOCK]
             m = i < classes
             x = tl.load(p_row + i, mask=m, other=0)  # [BLOCK]
             tl.debug_barrier()
-            d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)
+            d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)  # [BLOCK]
             tl.store(p_out + i, converted(d, p_d.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def sum_losses_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
-    """Σ x / divisor in float64."""
+    """Store Σ x / divisor, computed in float64."""
     acc = tl.zeros((BLOCK,), tl.float64)  # [BLOCK]
     for first in range(0, n, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        acc += tl.load(p_x + i, mask=i < n, other=0).to(tl.float64)
+        i = first + tl.arange(0, BLOCK)  # [BLOCK]
+        acc += tl.load(p_x + i, mask=i < n, other=0).to(tl.float64)  # [BLOCK]
     total = tl.sum(acc, 0)
     if p_divisor is not None:
         total = total / converted(tl.load(p_divisor), tl.float64)
@@ -218,17 +218,19 @@ def sum_losses_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["number", "n", "length", "shift", "step_row", "step", "ignore", "classes"])
 def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row, step, ignore, classes,
                    COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The divisor and its inverse (0 for 0): from memory, the number of valid rows (COUNT), or a given number."""
+    """Store the divisor and its inverse, or 0 if it is 0. The divisor is the element of `p_divisor`, or with COUNT the
+    number of rows that are not ignored, or `number`.
+    """
     if p_divisor is not None:
         divisor = converted(tl.load(p_divisor), p_o.dtype.element_ty)
     elif COUNT:
         acc = tl.zeros((BLOCK,), tl.int32)  # [BLOCK]
         for first in range(0, n, BLOCK):
-            i = first + tl.arange(0, BLOCK)
+            i = first + tl.arange(0, BLOCK)  # [BLOCK]
             at = i % length + shift
             m = (i < n) & (at < length)
             p_label = p_labels + (i // length).to(tl.int64) * step_row + at * step
-            acc += (m & (tl.load(p_label, mask=m, other=0).to(tl.int64) != ignore)).to(tl.int32)
+            acc += (m & (tl.load(p_label, mask=m, other=0).to(tl.int64) != ignore)).to(tl.int32)  # [BLOCK]
         divisor = tl.sum(acc, 0).to(p_o.dtype.element_ty)
     else:
         divisor = converted(tl.full((), number, tl.float64), p_o.dtype.element_ty)
@@ -241,15 +243,15 @@ def linear_cross_entropy(
     out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, divisor: Array | float | None = None, *,
     ignore_index: int, with_grads: bool, weight_grad: bool = True, mean: bool = False, shift: int = 0,
 ) -> None:  # fmt: skip
-    """The cross-entropy of logits x·weightᵀ, summed and divided; with `with_grads` also dx and, if it is wanted,
-    dweight, which costs one GEMM of three.
+    """Compute the cross-entropy of logits x·weightᵀ, summed and divided. With `with_grads` also compute dx and, with
+    `weight_grad`, dweight, which takes one of the three GEMMs.
 
-    Sums are float32 (float64 for float64). The gradients of the logits are rounded to x's type for the GEMMs; so is
-    dweight after each chunk of a 2-byte type, which adds half an ulp of it a chunk.
+    Sums are float32 (float64 for float64). The gradients of the logits are rounded to x's type for the GEMMs. In
+    `lm_head.py` dweight is rounded to bfloat16 after each chunk, which adds an error of half an ulp per chunk.
     """
     loss, dx, dw = (*out, None)[:3] if isinstance(out, tuple) else (out, None, None)
-    tokens, found = x.shape[0], Labels(labels, shift, ignore_index, weight.shape[0])
-    number, scale = _divisor(divisor, found, mean, x)
+    tokens, shifted = x.shape[0], Labels(labels, shift, ignore_index, weight.shape[0])
+    number, scale = _divisor(divisor, shifted, mean, x)
     losses = loss
     if tokens == 0 or weight.size == 0:
         tokens = 0
@@ -257,7 +259,7 @@ def linear_cross_entropy(
             if result is not None:
                 clear(result)
     else:
-        losses = (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, found, scale)
+        losses = (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, shifted, scale)
     launch(
         sum_losses_kernel, 1, loss, losses, number, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))),
         num_warps=8,
@@ -265,7 +267,7 @@ def linear_cross_entropy(
 
 
 def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array) -> tuple[Array | None, Array | float]:
-    """The divisor and its inverse, one element each on the device; (None, 1) for a plain sum."""
+    """Return the divisor and its inverse, one element each on the device, or (None, 1) for a plain sum."""
     if divisor is None and not mean:
         return None, 1.0
     memory, number = divisor if isinstance(divisor, Array) else None, 0.0 if divisor is None else divisor
@@ -280,7 +282,7 @@ def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array
 def _with_head(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """The losses, for bfloat16 on a device with TMA (`lm_head.py`); dx and dw are multiplied by `scale`."""
+    """Return the losses for bfloat16 on a device with TMA (`lm_head.py`). Also store dx and dw, times `scale`."""
     tokens = x.shape[0]
     row = weight.shape[0] * x.dtype.itemsize if dx is not None else weight.shape[0] // 16
     rows = chunk_rows(tokens, row, WORKSPACE)
@@ -303,7 +305,9 @@ def _with_head(
 def _with_logits(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """The losses, for any float type and layout: logits in the accumulator type, overwritten by gradients in x's."""
+    """Return the losses for any float type and layout, and store dx and dw. Logits are computed in the accumulator type
+    and overwritten with gradients in x's type.
+    """
     tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
     rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
     losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)
@@ -311,6 +315,7 @@ def _with_logits(
     narrow = dw is not None and dw.dtype is not work and rows < tokens
     sum_dw = empty(dw.shape, work, device) if dw is not None and narrow else dw
     block = _block(classes, work, ROW_BLOCK)
+    # Compute the logits, losses and gradients of one chunk at a time.
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
         xc, logits = row_slice(x, first, count), row_slice(memory, 0, count)

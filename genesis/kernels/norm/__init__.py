@@ -1,1 +1,1 @@
-"""RMSNorm and LayerNorm, alone and with RoPE behind them."""
+"""RMSNorm and LayerNorm, RoPE, and RMSNorm followed by RoPE."""

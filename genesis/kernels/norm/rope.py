@@ -1,8 +1,10 @@
-"""RoPE, and RMSNorm of each query and key head followed by RoPE, in one pass; value heads are copied.
+"""RoPE, and RMSNorm of each query and key head followed by RoPE, in one pass. Value heads are copied.
 
 Reference: `genesis/ops/rope.py`: rope, norm_rope, norm_rope_backward. Each pair (x[i], x[i + D/2]) rotates by the angle
-of its position. A program takes a few tokens, keeps their cos and sin in registers, and loops over heads. Backward also
+of its position. A program has a few tokens, keeps their cos and sin in registers, and loops over heads. Backward also
 accumulates partial gradients of the two weights in registers, as in `norm.py`.
+
+x is [B, T, H, D]. Tiles: ROWS tokens x PADDED or HALF pairs of one head.
 """
 
 from __future__ import annotations
@@ -22,24 +24,24 @@ from genesis.kernels.norm.norm import rsqrt, sum_partials
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
 
-TILE, HEADS = 1024, 3  # a program's pairs of one head, 8 a thread; and its heads, which share cos and sin
+TILE, HEADS = 1024, 3  # pairs of one head per program, 8 per thread; heads per program, which share cos and sin
 
 
 @triton.jit
 def rope_kernel(p_o, p_x, p_cos, p_sin, tokens, rotated, so, sx, sc, ss, INVERSE: tl.constexpr, WORK: tl.constexpr,
                 INT64: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
                 PADDED: tl.constexpr):  # fmt: skip
-    """ROWS tokens of a sequence and HEADS heads of each; heads from `rotated` on are copied.
+    """Rotate ROWS tokens of a sequence and HEADS heads of each. Heads from `rotated` on are copied.
 
-    All loads come before the first store, so that many are in flight together, and out may be x.
+    All loads come before the first store, so many loads are in flight together, and out may be x.
     """
     blocks = tl.cdiv(tokens, ROWS)
     i_rest = tl.program_id(0)
     i_batch, i_head = i_rest // blocks, tl.program_id(1) * HEADS
-    o_token, o_pair = (i_rest - i_batch * blocks) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    o_token, o_pair = (i_rest - i_batch * blocks) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)  # [ROWS], [PADDED]
     if INT64:
         i_batch, o_token, i_head = i_batch.to(tl.int64), o_token.to(tl.int64), i_head.to(tl.int64)
-    m = (o_token < tokens)[:, None] & (o_pair < PAIRS)[None, :]  # [ROWS, PADDED], like all tiles here
+    m = (o_token < tokens)[:, None] & (o_pair < PAIRS)[None, :]  # [ROWS, PADDED], like all tiles below
     p_x += i_batch * sx[0] + i_head * sx[2]
     p_o += i_batch * so[0] + i_head * so[2]
     o_x = (o_token * sx[1])[:, None] + (o_pair * sx[3])[None, :]
@@ -88,80 +90,80 @@ def rope(
     )  # fmt: skip
 
 
-# --- Behind the norm of each head -------------------------------------------------------------------------------------
+# --- RoPE after the norm of each head ---------------------------------------------------------------------------------
 
 
-FEW = 1 << 17  # tokens × half a head up to which more, smaller programs are faster
+FEW = 1 << 17  # the most tokens × half a head for which more, smaller programs are faster
 
 
 class Tiles(NamedTuple):
     """Tile sizes."""
 
-    pairs: int  # elements of a tile, tokens × half a head
+    pairs: int  # elements of a tile: tokens × half a head
     warps: int  # warps per program
     stages: int  # pipeline stages of the loop over heads
-    programs: int  # programs to fill the GPU; programs with the same tokens share the heads
+    programs: int  # programs that fill the GPU; programs with the same tokens divide the heads
 
 
 def forward_tiles(pairs: int) -> Tiles:
-    """The tiles of forward for `pairs` = tokens × half a head."""
+    """Return the tiles of forward for `pairs` = tokens × half a head."""
     return Tiles(512 if pairs <= FEW else 1024, 2, 1, 1056)
 
 
 def backward_tiles(pairs: int) -> Tiles:
-    """The tiles of backward, which also keeps the partial gradients of the weights."""
+    """Return the tiles of backward, which also keeps partial gradients of the weights in registers."""
     return Tiles(512, 2, 1, 528 if pairs <= FEW // 2 else 1056) if pairs <= FEW else Tiles(1024, 4, 3, 528)
 
 
 @triton.jit
 def first_head(lowest):
-    """This program's first head from `lowest` on: program p of P takes the heads p, p + P, …"""
+    """Return this program's first head from `lowest` on. Program p of P has the heads p, p + P, …"""
     n = tl.num_programs(1)
     return lowest + (tl.program_id(1) + n - lowest % n) % n
 
 
 @triton.jit
 def pair_offsets(i_batch, i_time, i_head, i_pair, strides):
-    """Offsets [ROWS, HALF] of the first elements of a head's pairs."""
+    """Return the offsets [ROWS, HALF] of the first elements of a head's pairs."""
     return (i_batch * strides[0] + i_time * strides[1] + i_head * strides[2])[:, None] + i_pair[None, :] * strides[3]
 
 
 @triton.jit
 def token_indices(count, tokens, INT64: tl.constexpr, ROWS: tl.constexpr):
-    """Token, batch and time indices [ROWS] of this program's tokens, and their mask."""
-    i_token = program_indices(ROWS, INT64)
+    """Return the token, batch and time indices [ROWS] of this program's tokens, and their mask."""
+    i_token = program_indices(ROWS, INT64)  # [ROWS]
     return i_token, i_token // tokens, i_token % tokens, i_token < count
 
 
 @triton.jit
 def load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK: tl.constexpr):
-    """cos and sin of this program's tokens, each [ROWS, HALF]."""
-    o_c = (i_batch * sc[0] + i_time * sc[1])[:, None] + i_pair[None, :] * sc[2]
-    o_s = (i_batch * ss[0] + i_time * ss[1])[:, None] + i_pair[None, :] * ss[2]
-    b_cos = converted(tl.load(p_cos + o_c, mask=m, other=0), WORK)
+    """Load cos and sin of this program's tokens, each [ROWS, HALF]."""
+    o_c = (i_batch * sc[0] + i_time * sc[1])[:, None] + i_pair[None, :] * sc[2]  # [ROWS, HALF]
+    o_s = (i_batch * ss[0] + i_time * ss[1])[:, None] + i_pair[None, :] * ss[2]  # [ROWS, HALF]
+    b_cos = converted(tl.load(p_cos + o_c, mask=m, other=0), WORK)  # [ROWS, HALF]
     return b_cos, converted(tl.load(p_sin + o_s, mask=m, other=0), WORK)
 
 
 @triton.jit
 def load_weight(p_w, i_pair, half, step, WORK: tl.constexpr):
-    """Both halves of a weight, each [1, HALF]."""
-    m = (i_pair < half)[None, :]
-    p_first = p_w + (i_pair * step)[None, :]
-    first = converted(tl.load(p_first, mask=m, other=0), WORK)
+    """Load both halves of a weight, each [1, HALF]."""
+    m = (i_pair < half)[None, :]  # [1, HALF]
+    p_first = p_w + (i_pair * step)[None, :]  # [1, HALF]
+    first = converted(tl.load(p_first, mask=m, other=0), WORK)  # [1, HALF]
     return first, converted(tl.load(p_first + half * step, mask=m, other=0), WORK)
 
 
 @triton.jit
 def load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, strides, m, WORK: tl.constexpr):
-    """The first and the second elements of a head's pairs, each [ROWS, HALF]."""
-    p_first = p_x + pair_offsets(i_batch, i_time, i_head, i_pair, strides)
-    first = converted(tl.load(p_first, mask=m, other=0), WORK)
+    """Load the first and the second elements of a head's pairs, each [ROWS, HALF]."""
+    p_first = p_x + pair_offsets(i_batch, i_time, i_head, i_pair, strides)  # [ROWS, HALF]
+    first = converted(tl.load(p_first, mask=m, other=0), WORK)  # [ROWS, HALF]
     return first, converted(tl.load(p_first + half * strides[3], mask=m, other=0), WORK)
 
 
 @triton.jit
 def store_pairs(p_y, first, second, i_batch, i_time, i_head, i_pair, half, strides, m):
-    p_first = p_y + pair_offsets(i_batch, i_time, i_head, i_pair, strides)
+    p_first = p_y + pair_offsets(i_batch, i_time, i_head, i_pair, strides)  # [ROWS, HALF]
     tl.store(p_first, converted(first, p_y.dtype.element_ty), mask=m)
     tl.store(p_first + half * strides[3], converted(second, p_y.dtype.element_ty), mask=m)
 
@@ -179,20 +181,24 @@ def copy_heads(p_y, p_x, lowest, end, i_batch, i_time, i_pair, m, half, so, sx, 
 def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens, heads, half, eps, so, sx, sc, ss, sw,
                      WORK: tl.constexpr, INT64: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
                      STAGES: tl.constexpr):  # fmt: skip
-    """`heads`: the number of all heads, of query heads, and of query and key heads together."""
-    i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)
-    i_pair = tl.arange(0, HALF)
+    """Normalise and rotate query and key heads, and copy value heads.
+
+    Args:
+        heads: (all heads, query heads, query and key heads together).
+    """
+    i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)  # [ROWS] each
+    i_pair = tl.arange(0, HALF)  # [HALF]
     m = m_token[:, None] & (i_pair < half)[None, :]  # [ROWS, HALF]
-    c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)
+    c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)  # [ROWS, HALF] each
     for part in tl.static_range(2):  # query heads, then key heads, which have a weight each
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
-        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)
-        width = tl.full((ROWS,), 2, WORK) * half
+        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)  # [1, HALF] each
+        width = tl.full((ROWS,), 2, WORK) * half  # [ROWS]
         for i_head in tl.range(first_head(lowest), end, tl.num_programs(1), num_stages=STAGES):
-            first, second = load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)
+            first, second = load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)  # [ROWS, HALF] each
             r = rsqrt(maths.divide(tl.sum(first * first + second * second, 1), width), eps)  # [ROWS]
             tl.store(p_r + i_token * heads[2] + i_head, r, mask=m_token)
-            a, b = first * r[:, None] * w_a, second * r[:, None] * w_b
+            a, b = first * r[:, None] * w_a, second * r[:, None] * w_b  # [ROWS, HALF] each
             store_pairs(p_y, a * c - b * s, b * c + a * s, i_batch, i_time, i_head, i_pair, half, so, m)
     copy_heads(p_y, p_x, heads[2], heads[0], i_batch, i_time, i_pair, m, half, so, sx, WORK, STAGES)
 
@@ -201,28 +207,28 @@ def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens,
 def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p_cos, p_sin, p_r, count, tokens, heads,
                               half, so, sg, sx, sc, ss, sw, WORK: tl.constexpr, INT64: tl.constexpr,
                               ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """dx, and this program's partial gradients of the two weights, unless they are frozen; `heads` as in forward."""
-    i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)
-    i_pair = tl.arange(0, HALF)
+    """Store dx and, unless weights are frozen, this program's partial gradients of both. `heads` is as in forward."""
+    i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)  # [ROWS] each
+    i_pair = tl.arange(0, HALF)  # [HALF]
     m = m_token[:, None] & (i_pair < half)[None, :]  # [ROWS, HALF]
-    c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)
+    c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)  # [ROWS, HALF] each
     for part in tl.static_range(2):  # query heads, then key heads, which have a weight each
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
-        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)
-        acc_a, acc_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)
-        width = tl.full((ROWS,), 2, WORK) * half
+        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)  # [1, HALF] each
+        acc_a, acc_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)  # [ROWS, HALF] each
+        width = tl.full((ROWS,), 2, WORK) * half  # [ROWS]
         for i_head in tl.range(first_head(lowest), end, tl.num_programs(1), num_stages=STAGES):
-            left, right = load_pairs(p_g, i_batch, i_time, i_head, i_pair, half, sg, m, WORK)
-            first, second = load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)
+            left, right = load_pairs(p_g, i_batch, i_time, i_head, i_pair, half, sg, m, WORK)  # [ROWS, HALF] each
+            first, second = load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)  # [ROWS, HALF] each
             r = tl.load(p_r + i_token * heads[2] + i_head, mask=m_token, other=0)[:, None]  # [ROWS, 1]
             first, second = first * r, second * r
             a, b = left * c + right * s, right * c - left * s  # RoPE backward
             if p_dquery is not None:
-                acc_a += a * first
+                acc_a += a * first  # [ROWS, HALF]
                 acc_b += b * second
             a, b = a * w_a, b * w_b
-            mean_gx = maths.divide(tl.sum(a * first + b * second, 1), width)[:, None]
-            a, b = (a - first * mean_gx) * r, (b - second * mean_gx) * r
+            mean_gx = maths.divide(tl.sum(a * first + b * second, 1), width)[:, None]  # [ROWS, 1]
+            a, b = (a - first * mean_gx) * r, (b - second * mean_gx) * r  # [ROWS, HALF] each
             store_pairs(p_d, a, b, i_batch, i_time, i_head, i_pair, half, so, m)
         if p_dquery is not None:
             p_dw = p_dquery if part == 0 else p_dkey
@@ -235,7 +241,7 @@ def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p
 def _plan(
     tiles: Tiles, x: Array, cos: Array, sin: Array, *others: Array
 ) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """The grid (tiles of tokens, programs that share the heads), the strides of cos and sin, and the constants."""
+    """Return the grid (tiles of tokens, programs that divide the heads), the strides of cos and sin, and constants."""
     batch, tokens, all_heads, size = x.shape
     shape = (batch, tokens, size // 2)
     tables = tuple(broadcast_strides(t.shape, t.strides, shape) for t in (cos, sin))
@@ -254,7 +260,7 @@ def norm_rope(
     out: tuple[Array, Array], x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, heads: int,
     key_heads: int, eps: float,
 ) -> None:  # fmt: skip
-    """`rope(rms_norm(x))` of query and key heads, and r."""
+    """Store `rope(rms_norm(x))` of query and key heads, and their 1 / rms."""
     y, rstd = out
     batch, tokens, all_heads, size = x.shape
     work = work_type(x.dtype)

@@ -1,10 +1,10 @@
-"""Activations and their derivatives, as functions of one tile for `elementwise`; and the two gradients of SwiGLU.
+"""Activations and their derivatives, as functions of one tile for `elementwise`, and the two gradients of SwiGLU.
 
 Reference: `genesis/ops/activation.py`, under the same names, and `genesis/ops/swiglu.py`: swiglu, swiglu_backward.
 
-A result of two bytes keeps 8 or 11 bits, so the fast exponential and division of the GPU, accurate to 22 bits, serve
-there; otherwise such activations, computed in float32, would cost more time than their memory traffic. Wider results
-take the exact functions.
+A 2-byte result keeps 8 or 11 bits, so it is computed with the GPU's fast exponential and division, which are accurate
+to 22 bits. The exact functions in float32 would take longer than the memory traffic. Wider results use the exact
+functions.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TANH_CUBIC = tl.constexpr(0.044715)
 
 @triton.jit
 def relu(x):
-    return tl.where(x <= 0, 0.0, x)  # NaN stays
+    return tl.where(x <= 0, 0.0, x)  # keeps NaN
 
 
 @triton.jit
 def relu_backward(g, x):
-    return tl.where(x <= 0, 0.0, g)  # not a product: an infinite g would give NaN
+    return tl.where(x <= 0, 0.0, g)  # a product would give NaN for an infinite g
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def gelu_tanh_backward(g, x):
 
 @triton.jit
 def fast_tanh(x):
-    """1 - 2 / (e^2x + 1): near 0 its error is an ulp of 1 in float32, which 2-byte results hide."""
+    """Return 1 - 2 / (e^2x + 1). Near 0 its error is an ulp of 1 in float32, which rounding to 2 bytes hides."""
     return 1 - 2 / (tl.exp(2 * x) + 1)
 
 
@@ -128,18 +128,18 @@ def swiglu_fast(gate, up):
 @triton.jit
 def swiglu_backward_kernel(p_dgate, p_dup, p_g, p_gate, p_up, n, sizes, so, sg, sa, sb, FAST: tl.constexpr,
                            WORK: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)
-    g = load_operand(p_g, i, sizes, sg, m, False, WORK)
-    x = load_operand(p_gate, i, sizes, sa, m, False, WORK)
-    up = load_operand(p_up, i, sizes, sb, m, False, WORK)
-    s = sigmoid(x, FAST)
+    i, m = positions(n, BLOCK, INT64)  # [BLOCK] each
+    g = load_operand(p_g, i, sizes, sg, m, False, WORK)  # [BLOCK]
+    x = load_operand(p_gate, i, sizes, sa, m, False, WORK)  # [BLOCK]
+    up = load_operand(p_up, i, sizes, sb, m, False, WORK)  # [BLOCK]
+    s = sigmoid(x, FAST)  # [BLOCK]
     store_result(p_dup, i, g * (s * x), sizes, so, m)
     store_result(p_dgate, i, g * (s + s * x * (1 - s)) * up, sizes, so, m)
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
-# By name: exact, fast.
+# (exact, fast) function of each op.
 FUNCTIONS = {
     "relu": (relu, relu),
     "relu_backward": (relu_backward, relu_backward),
@@ -163,7 +163,7 @@ for _name, _functions in FUNCTIONS.items():
 
 @cuda_impl("swiglu_backward")
 def swiglu_backward(out: tuple[Array, Array], g: Array, gate: Array, up: Array) -> None:
-    """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, in one pass."""
+    """Store dgate = g·up·σ·(1 + gate·(1 - σ)) and dup = g·gate·σ, in one pass."""
     dgate, dup = out
     sizes, so, *strides = collapse(dgate.shape, dgate.strides, g.strides, gate.strides, up.strides)
     work = work_type(promote_types(promote_types(g.dtype, gate.dtype), up.dtype))

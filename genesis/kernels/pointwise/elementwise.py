@@ -1,9 +1,10 @@
-"""Elementwise ops: a kernel each for one, two and three operands, which takes the function as a constant.
+"""Elementwise ops: one kernel each for one, two and three operands, which takes the function as a constant.
 
 Reference: `genesis/ops/elementwise.py`, under the same names.
 
-Dimensions are merged first, so that operands with the same memory layout become one-dimensional and load as vectors;
-broadcast and strided operands are read in place. Python scalars are arguments, not constants: no value recompiles.
+Dimensions are merged first, so that operands with the same memory layout become one-dimensional and load as vectors.
+Broadcast and strided operands are read in place. Python scalars are arguments, not constants, so that a new value does
+not recompile the kernel. Tiles: BLOCK elements in row-major order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from genesis.shapes import broadcast_strides
 
 @triton.jit
 def load_operand(p_x, i, sizes, strides, m, SCALAR: tl.constexpr, WORK: tl.constexpr):
-    """A tile [BLOCK] of an operand in the type WORK; a scalar fills the tile."""
+    """Load a tile [BLOCK] of an operand in the type WORK. A scalar fills the tile."""
     if SCALAR:
         return tl.full(i.shape, p_x, WORK)
     else:
@@ -55,35 +56,35 @@ def store_result(p_o, i, y, sizes, strides, m):
 
 @triton.jit
 def positions(n, BLOCK: tl.constexpr, INT64: tl.constexpr):
-    """The linear indices [BLOCK] of this program's tile, and their mask."""
-    i = program_indices(BLOCK, INT64)
+    """Return the linear indices [BLOCK] of this program's tile, and their mask."""
+    i = program_indices(BLOCK, INT64)  # [BLOCK]
     return i, i < n
 
 
 @triton.jit
 def unary_kernel(p_o, p_x, n, sizes, so, sx, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
                  INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)
-    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)
+    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
+    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)  # [BLOCK]
     store_result(p_o, i, F(x), sizes, so, m)
 
 
 @triton.jit
 def binary_kernel(p_o, p_x, p_y, n, sizes, so, sx, sy, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
                   INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)
-    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)
-    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)
+    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
+    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)  # [BLOCK]
+    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)  # [BLOCK]
     store_result(p_o, i, F(x, y), sizes, so, m)
 
 
 @triton.jit
 def ternary_kernel(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, SCALARS: tl.constexpr,
                    WORK: tl.constexpr, CONDITION: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)
-    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, CONDITION)
-    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)
-    z = load_operand(p_z, i, sizes, sz, m, SCALARS & 4, WORK)
+    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
+    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, CONDITION)  # [BLOCK]
+    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)  # [BLOCK]
+    z = load_operand(p_z, i, sizes, sz, m, SCALARS & 4, WORK)  # [BLOCK]
     store_result(p_o, i, F(x, y, z), sizes, so, m)
 
 
@@ -91,9 +92,9 @@ def ternary_kernel(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr
 
 
 def scalar_argument(value: Any, work: DType) -> Any:
-    """A Python number as a kernel's argument: cast to an integer as in the reference, or a float."""
+    """Return a Python number as a kernel's argument: a float, or an integer cast like the reference's."""
     if not work.is_floating_point:
-        with np.errstate(invalid="ignore"):  # NaN is no integer
+        with np.errstate(invalid="ignore"):  # numpy warns when it casts NaN to an integer
             return int(as_type(value, work.numpy))
     return float_argument(value, work)
 
@@ -101,20 +102,20 @@ def scalar_argument(value: Any, work: DType) -> Any:
 def elementwise(
     function: Any, out: Array, *operands: Any, work: DType | None = None, condition_type: DType | None = None
 ) -> None:
-    """`out = function(*operands)` element by element, broadcasting.
+    """Compute `out = function(*operands)` element by element, with broadcasting.
 
     Args:
-        function: under `triton.jit`, of one to three tiles.
+        function: function of one to three tiles, under `triton.jit`.
         operands: arrays or numbers.
-        work: the type to compute in; by default out's own (float32 for 2-byte floats).
-        condition_type: the type of the first of three operands, if it differs.
+        work: type of the computation; by default out's type (float32 for 2-byte floats).
+        condition_type: type of the first of three operands, if it differs.
     """
     work = work_type(out.dtype if work is None else work)
     arrays = [x for x in operands if isinstance(x, Array)]
     broadcast = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
     sizes, so, *merged = collapse(out.shape, out.strides, *broadcast)
-    rest = iter(merged)
-    strides = [next(rest) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
+    array_strides = iter(merged)
+    strides = [next(array_strides) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
     values = [x if isinstance(x, Array) else scalar_argument(x, work) for x in operands]
     scalars = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
     kernel = (unary_kernel, binary_kernel, ternary_kernel)[len(operands) - 1]
@@ -152,7 +153,7 @@ def _mul(x, y):
 
 @triton.jit
 def _floor_divide(x, y):
-    """Towards minus infinity. An integer divided by 0 gives 0: an error would have to wait for the GPU."""
+    """Return floor(x / y). An integer divided by 0 gives 0, because an error would have to wait for the GPU."""
     if x.dtype.is_floating():
         return maths.floor_divide(x, y)
     else:
@@ -164,7 +165,7 @@ def _floor_divide(x, y):
 
 @triton.jit
 def _remainder(x, y):
-    """x - y·floor(x / y): the sign of y. An integer modulo 0 gives 0."""
+    """Return x - y·floor(x / y), which has the sign of y. An integer modulo 0 gives 0."""
     if x.dtype.is_floating():
         return maths.modulo(x, y)
     else:
@@ -184,7 +185,7 @@ def _pow(x, p):
 
 @triton.jit
 def _integer_power(x, p):
-    """By squaring, with wrap-around. A negative power of anything but 1 and -1 is 0."""
+    """Return x^p by squaring, with wrap-around. A negative power of anything but 1 and -1 is 0."""
     one = (x * 0 + 1).to(x.dtype)
     result, base, left = one, x, p
     for _ in range(x.dtype.primitive_bitwidth):
@@ -352,14 +353,14 @@ def _bitwise_not(x):
 
 @triton.jit
 def _left_shift(x, y):
-    """A shift by the type's width or more gives 0."""
+    """Return x << y. A shift by the type's width or more gives 0."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
 
 
 @triton.jit
 def _right_shift(x, y):
-    """A shift by the type's width or more gives the sign: 0 or -1."""
+    """Return x >> y. A shift by the type's width or more gives 0 or -1, by the sign."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     gone = tl.where(x < 0, -1, 0).to(x.dtype)
     return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), gone).to(x.dtype)
@@ -382,7 +383,7 @@ def _clamp(x, low, high):
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
-# Computed in the result's type.
+# Ops that are computed in the result's type.
 VALUES = {
     "add": _add, "sub": _sub, "mul": _mul, "div": maths.divide, "floor_divide": _floor_divide,
     "remainder": _remainder, "maximum": _maximum, "minimum": _minimum, "lerp": _lerp, "neg": _neg, "abs": _abs,
@@ -393,7 +394,7 @@ VALUES = {
     "bitwise_and": _bitwise_and, "bitwise_or": _bitwise_or, "bitwise_xor": _bitwise_xor,
     "bitwise_not": _bitwise_not, "left_shift": _left_shift, "right_shift": _right_shift,
 }  # fmt: skip
-# Computed in the operands' common type; the result is a bool.
+# Ops that are computed in the operands' common type, with a bool result.
 PREDICATES = {
     "eq": _eq, "ne": _ne, "lt": _lt, "le": _le, "gt": _gt, "ge": _ge, "logical_and": _logical_and,
     "logical_or": _logical_or, "logical_xor": _logical_xor, "logical_not": _logical_not, "isnan": _isnan,
@@ -413,7 +414,7 @@ for _name, _function in PREDICATES.items():
 
 @cuda_impl("pow")
 def pow(out: Array, x: Any, p: Any) -> None:
-    """x^p; squares, by far the most frequent, without logarithms."""
+    """Compute x^p. Squares, by far the most frequent powers, are products."""
     if isinstance(p, (int, float)) and p == 2:
         elementwise(_square, out, x)
     else:
@@ -422,14 +423,14 @@ def pow(out: Array, x: Any, p: Any) -> None:
 
 @cuda_impl("copy", "cast")
 def copy(out: Array, x: Array, dtype: DType | None = None) -> None:
-    """y = x, in out's memory and dtype; through shared memory where one is the other's transpose."""
+    """Copy x in out's dtype. A transpose is copied through shared memory."""
     if not transposed_copy(out, x):
         elementwise(identity, out, x, work=x.dtype)
 
 
 @cuda_impl("overwrite")
 def overwrite(out: Array, x: Array, source: Any) -> None:
-    """y = source; the values of x are not read."""
+    """Copy `source`. The values of x are not read."""
     elementwise(identity, out, source, work=source.dtype if isinstance(source, Array) else out.dtype)
 
 
@@ -464,9 +465,9 @@ TILE = 1024
 
 @triton.jit(do_not_specialize=["start", "step", "count", "end"])
 def arange_kernel(p_o, start, step, end, count, TYPE: tl.constexpr, ENDS: tl.constexpr, T: tl.constexpr):
-    """start + step · i; with ENDS, the last element is `end`."""
-    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    y = tl.full([T], start, TYPE) + tl.full([T], step, TYPE) * i.to(TYPE)
+    """Store start + step · i. With ENDS the last element is `end`."""
+    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
+    y = tl.full([T], start, TYPE) + tl.full([T], step, TYPE) * i.to(TYPE)  # [T]
     if ENDS:
         y = tl.where((i == count - 1) & (i > 0), tl.full([T], end, TYPE), y)
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < count)

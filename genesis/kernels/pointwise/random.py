@@ -1,13 +1,16 @@
-"""Random ops: Philox in registers, from the seed and counters that `genesis.random` hands out.
+"""Random ops: Philox in registers, from the seed and the counters that `genesis.random` assigns.
 
 Reference: `genesis/ops/random.py`, under the same names.
 
-A program draws whole counters and puts their words in element order, so no counter is computed twice. Integers and
-uniforms equal the CPU's bit for bit. Normals are computed in float64 as on the CPU and rounded once; the logarithm,
-sine and cosine of libdevice may differ from numpy's by an ulp of float64, which shows in about one of 2^28 float32
-results. Raising for invalid data would need a synchronisation: such elements are NaN, and such samples -1.
+A program computes whole counters and reorders their words to element order, so no counter is computed twice. Integers
+and uniforms equal the CPU's bit for bit. Normals are computed in float64, as on the CPU, and rounded once. The
+logarithm, sine and cosine of libdevice may differ from numpy's by an ulp of float64, which changes about one of 2^28
+float32 results. An error for invalid data would need a synchronisation. Instead, invalid elements become NaN and
+invalid samples -1.
 
-Seeds and offsets change with every call: kernels do not specialize on them, and calls keep no launch plan.
+Seeds and offsets change with every call, so kernels do not specialize on them, and calls keep no launch plan.
+
+Tiles: COUNT counters, which give 2·COUNT values of 64 bits or 4·COUNT values of 32 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.random import UNIFORM_BITS
 from genesis.shapes import Shape, contiguous_strides, numel
 
-COUNTERS = 256  # per program: two per thread
+COUNTERS = 256  # counters per program, two per thread
 _TURN = tl.constexpr(2 * math.pi)
 
 
@@ -41,7 +44,7 @@ _TURN = tl.constexpr(2 * math.pi)
 
 @triton.jit
 def mul_rn(x, y):
-    """x·y rounded, never contracted with the following addition, because the CPU rounds both."""
+    """Return x·y, rounded. It is never contracted with the next addition, because the CPU rounds both."""
     return libdevice.mul_rn(x, y)
 
 
@@ -51,20 +54,20 @@ if is_interpreted():
 
 @triton.jit
 def int32_to_uint64(low, high):
-    """A uint64 from its low and high int32 words."""
+    """Return the uint64 with these low and high int32 words."""
     return low.to(tl.uint32, bitcast=True).to(tl.uint64) | (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
 
 
 @triton.jit
 def mul_hi_lo(x, M: tl.constexpr):
-    """The high and low words of x·M."""
+    """Return the high and low words of x·M."""
     p = x.to(tl.uint64) * tl.full((), M, tl.uint64)
     return (p >> 32).to(tl.uint32), p.to(tl.uint32)
 
 
 @triton.jit
 def philox(seed_low, seed_high, counter):
-    """The four words (uint32) of each counter (uint64); see `genesis.random`."""
+    """Return the four words (uint32) of each counter (uint64); see `genesis.random`."""
     c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     c2, c3 = c0 * 0, c0 * 0
     k0, k1 = seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True)
@@ -79,28 +82,28 @@ def philox(seed_low, seed_high, counter):
 
 @triton.jit
 def words_of(seed_low, seed_high, first_low, first_high, COUNT: tl.constexpr):
-    """The index of this program's first counter within the call, and the words of COUNT counters, each [COUNT]."""
+    """Return the index of this program's first counter in the call, and the words of COUNT counters, each [COUNT]."""
     start = tl.program_id(0).to(tl.int64) * COUNT
-    counter = int32_to_uint64(first_low, first_high) + (start + tl.arange(0, COUNT)).to(tl.uint64)
-    w0, w1, w2, w3 = philox(seed_low, seed_high, counter)
+    counter = int32_to_uint64(first_low, first_high) + (start + tl.arange(0, COUNT)).to(tl.uint64)  # [COUNT]
+    w0, w1, w2, w3 = philox(seed_low, seed_high, counter)  # [COUNT] each
     return start, w0, w1, w2, w3
 
 
 @triton.jit
 def quads(w0, w1, w2, w3):
-    """The four values of each counter in element order, [4 · COUNT]."""
-    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    """Return the four values of each counter in element order, [4 · COUNT]."""
+    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # [4 · COUNT]
 
 
 @triton.jit
 def to_uint64(low, high):
-    """A uint64 from its low and high uint32 words."""
+    """Return the uint64 with these low and high uint32 words."""
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
 @triton.jit
 def to_float64(x):
-    """An unsigned integer below 2^63 in float64."""
+    """Return an unsigned integer below 2^63 in float64."""
     return x.to(tl.int64).to(tl.float64)
 
 
@@ -110,25 +113,25 @@ def to_float64(x):
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
 def uniform_kernel(p_o, n, s0, s1, f0, f1, step, width, low, end, below, STANDARD: tl.constexpr, BITS: tl.constexpr,
                    WORK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     if BITS == 53:
         draws = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
-        u = converted((draws >> 11).to(tl.int64), WORK)
-        i = start * 2 + tl.arange(0, 2 * COUNT)
+        u = converted((draws >> 11).to(tl.int64), WORK)  # [2 · COUNT]
+        i = start * 2 + tl.arange(0, 2 * COUNT)  # [2 · COUNT]
     else:
-        u = converted((quads(w0, w1, w2, w3) >> (32 - BITS)).to(tl.int32), WORK)
-        i = start * 4 + tl.arange(0, 4 * COUNT)
+        u = converted((quads(w0, w1, w2, w3) >> (32 - BITS)).to(tl.int32), WORK)  # [4 · COUNT]
+        i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     u = u * step
     if not STANDARD:
         u = mul_rn(u, tl.full(u.shape, width, WORK)) + low
         u = converted(converted(u, p_o.dtype.element_ty), WORK)
-        u = tl.where(u >= end, below, u)  # rounding may have reached the open end
+        u = tl.where(u >= end, below, u)  # rounding may reach the open end
     tl.store(p_o + i, converted(u, p_o.dtype.element_ty), mask=i < n)
 
 
 @triton.jit
 def box_muller(a, b, std, mean):
-    """Two normal variates from two uniform ones in (0, 1) (Box and Muller, 1958)."""
+    """Return two normal variates computed from two uniform ones in (0, 1) (Box and Muller, 1958)."""
     radius = mul_rn(maths.root(maths.log(a) * -2.0), tl.full(a.shape, std, tl.float64))
     angle = b * _TURN
     return mul_rn(radius, maths.cos(angle)) + mean, mul_rn(radius, maths.sin(angle)) + mean
@@ -136,28 +139,30 @@ def box_muller(a, b, std, mean):
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
 def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     if DOUBLE:
         a = (to_float64(to_uint64(w0, w1) >> 11) + 0.5) * 1.1102230246251565e-16  # 2^-53
-        b = (to_float64(to_uint64(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16
-        even, odd = box_muller(a, b, std, mean)
+        b = (to_float64(to_uint64(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16  # [COUNT]
+        even, odd = box_muller(a, b, std, mean)  # [COUNT] each
         y = tl.interleave(even, odd)  # [2 · COUNT]
-        i = start * 2 + tl.arange(0, 2 * COUNT)
+        i = start * 2 + tl.arange(0, 2 * COUNT)  # [2 · COUNT]
     else:
         a, b = (to_float64(w0) + 0.5) * 2.3283064365386963e-10, (to_float64(w1) + 0.5) * 2.3283064365386963e-10  # 2^-32
         c, d = (to_float64(w2) + 0.5) * 2.3283064365386963e-10, (to_float64(w3) + 0.5) * 2.3283064365386963e-10
-        z0, z1 = box_muller(a, b, std, mean)
-        z2, z3 = box_muller(c, d, std, mean)
+        z0, z1 = box_muller(a, b, std, mean)  # [COUNT] each
+        z2, z3 = box_muller(c, d, std, mean)  # [COUNT] each
         y = quads(z0, z1, z2, z3)  # [4 · COUNT]
-        i = start * 4 + tl.arange(0, 4 * COUNT)
+        i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "low0", "low1", "span0", "span1"])
 def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.constexpr, FLIP: tl.constexpr,
                    COUNT: tl.constexpr):  # fmt: skip
-    """low + draw mod span; WHOLE: the span is 2^64. FLIP inverts the top bit: signed order becomes unsigned order."""
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    """Store low + draw mod span. With WHOLE the span is 2^64. FLIP inverts the top bit, so that signed order becomes
+    unsigned order.
+    """
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
     if not WHOLE:
         draw = draw % int32_to_uint64(span0, span1)
@@ -167,7 +172,7 @@ def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.c
     y = draw.to(tl.int64, bitcast=True)
     if p_o.dtype.element_ty.primitive_bitwidth == 16 and p_o.dtype.element_ty.is_floating():
         y = y.to(tl.float32)
-    i = start * 2 + tl.arange(0, 2 * COUNT)
+    i = start * 2 + tl.arange(0, 2 * COUNT)  # [2 · COUNT]
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
 
 
@@ -176,38 +181,38 @@ def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.c
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
 def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
-    i = start * 4 + tl.arange(0, 4 * COUNT)
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+    i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < n
-    chance = converted(tl.load(p_p + offsets(i, sizes, sp), mask=m), tl.float64)
-    hit = (to_float64(quads(w0, w1, w2, w3)) < chance * 4294967296.0).to(tl.float32)
+    chance = converted(tl.load(p_p + offsets(i, sizes, sp), mask=m), tl.float64)  # [4 · COUNT]
+    hit = (to_float64(quads(w0, w1, w2, w3)) < chance * 4294967296.0).to(tl.float32)  # [4 · COUNT]
     y = tl.where((chance >= 0) & (chance <= 1), hit, float("nan"))
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
 def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
-    i = start * 4 + tl.arange(0, 4 * COUNT)
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+    i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < n
-    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)
-    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)
-    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x
+    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)  # [4 · COUNT]
+    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)  # [4 · COUNT]
+    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x  # [4 · COUNT]
     tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
 def dropout_at_kernel(p_o, p_x, p_position, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr,
                       COUNT: tl.constexpr):  # fmt: skip
-    """`dropout_kernel` with an offset in memory, which is added to that of the call."""
+    """`dropout_kernel` with an offset in memory, which is added to the call's offset."""
     start = tl.program_id(0).to(tl.int64) * COUNT
     first = int32_to_uint64(f0, f1) + tl.load(p_position).to(tl.uint64, bitcast=True)
-    w0, w1, w2, w3 = philox(s0, s1, first + (start + tl.arange(0, COUNT)).to(tl.uint64))
-    i = start * 4 + tl.arange(0, 4 * COUNT)
+    w0, w1, w2, w3 = philox(s0, s1, first + (start + tl.arange(0, COUNT)).to(tl.uint64))  # [COUNT] each
+    i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < n
-    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)
-    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)
-    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x
+    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)  # [4 · COUNT]
+    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)  # [4 · COUNT]
+    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x  # [4 · COUNT]
     tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
 
 
@@ -221,10 +226,10 @@ def _larger(x, y):
 
 @triton.jit
 def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
-    """The cumulative sums of a row's weights (an unnormalised CDF), and its total.
+    """Store the cumulative sums of a row's weights (an unnormalised CDF) and its total.
 
-    A category of weight 0 has the value of the last one before it with a positive weight (-inf if there is none),
-    however sums round. The total is NaN for weights that cannot be drawn from.
+    A category of weight 0 has the value of the last category before it with a positive weight, or -inf, regardless of
+    rounding. The total is NaN for weights that cannot be sampled.
     """
     i_row = tl.program_id(0).to(tl.int64)
     before = tl.full((), 0.0, tl.float64)
@@ -232,13 +237,13 @@ def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
     bad = tl.full((), 0, tl.int32)
     found = tl.full((), 0, tl.int64)
     for first in range(0, n, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        w = converted(tl.load(p_p + i_row * sr + i.to(tl.int64) * sn, mask=i < n, other=0), tl.float64)
+        i = first + tl.arange(0, BLOCK)  # [BLOCK]
+        w = converted(tl.load(p_p + i_row * sr + i.to(tl.int64) * sn, mask=i < n, other=0), tl.float64)  # [BLOCK]
         bad += tl.sum(((w >= 0) & (w < float("inf")) == 0).to(tl.int32))
         found += tl.sum((w > 0).to(tl.int64))
-        sums = before + tl.cumsum(w, 0)
+        sums = before + tl.cumsum(w, 0)  # [BLOCK]
         cdf = tl.where(w > 0, sums, -float("inf"))
-        cdf = tl.maximum(tl.associative_scan(cdf, 0, _larger), last)
+        cdf = tl.maximum(tl.associative_scan(cdf, 0, _larger), last)  # [BLOCK]
         tl.store(p_cdf + i_row * n + i, cdf, mask=i < n)
         last = tl.maximum(last, tl.max(cdf, 0))
         before += tl.sum(w, 0)
@@ -247,22 +252,22 @@ def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
 
 @triton.jit
 def sample_cdf_kernel(p_o, p_cdf, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
-    """For each sample the first category whose CDF is above the draw, by bisection."""
+    """Store for each sample the first category whose CDF exceeds the draw, found by bisection."""
     i_row = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
+    i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)  # [COUNT]
     m = i < samples
     at = i_row * samples + i
     counter = int32_to_uint64(f0, f1) + (at // 2).to(tl.uint64)
-    w0, w1, w2, w3 = philox(s0, s1, counter)
-    draw = tl.where(at % 2 == 0, to_uint64(w0, w1), to_uint64(w2, w3))
+    w0, w1, w2, w3 = philox(s0, s1, counter)  # [COUNT] each
+    draw = tl.where(at % 2 == 0, to_uint64(w0, w1), to_uint64(w2, w3))  # [COUNT]
     total = tl.load(p_total + i_row)
-    target = to_float64(draw >> 11) * 1.1102230246251565e-16 * total
-    low = tl.zeros((COUNT,), tl.int32)  # the CDF of every category before it is at most the target
+    target = to_float64(draw >> 11) * 1.1102230246251565e-16 * total  # [COUNT]
+    low = tl.zeros((COUNT,), tl.int32)  # [COUNT]; the CDF of every category before `low` is at most the target
     high = low + (n - 1)
     for _ in range(STEPS):
         middle = (low + high) // 2
-        end = tl.load(p_cdf + i_row * n + middle)
-        # rounding may give a draw equal to the total: it selects the last category with a weight, the first to reach it
+        end = tl.load(p_cdf + i_row * n + middle)  # [COUNT]
+        # Rounding may give a target equal to the total. It selects the first category that reaches the total.
         past = (end <= target) & (end < total)
         low = tl.where(past, tl.minimum(middle + 1, high), low)
         high = tl.where(past, high, middle)
@@ -271,23 +276,23 @@ def sample_cdf_kernel(p_o, p_cdf, p_total, n, samples, s0, s1, f0, f1, STEPS: tl
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
 def gumbel_keys_kernel(p_key, p_p, size, n, s0, s1, f0, f1, sr, sn, COUNT: tl.constexpr):
-    """Keys whose order samples without replacement (the Gumbel trick): -log(u) / w, as ordered bits of float64."""
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
-    i = start * 4 + tl.arange(0, 4 * COUNT)
+    """Store the keys -log(u) / w as ordered bits of float64. Their order samples without replacement (Gumbel trick)."""
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+    i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < size
-    a = (to_float64(quads(w0, w1, w2, w3)) + 0.5) * 2.3283064365386963e-10
-    w = converted(tl.load(p_p + (i // n) * sr + (i % n) * sn, mask=m, other=1), tl.float64)
-    key = tl.where(w > 0, -maths.log(a) / tl.where(w > 0, w, 1.0), float("inf"))
+    a = (to_float64(quads(w0, w1, w2, w3)) + 0.5) * 2.3283064365386963e-10  # [4 · COUNT]
+    w = converted(tl.load(p_p + (i // n) * sr + (i % n) * sn, mask=m, other=1), tl.float64)  # [4 · COUNT]
+    key = tl.where(w > 0, -maths.log(a) / tl.where(w > 0, w, 1.0), float("inf"))  # [4 · COUNT]
     tl.store(p_key + i, key.to(tl.int64, bitcast=True), mask=m)
 
 
 @triton.jit
 def take_samples_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     m = i < rows * samples
     row = i // samples
-    total = tl.load(p_total + row, mask=m)
-    order = tl.load(p_order + row * n + i % samples, mask=m).to(tl.int64)
+    total = tl.load(p_total + row, mask=m)  # [BLOCK]
+    order = tl.load(p_order + row * n + i % samples, mask=m).to(tl.int64)  # [BLOCK]
     tl.store(p_o + i, tl.where(total == total, order, -1), mask=m)
 
 
@@ -295,13 +300,13 @@ def take_samples_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.const
 
 
 def number_words(value: int) -> tuple[int, int]:
-    """The low and high words of a 64-bit integer, as int32."""
+    """Return the low and high words of a 64-bit integer as int32."""
     low, high = value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF
     return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
 
 
 def counters(seed: int, offset: int) -> tuple[int, int, int, int]:
-    """Seed and first counter as kernels take them."""
+    """Return seed and first counter as kernel arguments."""
     forget_plan()
     return (*number_words(seed), *number_words(offset))
 
@@ -356,7 +361,7 @@ def randperm(out: Array, seed: int, offset: int, n: int, dtype: DType) -> None:
 
 @cuda_impl("bernoulli")
 def bernoulli(out: Array, p: Array, seed: int, offset: int) -> None:
-    """y = 1 where a 32-bit draw is below p·2^32, else 0; NaN where p is no probability."""
+    """Store 1 where a 32-bit draw is below p·2^32, 0 elsewhere, and NaN where p is not a probability."""
     sizes, sp = collapse(out.shape, p.strides)
     launch(
         bernoulli_kernel, _programs(out.size, 4), out, p, out.size, *counters(seed, offset), sizes, sp, COUNT=COUNTERS,
@@ -369,33 +374,34 @@ def dropout(out: Array, x: Array, position: Array | None = None, *, p: float, se
     work = work_type(x.dtype)
     scale = float_argument(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all
     limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
-    kernel, given = (dropout_kernel, (x,)) if position is None else (dropout_at_kernel, (x, position))
+    kernel, inputs = (dropout_kernel, (x,)) if position is None else (dropout_at_kernel, (x, position))
     launch(
-        kernel, _programs(out.size, 4), out, *given, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
+        kernel, _programs(out.size, 4), out, *inputs, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
         WORK=TRITON[work.name], COUNT=COUNTERS,
     )  # fmt: skip
 
 
 @cuda_impl("multinomial")
 def multinomial(out: Array, p: Array, num_samples: int, replacement: bool, seed: int, offset: int) -> None:
-    """`num_samples` categories for each row of weights; -1 for rows that the reference refuses."""
+    """Store `num_samples` categories for each row of weights, or -1 for rows that the reference refuses."""
     n, rows = p.shape[-1], numel(p.shape[:-1])
     if rows == 0:
         return
     sr, sn = (p.strides[0] if p.ndim == 2 else 0), p.strides[-1]
     drawn = counters(seed, offset)
-    alone = replacement or num_samples == 1
+    is_independent = replacement or num_samples == 1
     total = empty((rows,), float64, out.device)
     cdf = empty((rows, n), float64, out.device)
     block = min(1024, max(16, triton.next_power_of_2(n)))
-    launch(cdf_kernel, rows, cdf, total, p, n, 1 if alone else num_samples, sr, sn, BLOCK=block)
-    if alone:
+    launch(cdf_kernel, rows, cdf, total, p, n, 1 if is_independent else num_samples, sr, sn, BLOCK=block)
+    if is_independent:
         count = min(128, triton.next_power_of_2(num_samples))
         launch(
             sample_cdf_kernel, (triton.cdiv(num_samples, count), rows), out, cdf, total, n, num_samples, *drawn,
             STEPS=max(1, n.bit_length()), COUNT=count,
         )  # fmt: skip
         return
+    # Sort Gumbel keys, which reuse the memory of the CDF, and take the first categories.
     keys = Array(cdf.storage, (rows, n), contiguous_strides((rows, n)), int64, out.device, cdf.offset)
     launch(gumbel_keys_kernel, _programs(rows * n, 4), keys, p, rows * n, n, *drawn, sr, sn, COUNT=COUNTERS)
     _, order = argsort_keys(keys, 64, True, keep_keys=False)

@@ -1,6 +1,6 @@
-"""Shape ops that copy elements; views need no kernel. Each element of the result is read and written once.
+"""Shape ops that copy elements. Views need no kernel. Each element of the result is read and written once.
 
-Reference: `genesis/ops/shape.py`, under the same names.
+Reference: `genesis/ops/shape.py`, under the same names. Tiles: T elements in row-major order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILE = 1024
 
 @cuda_impl("cat")
 def cat(out: Array, *arrays: Array, dim: int) -> None:
-    """The arrays one after another along `dim`, in their common dtype: one copy each."""
+    """Concatenate the arrays along `dim` in their common dtype, with one copy per array."""
     start = 0
     for x in arrays:
         if x.shape == (0,):
@@ -44,27 +44,29 @@ def cat(out: Array, *arrays: Array, dim: int) -> None:
 @triton.jit
 def roll_pad_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.constexpr, WORK: tl.constexpr,
                     INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """out[c] = x[c + shifts], wrapped around at `ends`; with PAD, `value` outside of 0 … ends."""
-    i, m = positions(n, T, INT64)
+    """Store out[c] = x[c + shifts], wrapped around at `ends`, or with PAD `value` outside of 0 … ends."""
+    i, m = positions(n, T, INT64)  # [T]
     rest, o = i, i * 0
     inside = m
     LAST: tl.constexpr = len(sizes) - 1
     for back in tl.static_range(LAST + 1):
-        c = (rest if back == LAST else rest % sizes[LAST - back]) + shifts[LAST - back]
+        c = (rest if back == LAST else rest % sizes[LAST - back]) + shifts[LAST - back]  # [T]
         rest = rest // sizes[LAST - back]
         if PAD:
             inside = inside & (c >= 0) & (c < ends[LAST - back])
         else:
             c = tl.where(c >= ends[LAST - back], c - ends[LAST - back], c)
         o += c * strides[LAST - back]
-    x = tl.load(p_x + o, mask=inside)
+    x = tl.load(p_x + o, mask=inside)  # [T]
     if PAD:
         x = tl.where(inside, x, converted(tl.full([T], value, WORK), p_o.dtype.element_ty))
     tl.store(p_o + i, x, mask=m)
 
 
 def _merged(x: Array, moved: list[bool], *more: list[int]) -> list[list[int]]:
-    """Sizes, strides and `more` (counts of elements), with dimensions that do not move merged into the one before."""
+    """Return sizes, strides and `more` (counts of elements), merging each dimension that does not move into the one
+    before it.
+    """
     fields: list[list[int]] = [[], [], *([] for _ in more)]
     for d, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         if fields[0] and not moved[d] and (size == 1 or fields[1][-1] == stride * size):
@@ -129,16 +131,16 @@ def pad(out: Array, x: Array, widths: tuple[tuple[int, int], ...], value: float)
 @triton.jit
 def triangle_kernel(p_o, p_x, n, rows, columns, diagonal, sizes, so, sx, LOWER: tl.constexpr, INT64: tl.constexpr,
                     T: tl.constexpr):  # fmt: skip
-    """x if column - row is at most (LOWER) or at least `diagonal`, else 0; elements that become 0 are not read."""
-    i, m = positions(n, T, INT64)
-    distance = i % columns - i // columns % rows
+    """Store x where column - row is at most (LOWER) or at least `diagonal`, else 0, for which x is not loaded."""
+    i, m = positions(n, T, INT64)  # [T]
+    distance = i % columns - i // columns % rows  # [T]
     keep = distance <= diagonal if LOWER else distance >= diagonal
-    x = tl.load(p_x + offsets(i, sizes, sx), mask=m & keep, other=0)
+    x = tl.load(p_x + offsets(i, sizes, sx), mask=m & keep, other=0)  # [T]
     tl.store(p_o + offsets(i, sizes, so), x, mask=m)
 
 
 def _triangle(lower: bool, out: Array, x: Array, diagonal: int) -> None:
-    """The matrices of the last two dimensions with 0 above the given diagonal, or below it."""
+    """Store the matrices of the last two dimensions with 0 above (`lower`) or below the given diagonal."""
     if out.size == 0:
         return
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
@@ -157,25 +159,25 @@ cuda_impl("triu")(functools.partial(_triangle, False))
 
 @triton.jit
 def window_keys_kernel(p_keys, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
-    """keys[i] = the offset of index i of a strided window."""
-    i, m = positions(n, T, INT64)
+    """Store keys[i] = the offset of index i of a strided window."""
+    i, m = positions(n, T, INT64)  # [T]
     tl.store(p_keys + i, (start + offsets(i, sizes, strides)).to(p_keys.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def window_counts_kernel(p_counts, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
-    """counts[offset] += 1 for each index of a strided window."""
-    i, m = positions(n, T, INT64)
+    """Add 1 to counts[offset] for each index of a strided window."""
+    i, m = positions(n, T, INT64)  # [T]
     tl.atomic_add(p_counts + start + offsets(i, sizes, strides), 1, mask=m)
 
 
 @triton.jit
 def window_mean_kernel(p_o, p_x, p_counts, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
-    """out[i] = x[offset of i] / counts[offset of i]."""
-    i, m = positions(n, T, INT64)
+    """Store out[i] = x[offset of i] / counts[offset of i]."""
+    i, m = positions(n, T, INT64)  # [T]
     o = start + offsets(i, sizes, strides)
-    x = converted(tl.load(p_x + o, mask=m), tl.float64)
-    y = x / tl.load(p_counts + o, mask=m, other=1).to(tl.float64)
+    x = converted(tl.load(p_x + o, mask=m), tl.float64)  # [T]
+    y = x / tl.load(p_counts + o, mask=m, other=1).to(tl.float64)  # [T]
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
 
 
@@ -193,6 +195,7 @@ def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *array
 def as_strided_backward(
     out: Array, g: Array, strides: Shape, offset: int, source_shape: Shape, source_strides: Shape
 ) -> None:
+    # A window without repeated elements inside a contiguous source needs one copy.
     distinct = not overlaps(g.shape, strides)
     inside = offset >= 0 and offset + extent(g.shape, strides) <= out.size
     if tuple(source_strides) == contiguous_strides(source_shape) and inside and distinct:
@@ -200,6 +203,7 @@ def as_strided_backward(
         if g.size:
             copy(out.view(g.shape, strides, out.offset + offset), g)
         return
+    # Otherwise add the gradients of each element in a flat buffer that covers source and window.
     low = min(0, offset)
     reach = max(extent(source_shape, source_strides), offset + extent(g.shape, strides)) - low
     flat = empty((max(reach, 1),), out.dtype if distinct else float64, out.device)
@@ -211,8 +215,9 @@ def as_strided_backward(
         _launch_window(window_keys_kernel, g.shape, strides, offset - low, keys)
         ranked, order = argsort_keys(keys, flat.size.bit_length(), signed=False)
         assert ranked is not None
-        found = rows_of(g.shape, g.strides, (1,), (1,), (0,))
-        scatter_add_rows(flat, g, SortedKeys(ranked, order, flat.size, 1), found, add=False)
+        rows = rows_of(g.shape, g.strides, (1,), (1,), (0,))
+        scatter_add_rows(flat, g, SortedKeys(ranked, order, flat.size, 1), rows, add=False)
+    # Copy them to the source; elements that the source repeats get equal shares.
     if out.size == 0:
         return
     if not overlaps(source_shape, source_strides):
@@ -234,10 +239,10 @@ def as_strided_scatter(out: Array, x: Array, src: Array, shape: Shape, strides: 
     low = min(0, offset)
     reach = max(extent(x.shape, x.strides), offset + extent(shape, strides)) - low
     flat = empty((max(reach, 1),), x.dtype, x.device)
-    whole = flat.view(x.shape, x.strides, -low)
+    source = flat.view(x.shape, x.strides, -low)
     if out.size == 0:
         return
-    copy(whole, x)
+    copy(source, x)
     if src.size:
         copy(flat.view(tuple(shape), tuple(strides), offset - low), src)
-    copy(out, whole)
+    copy(out, source)

@@ -1,7 +1,7 @@
-"""SwiGLU and GEGLU on packed [gate, up] rows: tiles of both halves, each read and written once.
+"""SwiGLU and GEGLU on packed [gate, up] rows. Tiles of both halves are read and written once.
 
 Reference: `genesis/ops/swiglu.py`: swiglu_packed, swiglu_packed_backward, swiglu_linear_backward, geglu_packed,
-geglu_packed_backward.
+geglu_packed_backward. Tiles: BN rows x BH columns of each half.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from genesis.ops.linalg import is_wide_enough
 from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides, numel
 
-TILE = 1024  # elements of each half: a load of 16 bytes per thread in a 2-byte type
+TILE = 1024  # elements of each half: 16 bytes per thread in a 2-byte type
 
 
 @triton.jit
 def tile_indices(n, half, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
-    """The rows [BN] and columns [BH] of this program's tile of a half, and their mask [BN, BH]."""
-    i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)
+    """Return the rows [BN] and columns [BH] of this program's tile of a half, and their mask [BN, BH]."""
+    i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)  # [BN], [BH]
     return i_n, i_h, (i_n < n)[:, None] & (i_h < half)[None, :]
 
 
 @triton.jit
 def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, GELU: tl.constexpr, FAST: tl.constexpr, WORK: tl.constexpr,
                          INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    """silu(gate)·up, or gelu(gate)·up with GELU."""
-    i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
-    p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]
+    """Store silu(gate)·up, or gelu(gate)·up with GELU."""
+    i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)  # [BN], [BH], [BN, BH]
+    p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]  # [BN, BH]
     gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
-    up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
+    up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)  # [BN, BH]
     if GELU:
-        y = (gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)) * up
+        y = (gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)) * up  # [BN, BH]
     else:
-        y = sigmoid(gate, FAST) * gate * up
+        y = sigmoid(gate, FAST) * gate * up  # [BN, BH]
     tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
 
@@ -64,13 +64,13 @@ def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, GELU: tl.constexpr, F
 def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.constexpr,
                                   GELU: tl.constexpr, FAST: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr,
                                   BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    """Both gradients, and with RESULT also the result of forward."""
-    i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
-    p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]
-    o_g = offsets(i_n, sizes, sg)[:, None] + (i_h * dg)[None, :]
+    """Store both gradients, and with RESULT also the result of forward."""
+    i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)  # [BN], [BH], [BN, BH]
+    p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]  # [BN, BH]
+    o_g = offsets(i_n, sizes, sg)[:, None] + (i_h * dg)[None, :]  # [BN, BH]
     gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
-    up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
-    g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)
+    up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)  # [BN, BH]
+    g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)  # [BN, BH]
     if GELU:
         activated = gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)
         derivative = gelu_tanh_derivative(gate, FAST)
@@ -78,7 +78,7 @@ def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg
         s = sigmoid(gate, FAST)
         activated = s * gate
         derivative = s + activated * (1 - s)
-    p_gate = p_d + (2 * i_n * half)[:, None] + i_h[None, :]
+    p_gate = p_d + (2 * i_n * half)[:, None] + i_h[None, :]  # [BN, BH]
     tl.store(p_gate, converted(g * derivative * up, p_d.dtype.element_ty), mask=m)
     tl.store(p_gate + half, converted(g * activated, p_d.dtype.element_ty), mask=m)
     if RESULT:
@@ -86,7 +86,7 @@ def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg
 
 
 def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """The grid, arguments and constants of a kernel over x and `others`, which have half the width of x."""
+    """Return the grid, arguments and constants of a kernel over x and `others`, which have half the width of x."""
     half, operands = x.shape[-1] // 2, (*others, x)
     sizes, *strides = collapse(x.shape[:-1], *(a.strides[:-1] for a in operands))
     n = numel(sizes)
@@ -103,7 +103,7 @@ def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ..
 
 
 def _packed(gelu: bool, out: Array, gate_up: Array) -> None:
-    """y = silu(gate)·up, or gelu(gate)·up."""
+    """Store silu(gate)·up, or gelu(gate)·up."""
     if out.size:
         grid, values, constants = _arguments(gate_up)
         launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=gelu, **constants)
@@ -112,7 +112,7 @@ def _packed(gelu: bool, out: Array, gate_up: Array) -> None:
 def _packed_backward(
     gelu: bool, out: Array | tuple[Array, Array], g: Array, gate_up: Array, with_result: bool = False
 ) -> None:
-    """[dgate, dup], and with `with_result` also silu(gate)·up, in one pass."""
+    """Store [dgate, dup], and with `with_result` also the result of forward, in one pass."""
     d, y = out if isinstance(out, tuple) else (out, None)
     if g.size:
         grid, values, constants = _arguments(gate_up, g)
@@ -133,10 +133,11 @@ def swiglu_linear_backward(
     out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, v: Array | None = None,
     a: Array | None = None, with_result: bool = False, fp8: int = 0,
 ) -> None:  # fmt: skip
-    """[dgate, dup] for dh = g·W + v·A, and with `with_result` also silu(gate)·up."""
+    """Store [dgate, dup] for dh = g·W + v·A, and with `with_result` also silu(gate)·up."""
     d, h = out if isinstance(out, tuple) else (out, None)
     if not d.size:
         return
+    # Quantize the operands, or append v·A to them, so that one matmul computes dh.
     left, right, scales = g, weight, None
     terms = [] if v is None or a is None else [Term(0, a.shape[1], v, a)]
     if is_wide_enough(fp8, weight.shape[1]):
@@ -144,6 +145,7 @@ def swiglu_linear_backward(
     elif v is not None and a is not None and can_extend(numel(g.shape[:-1]), g.shape[-1], v.shape[-1]):
         left = concat_columns(as_matrix(contiguous(g)), as_matrix(contiguous(v)))
         right, terms = concat_rows(weight, a), []
+    # Fuse the matmul and SwiGLU's backward pass, or run one after the other.
     if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous and not terms:
         result = None if h is None else as_matrix(h)
         if ws_swiglu_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):

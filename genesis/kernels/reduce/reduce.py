@@ -1,8 +1,9 @@
-"""The reductions: what each of them accumulates. `reduction.py` has the kernels, `scan.py` those of running sums.
+"""The reductions and the state that each accumulates. `reduction.py` has their kernels, and `scan.py` running sums.
 
 Reference: `genesis/ops/reduce.py`, under the same names.
 
-Sums accumulate in float32 (float64 for float64), integers in int64; each result is rounded once, at the store.
+Sums accumulate in float32 (float64 for float64), and integers in int64. Each result is rounded once, at the store.
+The functions of states get tiles [BK, BR] or [BR, BK] of elements, see `reduction.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def multiply(a, b):
 
 @triton.jit
 def maximum(a, b):
-    """Propagates NaN."""
+    """Return the larger of a and b, or NaN if one is NaN."""
     if a.dtype.is_floating():
         return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -64,7 +65,7 @@ def maximum(a, b):
 
 @triton.jit
 def minimum(a, b):
-    """Propagates NaN."""
+    """Return the smaller of a and b, or NaN if one is NaN."""
     if a.dtype.is_floating():
         return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -164,7 +165,7 @@ MULTIPLY = ReduceSpec(init_value, step_multiply, multiply, finish_first, 1)
 
 
 def in_type(spec: ReduceSpec, work: DType) -> ReduceSpec:
-    """`spec` with an infinite identity, that of a maximum or minimum, as the end of the integers of the type `work`."""
+    """Return `spec` for states of the type `work`. For integers an infinite identity becomes the type's limit."""
     if work.is_floating_point or not math.isinf(spec.identity):
         return spec
     bits = 8 * work.itemsize - 1
@@ -181,8 +182,8 @@ def init_argmax(z, r):
 
 @triton.jit
 def step_argmax(state, x, r, chunk, argument):
-    """Indices rise from step to step, so only a larger element wins, or the first NaN."""
-    best, at = state
+    """Replace the state where x is larger or the first NaN. Indices rise from step to step, so equal elements lose."""
+    best, at = state  # [BK, BR] or [BR, BK] each
     wins = ((x <= best) == 0) & (best == best)
     return (tl.where(wins, x, best), tl.where(wins, r, at))
 
@@ -222,8 +223,8 @@ def init_welford(z, r):
 
 @triton.jit
 def step_welford(state, x, r, chunk, argument):
-    """Count, mean and sum of squared deviations, after `chunk` elements so far (Welford, 1962)."""
-    n, mean, m2 = state
+    """Update count, mean and sum of squared deviations, after `chunk` elements so far (Welford, 1962)."""
+    n, mean, m2 = state  # [BK, BR] or [BR, BK] each
     x = converted(x, n.dtype)
     d = x - mean
     mean += d * maths.divide(tl.full((1, 1), 1, n.dtype), tl.full((1, 1), 1, n.dtype) + chunk)
@@ -232,7 +233,7 @@ def step_welford(state, x, r, chunk, argument):
 
 @triton.jit
 def merge_welford(n, mean, m2, n2, mean2, m2_2):
-    """Chan, Golub and LeVeque, 1979."""
+    """Merge two states (Chan, Golub and LeVeque, 1979)."""
     total = n + n2
     share = tl.where(total > 0, n2 / tl.where(total > 0, total, 1), 0)
     d = mean2 - mean
@@ -256,13 +257,13 @@ def init_logsumexp(z, r):
 
 @triton.jit
 def step_logsumexp(state, x, r, chunk, argument):
-    """The maximum, and the sum of e^(x - maximum): one exponential an element, and none for the first."""
-    top, total = state
+    """Update the maximum and the sum of e^(x - maximum), with one exponential per element and none for the first."""
+    top, total = state  # [BK, BR] or [BR, BK] each
     x = converted(x, top.dtype)
     if chunk == 0:
         top, total = x, tl.full(x.shape, 1, x.dtype)
     else:
-        d = tl.where(x == top, tl.zeros_like(x), x - top)  # also where both are infinite
+        d = tl.where(x == top, tl.zeros_like(x), x - top)  # 0 also if both are infinite
         e = maths.exp(-tl.abs(d))
         top, total = tl.where(d > 0, x, top), tl.where(d > 0, total * e + 1, total + e)
     return (top, total)
@@ -277,7 +278,7 @@ def merge_logsumexp(top, total, top2, total2):
 
 @triton.jit
 def reduce_logsumexp(state, AXIS: tl.constexpr):
-    """The state reduced along AXIS, with one exponential an element."""
+    """Return the state reduced along AXIS, with one exponential per element."""
     top, total = state
     best = tl.max(top, AXIS)
     wide = tl.expand_dims(best, AXIS)
@@ -300,7 +301,7 @@ LOGSUMEXP = ReduceSpec(
 
 
 def reduce_axes(spec: ReduceSpec, out: Array, x: Array, axes: Axes, work: DType, argument: float = 0.0) -> None:
-    """Reduce dimensions of `x` in the state's type `work`."""
+    """Reduce the dimensions `axes` of `x` with a state of type `work`."""
     layout = reduction_layout(x.shape, x.strides, normalize_axes(axes, x.ndim))
     reduce_into(spec, out, x, layout, work, argument=argument)
 
@@ -321,12 +322,12 @@ def _no_argument(n: int) -> float:
 
 
 def _degrees_of_freedom(n: int, correction: float) -> float:
-    """n - correction, at least 0; NaN where there are no elements."""
+    """Return n - correction, at least 0, or NaN without elements."""
     return max(n - correction, 0) if n else math.nan
 
 
-# By name: the reduction, its state's type from the input's, and the argument of its `step` and `finish` from the number
-# of elements and the op's attributes.
+# For each op: the reduction, the type of its state given the input's, and the argument of its `step` and `finish` given
+# the number of elements and the op's attributes.
 REDUCTIONS: dict[str, tuple[ReduceSpec, Callable[[DType], DType], Callable[..., float]]] = {
     "sum": (ADD, _sum_type, _no_argument),
     "mean": (ADD._replace(finish=finish_mean), work_type, float),
@@ -343,7 +344,7 @@ REDUCTIONS: dict[str, tuple[ReduceSpec, Callable[[DType], DType], Callable[..., 
 
 
 def _reduce(name: str, out: Array, x: Array, axes: Axes = None, keepdim: bool = False, **attrs: float) -> None:
-    """The reduction `name` over `axes`, in one pass."""
+    """Compute the reduction `name` over `axes`, in one pass."""
     spec, type_of, argument = REDUCTIONS[name]
     work, count = type_of(x.dtype), numel([x.shape[i] for i in normalize_axes(axes, x.ndim)])
     reduce_axes(in_type(spec, work), out, x, axes, work, argument(count, **attrs))
@@ -356,7 +357,9 @@ for _name in REDUCTIONS:
 def _arg_min_max(
     largest: bool, out: Array | tuple[Array, Array], x: Array, axis: int | None = None, keepdim: bool = False
 ) -> None:
-    """Index of the largest or smallest element, first of equals, NaN before all; of two outputs behind its value."""
+    """Store the index of the largest or smallest element, and with two outputs also its value, as the first one. The
+    first of equal elements wins, and NaN beats all others.
+    """
     values, indices = out if isinstance(out, tuple) else (None, out)
     work, merge = load_type(x.dtype), maximum if largest else minimum
     spec = in_type(ARGMAX if largest else ARGMIN, work)
@@ -375,7 +378,7 @@ cuda_impl("argmin", "min_with_indices")(functools.partial(_arg_min_max, False))
 
 @cuda_impl("norm")
 def norm(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, p: float) -> None:
-    """y = (Σ |x|^p)^(1/p) over `axes`; powers, which leave float32's range, are summed in float64."""
+    """Compute (Σ |x|^p)^(1/p) over `axes`. Powers can exceed float32's range, so they are added in float64."""
     work = work_type(x.dtype)
     if math.isinf(p):
         step, merge = (step_abs_max, maximum) if p > 0 else (step_abs_min, minimum)
@@ -401,10 +404,10 @@ def cumsum(out: Array, x: Array, axis: int, reverse: bool = False) -> None:
 
 @triton.jit
 def prod_backward_kernel(p_o, p_g, p_l, p_r, n, sizes, sg, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    i = program_indices(BLOCK, INT64)
-    m = i < n
-    left, right = tl.load(p_l + i, mask=m), tl.load(p_r + i, mask=m)
-    g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m), left.dtype)
+    i = program_indices(BLOCK, INT64)  # [BLOCK]
+    m = i < n  # [BLOCK]
+    left, right = tl.load(p_l + i, mask=m), tl.load(p_r + i, mask=m)  # [BLOCK] each
+    g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m), left.dtype)  # [BLOCK]
     tl.store(p_o + i, converted(left * right * g, p_o.dtype.element_ty), mask=m)
 
 
@@ -426,17 +429,17 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
 
 @triton.jit
 def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    i = program_indices(BLOCK, INT64)
-    m = i < n
-    at = tl.load(p_i + offsets(i, sizes, si), mask=m, other=0)
-    at = tl.where(at < 0, at + size, at)
-    v = tl.load(p_v + offsets(i, sizes, sv), mask=m)
+    i = program_indices(BLOCK, INT64)  # [BLOCK]
+    m = i < n  # [BLOCK]
+    at = tl.load(p_i + offsets(i, sizes, si), mask=m, other=0)  # [BLOCK]
+    at = tl.where(at < 0, at + size, at)  # [BLOCK]
+    v = tl.load(p_v + offsets(i, sizes, sv), mask=m)  # [BLOCK]
     tl.store(p_o + offsets(i, sizes, so) + at * stride, v, mask=m & (at >= 0) & (at < size))
 
 
 @cuda_impl("put_along_axis")
 def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: int) -> None:
-    """Zeros, with `values` at `indices` along `axis`; indices out of range are left out."""
+    """Store zeros, and `values` at `indices` along `axis`. Indices out of range are ignored."""
     if values.ndim == 0:
         launch(store_scalar_kernel, 1, out, values)
         return

@@ -1,18 +1,20 @@
-"""The two kernels of every reduction: one accumulates elements into a state, one merges partial states. Two more find
-the minimum or maximum with its index.
+"""The two kernels of every reduction: one accumulates elements into a state, the other merges partial states. Two more
+kernels find the minimum or maximum with its index.
 
-Reference: the reductions of `genesis/ops/reduce.py`; `reduce.py` defines what each of them accumulates.
+Reference: the reductions of `genesis/ops/reduce.py`. The file `reduce.py` here defines each reduction's `ReduceSpec`.
 
-A `ReduceSpec` defines a reduction. Its state is a tuple of tiles: one tile for sums, minima and maxima; value and index
-for argmax; count, mean and squared deviations for a variance; maximum and scaled sum for logsumexp. The same kernel
-serves inner (AXIS 1, tile [BK, BR]) and outer reductions (AXIS 0, tile [BR, BK]), so that the last dimension of a tile
-is contiguous in memory. If few results have many elements, the elements are split among programs, which store their
-states; a second launch merges these in fixed order. (Merging in the last program to finish would save that launch,
-about 1 us, but needs a counter in memory that is zero at every replay.)
+The state of a reduction is a tuple of tiles: one tile for sums, minima and maxima; value and index for argmax; count,
+mean and squared deviations for a variance; maximum and scaled sum for logsumexp. One kernel supports inner (AXIS 1,
+tile [BK, BR]) and outer reductions (AXIS 0, tile [BR, BK]), so that the last dimension of a tile is contiguous in
+memory. If few results have many elements, the elements are split among programs, which store their states, and a second
+launch merges these in fixed order. Merging in the program that finishes last would save that launch, about 1 us, but
+needs a counter in memory that is zero at every replay.
 
-The minimum or maximum of a group of elements costs one instruction an element. Of rows that fit in registers, and of
-long columns, only the first group that holds the result is loaded again, to find its index. All other layouts have a
+The minimum or maximum of a group of elements costs one instruction per element. For rows that fit in registers, and for
+long columns, only the first group that contains the result is loaded again, to find its index. All other layouts have a
 state of (value, index).
+
+Tiles: BK results x BR elements, BS splits x BK results, or groups of G elements.
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ from genesis.kernels.reduce.plan import COLUMN_GROUP, Layout, Tiles, group_size,
 
 
 class ReduceSpec(NamedTuple):
-    """A reduction, as functions under `triton.jit` of states (tuples of tiles)."""
+    """A reduction, defined by functions of states (tuples of tiles) under `triton.jit`."""
 
     init: Any  # (tile of the identity, indices) -> the initial state
     step: Any  # (state, x, indices, chunk number, argument) -> the state after a tile of elements x
     merge: Any  # (*state, *state) -> state, the combine function of `tl.reduce`; the left operand comes first
     finish: Any  # (state, argument) -> result
-    identity: float  # what `init` gets
+    identity: float  # value of the tile that `init` gets
     states: int = 1  # tiles in the state
-    # (state, axis) -> the state reduced along an axis, where that costs less than `merge` by pairs
+    # (state, axis) -> the state reduced along an axis, if that costs less than `merge` by pairs
     reduce_axis: Any = None
 
 
@@ -49,7 +51,7 @@ class ReduceSpec(NamedTuple):
 
 @triton.jit
 def select_state(m, new, old):
-    """`new` where m is set, else `old`."""
+    """Return `new` where m is set, `old` elsewhere."""
     if len(new) == 1:
         return (tl.where(m, new[0], old[0]),)
     elif len(new) == 2:
@@ -60,14 +62,14 @@ def select_state(m, new, old):
 
 @tl.core.builtin
 def reduce_tile(state, AXIS, MERGE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
-    """`tl.reduce`, which does not unwrap a combine function that is a constexpr."""
+    """Call `tl.reduce`, which does not unwrap a combine function that is a constexpr."""
     return tl.reduce(state, AXIS, MERGE.value, _semantic=_semantic, _generator=_generator)
 
 
-if is_interpreted():  # where tl.reduce would call MERGE for every element
+if is_interpreted():  # the interpreter's tl.reduce calls MERGE for every element
 
     def reduce_tile(state: Any, AXIS: Any, MERGE: Any) -> Any:
-        """The same on whole tiles: merge halves until one is left."""
+        """Reduce whole tiles: merge halves until one element is left."""
         axis = getattr(AXIS, "value", AXIS)
         values = [tile.handle.data for tile in state]
         kinds = [tile.dtype for tile in state]
@@ -88,7 +90,7 @@ if is_interpreted():  # where tl.reduce would call MERGE for every element
 
 @triton.jit
 def reduce_state(state, AXIS: tl.constexpr, MERGE: tl.constexpr, REDUCE_AXIS: tl.constexpr):
-    """The state reduced along AXIS."""
+    """Return the state reduced along AXIS."""
     if REDUCE_AXIS is None:
         return reduce_tile(state, AXIS, MERGE)
     else:
@@ -100,13 +102,14 @@ def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INI
                   MERGE: tl.constexpr, REDUCE_AXIS: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr,
                   READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr,
                   INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Reduce nr elements to each of nk results; if FINISH is None, reduce a split of `span` elements to states.
+    """Reduce nr elements for each of nk results. If FINISH is None, reduce a split of `span` elements to states.
 
     Args:
-        p_o, p_1: results and their indices, either of which may be None; else the first two tiles of the states.
-        p_2: the third tile of the states.
-        kept: sizes of the kept dimensions, their strides in x, and in the result.
-        reduced: sizes and strides of the reduced dimensions.
+        p_o: results, or None; without FINISH the first tile of the states.
+        p_1: indices of the results, or None; without FINISH the second tile of the states.
+        p_2: third tile of the states.
+        kept: sizes of the kept dimensions, their strides in x, and their strides in the result.
+        reduced: sizes of the reduced dimensions, and their strides in x.
     """
     program, split = tl.program_id(0), tl.program_id(1)
     if INT64_K:
@@ -115,34 +118,35 @@ def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INI
     if FINISH is None:
         begin = (split.to(tl.int64) if INT64_R else split) * span
         length = tl.minimum(span, nr - begin)
-        if TAIL == 16:  # the compiler then masks whole vectors
+        if TAIL == 16:  # lets the compiler mask whole vectors
             length = tl.multiple_of(length, 16)
     i_k = program * BK + tl.arange(0, BK)  # [BK]
-    m_k = i_k < nk
+    m_k = i_k < nk  # [BK]
     p_k = tl.expand_dims(p_x + offsets(i_k, kept[0], kept[1]), AXIS)  # [BK, 1] or [1, BK]
-    m_x = tl.expand_dims(m_k, AXIS)
+    m_x = tl.expand_dims(m_k, AXIS)  # [BK, 1] or [1, BK]
     i_r = begin + tl.arange(0, BR)  # [BR]
     if INT64_R:
-        i_r = i_r.to(tl.int64)
+        i_r = i_r.to(tl.int64)  # [BR]
     ROWS: tl.constexpr = BK if AXIS == 1 else BR
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
     state = INIT(tl.full((ROWS, COLUMNS), IDENTITY, WORK), tl.expand_dims(i_r, 1 - AXIS))
+    # Accumulate full chunks, without a mask along R so that odd lengths load as vectors, then the rest.
     if LOOP:
-        for chunk in range(0, length // BR):  # full chunks need no mask along R, so odd lengths load as vectors
-            r = i_r + chunk * BR
-            o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)
+        for chunk in range(0, length // BR):
+            r = i_r + chunk * BR  # [BR]
+            o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)  # [1, BR] or [BR, 1]
             x = converted(tl.load(p_k + o_r, mask=m_x), READ)  # [BK, BR] or [BR, BK]
             state = STEP(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument)
     if TAIL:
         last = length // BR if LOOP else 0
-        r = i_r + last * BR
-        m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
+        r = i_r + last * BR  # [BR]
+        m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)  # [BK, BR] or [BR, BK]
         o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)
-        x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)
+        x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)  # [BK, BR] or [BR, BK]
         state = select_state(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state)
     state = reduce_state(state, AXIS, MERGE, REDUCE_AXIS)  # tiles [BK]
     if FINISH is None:
-        o = split.to(tl.int64) * nk + i_k
+        o = split.to(tl.int64) * nk + i_k  # [BK]
         tl.store(p_o + o, state[0], mask=m_k)
         if p_1 is not None:
             tl.store(p_1 + o, state[1], mask=m_k)
@@ -165,7 +169,7 @@ def load_states(p_a, p_b, p_c, o, m):
 
 @triton.jit
 def merge_states(left, right, MERGE: tl.constexpr):
-    """MERGE of two states, as a tuple also for one tile."""
+    """Return MERGE of two states as a tuple, also for one tile."""
     if len(left) == 1:
         return (MERGE(left[0], right[0]),)
     elif len(left) == 2:
@@ -182,17 +186,17 @@ def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.
     """Merge the states [ns, nk] of `reduce_kernel` and store results, and indices if `p_i` is given."""
     i_k = program_indices(BK, INT64_K)  # [BK]
     i_s = tl.arange(0, BS)  # [BS]
-    m_k = i_k < nk
+    m_k = i_k < nk  # [BK]
     LAST: tl.constexpr = 0x7FFFFFFF if tl.int32 == INDEX else 0x7FFFFFFFFFFFFFFF
     state = INIT(tl.full((BS, BK), IDENTITY, WORK), tl.full((BS, 1), LAST, INDEX))
-    m = m_k[None, :] & (i_s < ns)[:, None]
+    m = m_k[None, :] & (i_s < ns)[:, None]  # [BS, BK]
     o = i_s.to(tl.int64)[:, None] * nk + i_k[None, :]  # [BS, BK]
     state = select_state(m, load_states(p_a, p_b, p_c, o, m), state)
     if LOOP:
         for chunk in range(1, tl.cdiv(ns, BS)):
-            s = chunk * BS + i_s
-            m = m_k[None, :] & (s < ns)[:, None]
-            o = s.to(tl.int64)[:, None] * nk + i_k[None, :]
+            s = chunk * BS + i_s  # [BS]
+            m = m_k[None, :] & (s < ns)[:, None]  # [BS, BK]
+            o = s.to(tl.int64)[:, None] * nk + i_k[None, :]  # [BS, BK]
             state = select_state(m, merge_states(state, load_states(p_a, p_b, p_c, o, m), MERGE), state)
     state = reduce_state(state, 0, MERGE, REDUCE_AXIS)  # tiles [BK]
     store_results(p_o, p_i, state, offsets(i_k, sizes, so), m_k, argument, FINISH)
@@ -200,7 +204,7 @@ def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.
 
 @triton.jit
 def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
-    """Store results, and indices, as far as they are wanted."""
+    """Store results if `p_o` is given, and indices if `p_i` is given."""
     if p_o is not None:
         tl.store(p_o + o, converted(FINISH(state, argument), p_o.dtype.element_ty), mask=m)
     if p_i is not None:
@@ -211,7 +215,7 @@ def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
 
 
 def load_type(dtype: DType) -> DType:
-    """The type that elements are cast to at the load: float32 for 2-byte floats, int32 for narrow integers."""
+    """Return the type to which loaded elements are cast: float32 for 2-byte floats, int32 for narrow integers."""
     if dtype.is_floating_point:
         return work_type(dtype)
     return int64 if dtype is int64 else int32
@@ -228,14 +232,14 @@ def reduce_into(
     argument: float = 0.0,
     cut: Tiles | None = None,
 ) -> None:
-    """Reduce `x` into `out`; results without elements are those of the identity.
+    """Reduce `x` into `out`. A result without elements is the result of the identity.
 
     Args:
-        out: contiguous results, or None if only indices are wanted.
-        work: the type of the state.
-        indices: int64 indices, for specs that keep them as their second tile.
-        argument: the last argument of `step` and `finish`.
-        cut: tile sizes; chosen by shape unless given.
+        out: contiguous results, or None to compute only indices.
+        work: type of the state.
+        indices: int64 indices, for specs whose second tile holds them.
+        argument: last argument of `step` and `finish`.
+        cut: tile sizes; chosen by shape by default.
     """
     if layout.results == 0:
         return
@@ -244,20 +248,20 @@ def reduce_into(
         _launch_reduce(spec, (out, indices, None), x, layout, work, argument, cut)
         return
     parts = partial_states(spec, x, layout, work, cut, argument=argument)
-    again = merge_tiles(layout.results, cut.splits)
+    tiles = merge_tiles(layout.results, cut.splits)
     launch(
-        merge_kernel, triton.cdiv(layout.results, again.block_k), out, indices, *parts, layout.results, cut.splits,
+        merge_kernel, triton.cdiv(layout.results, tiles.block_k), out, indices, *parts, layout.results, cut.splits,
         float_argument(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
         REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, WORK=TRITON[work.name],
-        INDEX=TRITON[_index(layout).name], LOOP=again.block_r < cut.splits,
-        INT64_K=needs_int64(layout.kept, layout.kept_out), BK=again.block_k, BS=again.block_r, num_warps=again.warps,
+        INDEX=TRITON[_index(layout).name], LOOP=tiles.block_r < cut.splits,
+        INT64_K=needs_int64(layout.kept, layout.kept_out), BK=tiles.block_k, BS=tiles.block_r, num_warps=tiles.warps,
     )  # fmt: skip
 
 
 def partial_states(
     spec: ReduceSpec, x: Array, layout: Layout, work: DType, cut: Tiles, *, argument: float = 0.0
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """The states of all splits, as arrays [splits, results] in the layout's order of results."""
+    """Return the states of all splits as arrays [splits, results], in the layout's order of results."""
     shape = (cut.splits, layout.results)
     types = (work, _index(layout) if spec.states == 2 and spec.finish is finish_first else work, work)
     a, b, c = (empty(shape, t, x.device) if i < spec.states else None for i, t in enumerate(types))
@@ -266,7 +270,7 @@ def partial_states(
 
 
 def _tail(elements: int, block_r: int) -> int:
-    """0 if `block_r` divides `elements`; else a known divisor of the remainder, 16 or 1."""
+    """Return 0 if `block_r` divides `elements`, otherwise a known divisor of the remainder, 16 or 1."""
     return 0 if elements % block_r == 0 else 16 if elements % 16 == 0 else 1
 
 
@@ -303,7 +307,7 @@ def finish_first(state, argument):
 
 @triton.jit
 def is_best(x, best):
-    """Where x equals `best`, or is NaN."""
+    """Return where x equals `best` or is NaN."""
     return (x == best) | (x != x)
 
 
@@ -312,28 +316,29 @@ def row_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, MERGE: tl.constex
                          READ: tl.constexpr, INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr,
                          GROUPS: tl.constexpr, G: tl.constexpr):  # fmt: skip
     i_k = program_indices(BK, INT64_K)  # [BK]
-    m_k = i_k < nk
-    p_k = p_x + offsets(i_k, kept[0], kept[1])
+    m_k = i_k < nk  # [BK]
+    p_k = p_x + offsets(i_k, kept[0], kept[1])  # [BK]
     i_g = tl.arange(0, G)  # [G]
     first = tl.arange(0, GROUPS) * G  # [GROUPS]
     if INT64_R:
         first = first.to(tl.int64)
     i_r = first[:, None] + i_g[None, :]  # [GROUPS, G]
-    m = m_k[:, None, None] & (i_r < nr)[None, :, :]
+    m = m_k[:, None, None] & (i_r < nr)[None, :, :]  # [BK, GROUPS, G]
     x = converted(tl.load(p_k[:, None, None] + offsets(i_r, reduced[0], reduced[1])[None, :, :], mask=m, other=0), READ)
     x = tl.where(m, x, tl.full((1, 1, 1), IDENTITY, READ))  # [BK, GROUPS, G]
+    # Find the best value, then its first index in the first group that contains it.
     in_groups = reduce_tile((x,), 2, MERGE)[0]  # [BK, GROUPS]
     best = reduce_tile((in_groups,), 1, MERGE)[0]  # [BK]
     if GROUPS == 1:
-        wins = m & is_best(x, best[:, None, None])
-        at = tl.min(tl.min(tl.where(wins, i_r[None, :, :], GROUPS * G), 2), 1)
+        wins = m & is_best(x, best[:, None, None])  # [BK, GROUPS, G]
+        at = tl.min(tl.min(tl.where(wins, i_r[None, :, :], GROUPS * G), 2), 1)  # [BK]
     else:
-        begin = tl.min(tl.where(is_best(in_groups, best[:, None]), first[None, :], GROUPS * G), 1)
+        begin = tl.min(tl.where(is_best(in_groups, best[:, None]), first[None, :], GROUPS * G), 1)  # [BK]
         r = tl.minimum(begin, (GROUPS - 1) * G)[:, None] + i_g[None, :]  # [BK, G]
-        m_r = m_k[:, None] & (r < nr)
-        y = converted(tl.load(p_k[:, None] + offsets(r, reduced[0], reduced[1]), mask=m_r, other=0), READ)
-        at = tl.min(tl.where(m_r & is_best(y, best[:, None]), r, GROUPS * G), 1)
-    o = offsets(i_k, kept[0], kept[2])
+        m_r = m_k[:, None] & (r < nr)  # [BK, G]
+        y = converted(tl.load(p_k[:, None] + offsets(r, reduced[0], reduced[1]), mask=m_r, other=0), READ)  # [BK, G]
+        at = tl.min(tl.where(m_r & is_best(y, best[:, None]), r, GROUPS * G), 1)  # [BK]
+    o = offsets(i_k, kept[0], kept[2])  # [BK]
     if p_o is not None:
         tl.store(p_o + o, converted(best, p_o.dtype.element_ty), mask=m_k)
     tl.store(p_i + o, at.to(tl.int64), mask=m_k)
@@ -343,34 +348,35 @@ def row_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, MERGE: tl.constex
 def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.constexpr, MERGE: tl.constexpr,
                             IDENTITY: tl.constexpr, READ: tl.constexpr, EVEN: tl.constexpr, INT64_K: tl.constexpr,
                             INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, G: tl.constexpr):  # fmt: skip
-    """Loop down BK columns in chunks of BR groups of G rows. EVEN: G · BR divides the rows."""
+    """Loop down BK columns in chunks of BR groups of G rows. With EVEN, G · BR divides the number of rows."""
     i_k = program_indices(BK, INT64_K)  # [BK]
-    m_k = i_k < nk
-    p_k = p_x + offsets(i_k, kept[0], kept[1])
+    m_k = i_k < nk  # [BK]
+    p_k = p_x + offsets(i_k, kept[0], kept[1])  # [BK]
     i_b = tl.arange(0, BR)[:, None]  # [BR, 1]
     if INT64_R:
         i_b = i_b.to(tl.int64)
     best, group = tl.full((BR, BK), IDENTITY, READ), tl.zeros((BR, BK), i_b.dtype) + i_b  # [BR, BK]
     for chunk in range(0, tl.cdiv(nr, G * BR)):
-        i_g = chunk * BR + i_b
-        best_of_group = tl.full((BR, BK), IDENTITY, READ)
+        i_g = chunk * BR + i_b  # [BR, 1]
+        best_of_group = tl.full((BR, BK), IDENTITY, READ)  # [BR, BK]
         for j in tl.static_range(G):
-            p = p_k[None, :] + offsets(i_g * G + j, reduced[0], reduced[1])
+            p = p_k[None, :] + offsets(i_g * G + j, reduced[0], reduced[1])  # [BR, BK]
             if EVEN:
                 x = converted(tl.load(p, mask=m_k[None, :]), READ)  # [BR, BK]
             else:
                 m = m_k[None, :] & (i_g * G + j < nr)
                 x = tl.where(m, converted(tl.load(p, mask=m, other=0), READ), tl.full((1, 1), IDENTITY, READ))
-            best_of_group = MERGE(best_of_group, x)
-        best, group = STEP((best, group), best_of_group, i_g, 0, 0)
+            best_of_group = MERGE(best_of_group, x)  # [BR, BK]
+        best, group = STEP((best, group), best_of_group, i_g, 0, 0)  # [BR, BK] each
+    # Find the best value of each column, then its first index in the first group that contains it.
     column = reduce_tile((best,), 0, MERGE)[0]  # [BK]
     end = tl.cdiv(nr, G) * G
-    begin = tl.min(tl.where(is_best(best, column[None, :]), group, end), 0) * G
+    begin = tl.min(tl.where(is_best(best, column[None, :]), group, end), 0) * G  # [BK]
     r = begin[None, :] + tl.arange(0, G)[:, None]  # [G, BK]
-    m = m_k[None, :] & (r < nr)
-    x = converted(tl.load(p_k[None, :] + offsets(r, reduced[0], reduced[1]), mask=m, other=0), READ)
-    at = tl.min(tl.where(m & is_best(x, column[None, :]), r, end), 0)
-    o = offsets(i_k, kept[0], kept[2])
+    m = m_k[None, :] & (r < nr)  # [G, BK]
+    x = converted(tl.load(p_k[None, :] + offsets(r, reduced[0], reduced[1]), mask=m, other=0), READ)  # [G, BK]
+    at = tl.min(tl.where(m & is_best(x, column[None, :]), r, end), 0)  # [BK]
+    o = offsets(i_k, kept[0], kept[2])  # [BK]
     if p_o is not None:
         tl.store(p_o + o, converted(column, p_o.dtype.element_ty), mask=m_k)
     tl.store(p_i + o, at.to(tl.int64), mask=m_k)
@@ -379,7 +385,9 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.const
 def column_min_max(
     spec: ReduceSpec, merge: Any, values: Array | None, indices: Array, x: Array, layout: Layout, cut: Tiles
 ) -> None:
-    """Minima or maxima of columns and their first indices, cut by `column_tiles`; else as `row_min_max`."""
+    """Store the minima or maxima of columns and their first indices, with tiles from `column_tiles`. `row_min_max`
+    documents the other arguments.
+    """
     launch(
         column_argminmax_kernel, triton.cdiv(layout.results, cut.block_k), values, indices, x, layout.results,
         layout.elements, *layout.strided, STEP=spec.step, MERGE=merge, IDENTITY=spec.identity,
@@ -392,14 +400,14 @@ def column_min_max(
 def row_min_max(
     merge: Any, identity: float, values: Array | None, indices: Array, x: Array, layout: Layout, cut: Tiles
 ) -> None:
-    """Minima or maxima of rows and their first indices; NaN beats every element.
+    """Store the minima or maxima of rows and their first indices. NaN beats every element.
 
     Args:
-        merge: the elementwise minimum or maximum, which propagates NaN.
-        identity: what every element beats.
-        values: contiguous results, or None if only indices are wanted.
-        indices: int64.
-        cut: from `row_tiles`.
+        merge: elementwise minimum or maximum that propagates NaN.
+        identity: value that every element beats.
+        values: contiguous results, or None to store only indices.
+        indices: int64 indices.
+        cut: tiles from `row_tiles`.
     """
     if layout.results == 0:
         return

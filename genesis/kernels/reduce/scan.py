@@ -2,10 +2,12 @@
 
 Reference: `genesis/ops/reduce.py`: cumsum, prod_backward.
 
-Lines whose elements are neighbours in memory are scanned by one program each, or, where that leaves SMs idle, by one a
-tile, which merges the totals that a first launch has made of all tiles before. Other lines are columns, which a thread
-scans down; where that leaves SMs idle, a split of their rows is reduced and then scanned from the totals of the splits
-before. All totals are merged in a fixed order.
+If the elements of a line are neighbours in memory, one program scans a line. If that leaves SMs idle, a line is divided
+into tiles: a first launch stores the total of each tile, and a second launch scans each tile from the totals before it.
+Other lines are columns, and one thread scans a column. If that leaves SMs idle, the rows are split: each split is
+reduced, then scanned from the totals of the splits before it. All totals are merged in a fixed order.
+
+Tiles: BK lines x BR elements, or BR elements of a line; BLOCK counts.
 """
 
 from __future__ import annotations
@@ -25,31 +27,31 @@ from genesis.kernels.reduce.plan import Layout, is_inner, scan_tiles, zero_if_si
 from genesis.kernels.reduce.reduction import ReduceSpec, load_type, partial_states, reduce_tile
 from genesis.shapes import Shape, numel
 
-TOTALS = tl.constexpr(1024)  # of tiles that are merged at a time
+TOTALS = tl.constexpr(1024)  # totals of tiles that are merged at a time
 
 
 class Lines(NamedTuple):
-    """Lines (`kept`) and the elements of each (`along`): merged dimensions, strides in input and result."""
+    """The merged dimensions of lines and of their elements."""
 
-    kept: Shape
-    kept_in: Shape
-    kept_out: Shape
-    along: Shape
-    along_in: Shape
-    along_out: Shape
+    kept: Shape  # sizes of the dimensions of the lines
+    kept_in: Shape  # their strides in the input
+    kept_out: Shape  # their strides in the result
+    along: Shape  # sizes of the dimensions of a line's elements
+    along_in: Shape  # their strides in the input
+    along_out: Shape  # their strides in the result
 
 
 @tl.core.builtin
 def scan_tile(x, AXIS, MERGE, REVERSE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
-    """`tl.associative_scan`, which does not unwrap a combine function that is a constexpr."""
+    """Call `tl.associative_scan`, which does not unwrap a combine function that is a constexpr."""
     reverse = REVERSE.value
     return tl.associative_scan(x, AXIS, MERGE.value, reverse=reverse, _semantic=_semantic, _generator=_generator)
 
 
-if is_interpreted():  # where tl.associative_scan would call MERGE for every element
+if is_interpreted():  # the interpreter's tl.associative_scan calls MERGE for every element
 
     def scan_tile(x: Any, AXIS: Any, MERGE: Any, REVERSE: Any) -> Any:
-        """The same on whole tiles: each element takes in the one 1, 2, 4, … before it (Hillis and Steele, 1986)."""
+        """Scan whole tiles: merge each element with the one 1, 2, 4, … places before it (Hillis and Steele, 1986)."""
         axis, reverse = getattr(AXIS, "value", AXIS), getattr(REVERSE, "value", REVERSE)
         values = np.moveaxis(x.handle.data, axis, 0)
         values = values[::-1] if reverse else values
@@ -70,39 +72,42 @@ if is_interpreted():  # where tl.associative_scan would call MERGE for every ele
 def scan_kernel(p_o, p_x, nk, nr, kept, along, MERGE: tl.constexpr, IDENTITY: tl.constexpr, READ: tl.constexpr,
                 WORK: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, INT64_K: tl.constexpr,
                 INT64_R: tl.constexpr, LOOP: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Scan whole lines; LOOP: of more than BR elements.
+    """Scan whole lines.
 
-    `kept` and `along`: sizes, strides in x, and strides in the result, as in `Lines`.
+    Args:
+        kept: sizes, strides in x, and strides in the result of the lines, as in `Lines`.
+        along: the same of the elements of a line.
+        LOOP: lines have more than BR elements.
     """
     i_k = program_indices(BK, INT64_K)  # [BK]
-    m_k = i_k < nk
+    m_k = i_k < nk  # [BK]
     chunks = tl.cdiv(nr, BR)
-    p_k = (p_x + offsets(i_k, kept[0], kept[1]))[:, None]
-    q_k = (p_o + offsets(i_k, kept[0], kept[2]))[:, None]
-    carry = tl.full((BK,), IDENTITY, WORK)
+    p_k = (p_x + offsets(i_k, kept[0], kept[1]))[:, None]  # [BK, 1]
+    q_k = (p_o + offsets(i_k, kept[0], kept[2]))[:, None]  # [BK, 1]
+    carry = tl.full((BK,), IDENTITY, WORK)  # [BK]
     SHIFT: tl.constexpr = (1 if REVERSE else -1) if EXCLUSIVE else 0
     for step in range(0, chunks):
         chunk = chunks - 1 - step if REVERSE else step
         r = (chunk.to(tl.int64) if INT64_R else chunk) * BR + tl.arange(0, BR)  # [BR]
-        source = r + SHIFT
-        m = m_k[:, None] & ((source >= 0) & (source < nr))[None, :]
-        x = tl.load(p_k + offsets(source, along[0], along[1])[None, :], mask=m, other=0)
+        source = r + SHIFT  # [BR]
+        m = m_k[:, None] & ((source >= 0) & (source < nr))[None, :]  # [BK, BR]
+        x = tl.load(p_k + offsets(source, along[0], along[1])[None, :], mask=m, other=0)  # [BK, BR]
         x = tl.where(m, converted(converted(x, READ), WORK), IDENTITY)  # [BK, BR]
-        y = MERGE(carry[:, None], scan_tile(x, 1, MERGE, REVERSE))
-        o = q_k + offsets(r, along[0], along[2])[None, :]
+        y = MERGE(carry[:, None], scan_tile(x, 1, MERGE, REVERSE))  # [BK, BR]
+        o = q_k + offsets(r, along[0], along[2])[None, :]  # [BK, BR]
         tl.store(o, converted(y, p_o.dtype.element_ty), mask=m_k[:, None] & (r < nr)[None, :])
         if LOOP:
-            carry = MERGE(carry, reduce_tile((x,), 1, MERGE)[0])
+            carry = MERGE(carry, reduce_tile((x,), 1, MERGE)[0])  # [BK]
 
 
 @triton.jit
 def load_tile(p_line, tile, nr, along, IDENTITY: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr,
               REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, INT64_R: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """The elements that a tile of a line scans, and where they go along it. [BR]"""
-    r = (tile.to(tl.int64) if INT64_R else tile) * BR + tl.arange(0, BR)
-    source = r + ((1 if REVERSE else -1) if EXCLUSIVE else 0)
-    m = (source >= 0) & (source < nr)
-    x = tl.load(p_line + offsets(source, along[0], along[1]), mask=m, other=0)
+    """Load the elements of a tile of a line. Return them and their positions in the line, [BR] each."""
+    r = (tile.to(tl.int64) if INT64_R else tile) * BR + tl.arange(0, BR)  # [BR]
+    source = r + ((1 if REVERSE else -1) if EXCLUSIVE else 0)  # [BR]
+    m = (source >= 0) & (source < nr)  # [BR]
+    x = tl.load(p_line + offsets(source, along[0], along[1]), mask=m, other=0)  # [BR]
     return tl.where(m, converted(converted(x, READ), WORK), IDENTITY), r
 
 
@@ -110,11 +115,11 @@ def load_tile(p_line, tile, nr, along, IDENTITY: tl.constexpr, READ: tl.constexp
 def tile_totals_kernel(p_totals, p_x, nr, tiles, kept, along, MERGE: tl.constexpr, IDENTITY: tl.constexpr,
                        READ: tl.constexpr, WORK: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr,
                        INT64_R: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """The total of each tile of each line, in the order in which they are scanned."""
+    """Store the total of each tile of each line, in the order in which the tiles are scanned."""
     line, turn = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     tile = tiles - 1 - turn if REVERSE else turn
     p_line = p_x + offsets(line.to(tl.int64), kept[0], kept[1])
-    x, _ = load_tile(p_line, tile, nr, along, IDENTITY, READ, WORK, REVERSE, EXCLUSIVE, INT64_R, BR)
+    x, _ = load_tile(p_line, tile, nr, along, IDENTITY, READ, WORK, REVERSE, EXCLUSIVE, INT64_R, BR)  # [BR]
     tl.store(p_totals + tl.program_id(0), reduce_tile((x,), 0, MERGE)[0])
 
 
@@ -122,19 +127,19 @@ def tile_totals_kernel(p_totals, p_x, nr, tiles, kept, along, MERGE: tl.constexp
 def scan_tiles_kernel(p_o, p_x, p_totals, nr, tiles, kept, along, MERGE: tl.constexpr, IDENTITY: tl.constexpr,
                       READ: tl.constexpr, WORK: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr,
                       INT64_R: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Scan a tile of a line from the totals of the tiles before."""
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last is the likeliest to be in L2 still
+    """Scan a tile of a line from the totals of the tiles before it."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # begins with the tiles read last, which may still be in L2
     line, turn = program // tiles, program % tiles
     tile = tiles - 1 - turn if REVERSE else turn
     p_line = p_x + offsets(line.to(tl.int64), kept[0], kept[1])
     q_line = p_o + offsets(line.to(tl.int64), kept[0], kept[2])
-    x, r = load_tile(p_line, tile, nr, along, IDENTITY, READ, WORK, REVERSE, EXCLUSIVE, INT64_R, BR)
+    x, r = load_tile(p_line, tile, nr, along, IDENTITY, READ, WORK, REVERSE, EXCLUSIVE, INT64_R, BR)  # [BR] each
     before = tl.full((), IDENTITY, WORK)
     for first in range(0, turn, TOTALS):
         t = first + tl.arange(0, TOTALS)  # [TOTALS]
-        total = tl.load(p_totals + program - turn + t, mask=t < turn, other=0)
+        total = tl.load(p_totals + program - turn + t, mask=t < turn, other=0)  # [TOTALS]
         before = MERGE(before, reduce_tile((tl.where(t < turn, total, IDENTITY),), 0, MERGE)[0])
-    y = MERGE(before, scan_tile(x, 0, MERGE, REVERSE))
+    y = MERGE(before, scan_tile(x, 0, MERGE, REVERSE))  # [BR]
     tl.store(q_line + offsets(r, along[0], along[2]), converted(y, p_o.dtype.element_ty), mask=r < nr)
 
 
@@ -143,34 +148,35 @@ def scan_columns_kernel(p_o, p_x, p_totals, nk, nr, span, kept, along, MERGE: tl
                         READ: tl.constexpr, WORK: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr,
                         INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr,
                         BR: tl.constexpr):  # fmt: skip
-    """Scan a split of `span` rows down nk columns, BR rows at a time; totals [splits, nk], if there are several."""
+    """Scan a split of `span` rows down nk columns, BR rows at a time. `p_totals` is [splits, nk] or None."""
     split, splits = tl.program_id(1), tl.num_programs(1)
     i_k = program_indices(BK, INT64_K)  # [BK]
-    m = i_k < nk
-    p_k, q_k = p_x + offsets(i_k, kept[0], kept[1]), p_o + offsets(i_k, kept[0], kept[2])
-    carry = tl.full((BK,), IDENTITY, WORK)
+    m = i_k < nk  # [BK]
+    p_k, q_k = p_x + offsets(i_k, kept[0], kept[1]), p_o + offsets(i_k, kept[0], kept[2])  # [BK] each
+    carry = tl.full((BK,), IDENTITY, WORK)  # [BK]
     if p_totals is not None:
+        # Merge the totals of the splits before this one.
         before = splits - 1 - split if REVERSE else split
         for first in range(0, before, BR):
             totals, at = (), first + tl.zeros_like(i_k)
             for j in tl.static_range(BR):
                 s = splits - 1 - first - j if REVERSE else first + j
-                m_t = m & (at + j < before)
-                total = tl.load(p_totals + s.to(tl.int64) * nk + i_k, mask=m_t, other=0)
+                m_t = m & (at + j < before)  # [BK]
+                total = tl.load(p_totals + s.to(tl.int64) * nk + i_k, mask=m_t, other=0)  # [BK]
                 totals += (tl.where(m_t, total, IDENTITY),)
             for j in tl.static_range(BR):
-                carry = MERGE(carry, totals[j])
+                carry = MERGE(carry, totals[j])  # [BK]
     begin = (split.to(tl.int64) if INT64_R else split) * span
     count = tl.minimum(nr - begin, span)
     for first in range(0, count, BR):
         rows, at = (), first + tl.zeros_like(i_k)
-        for j in tl.static_range(BR):  # all loads before the first store
+        for j in tl.static_range(BR):  # issue all loads before the first store
             r = begin + (count - 1 - first - j if REVERSE else first + j)
-            rows += (tl.load(p_k + offsets(r, along[0], along[1]), mask=m & (at + j < count), other=0),)
+            rows += (tl.load(p_k + offsets(r, along[0], along[1]), mask=m & (at + j < count), other=0),)  # [BK]
         for j in tl.static_range(BR):
             r = begin + (count - 1 - first - j if REVERSE else first + j)
-            x = MERGE(carry, converted(converted(rows[j], READ), WORK))
-            y = converted(carry if EXCLUSIVE else x, p_o.dtype.element_ty)
+            x = MERGE(carry, converted(converted(rows[j], READ), WORK))  # [BK]
+            y = converted(carry if EXCLUSIVE else x, p_o.dtype.element_ty)  # [BK]
             tl.store(q_k + offsets(r, along[0], along[2]), y, mask=m & (at + j < count))
             carry = x
 
@@ -178,11 +184,17 @@ def scan_columns_kernel(p_o, p_x, p_totals, nk, nr, span, kept, along, MERGE: tl
 def scan_into(
     spec: ReduceSpec, out: Array, x: Array, axes: Shape, work: DType, *, reverse: bool = False, exclusive: bool = False
 ) -> None:
-    """The scan of `spec` along the dimensions `axes` in row-major order, in the type `work`; from the last element with
-    `reverse`; each result leaves out its own element with `exclusive`.
+    """Scan x along the dimensions `axes` in row-major order.
+
+    Args:
+        spec: reduction that merges the elements.
+        work: type of the computation.
+        reverse: scan from the last element.
+        exclusive: leave out a result's own element.
     """
     if out.size == 0:
         return
+    # Merge the dimensions of the lines and of their elements.
     keep = [i for i in range(x.ndim) if i not in axes]
     keep.sort(key=lambda i: (x.strides[i] != 0, -x.strides[i]))
     kept, kept_in, kept_out = _merged(x, out, keep)
@@ -197,6 +209,7 @@ def scan_into(
     }  # fmt: skip
     int64_k = needs_int64(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out))
     layouts = (lines.kept, lines.kept_in, lines.kept_out), (lines.along, lines.along_in, lines.along_out)
+    # Launch the kernels for columns, for whole lines or for tiles of lines.
     cut = scan_tiles(count, length, inner)
     programs = triton.cdiv(count, cut.block_k)
     if not inner:
@@ -239,12 +252,12 @@ ONE_PROGRAM = 2 * TILE  # counts that one program scans alone
 
 @triton.jit
 def exclusive_scan_kernel(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
-    """out[i] = x[0] + … + x[i - 1] and the sum of all, by one program."""
+    """Store out[i] = x[0] + … + x[i - 1] and the sum of all elements, in one program."""
     carry = tl.full((), 0, tl.int64)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)  # [BLOCK]
-        m = i < n
-        x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)
+        m = i < n  # [BLOCK]
+        x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)  # [BLOCK]
         tl.store(p_o + i, carry + tl.cumsum(x, 0) - x, mask=m)
         carry += tl.sum(x, 0)
     tl.store(p_total, carry)
@@ -252,23 +265,23 @@ def exclusive_scan_kernel(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_sums_kernel(p_o, p_x, n, BLOCK: tl.constexpr):
-    """out[t] = the sum of tile t."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(p_x + i, mask=i < n, other=0).to(tl.int64)
+    """Store out[t] = the sum of tile t."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    x = tl.load(p_x + i, mask=i < n, other=0).to(tl.int64)  # [BLOCK]
     tl.store(p_o + tl.program_id(0), tl.sum(x, 0))
 
 
 @triton.jit
 def tile_scan_kernel(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
-    """Prefix sums inside each tile, from its base."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
-    x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)
+    """Store the exclusive prefix sums of each tile, starting from the tile's base."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    m = i < n  # [BLOCK]
+    x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)  # [BLOCK]
     tl.store(p_o + i, tl.load(p_base + tl.program_id(0)) + tl.cumsum(x, 0) - x, mask=m)
 
 
 def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None = None) -> Array:
-    """out[i] = counts[0] + … + counts[i - 1] in int64, n < 2^31; `total` gets the sum of all."""
+    """Return out[i] = counts[0] + … + counts[i - 1] in int64, for n < 2^31 counts. Store their sum in `total`."""
     n, device = counts.size, counts.device
     total = empty((1,), int64, device) if total is None else total
     out = empty((n,), int64, device) if out is None else out

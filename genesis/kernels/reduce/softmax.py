@@ -2,10 +2,12 @@
 
 Reference: `genesis/ops/softmax.py`: softmax, log_softmax, softmax_backward, log_softmax_backward.
 
-A line that fits in a program's registers is read once. A longer one is read twice: first for its maximum and sum, which
-every element of the tile keeps for itself (online softmax; Milakov and Gimelshein, 2018), then, mostly from L2, for the
-result. Lines along any dimension are read in place, in tiles whose last dimension is contiguous in memory: that of the
-softmax (AXIS 1) or another one (AXIS 0).
+A line that fits in a program's registers is read once. A longer line is read twice, the second time mostly from L2. The
+first pass computes its maximum and sum; each element of the tile has its own running maximum and sum (online softmax;
+Milakov and Gimelshein, 2018). The second pass computes the result. Lines along any dimension are read in place, in
+tiles whose last dimension is contiguous in memory: the dimension of the softmax (AXIS 1) or another one (AXIS 0).
+
+Tiles: BK lines x BR elements, [BK, BR] with AXIS 1 and [BR, BK] with AXIS 0; U such tiles are a chunk.
 """
 
 from __future__ import annotations
@@ -28,42 +30,42 @@ from genesis.shapes import normalize_axis
 
 @triton.jit
 def fast_exp(x):
-    """e^x for x <= 0 inside a sum: the fast form. Its error is below eps/2 of 1, the largest term of the sum."""
+    """Return e^x for x <= 0 as a term of a sum. The fast form's error is below eps/2 of 1, the sum's largest term."""
     return tl.exp2(x * 1.4426950408889634) if x.dtype == tl.float32 else maths.exp(x)
 
 
 @triton.jit
 def result_exp(x, OUT: tl.constexpr):
-    """e^x for x <= 0 as a result: the fast form if rounding to 2 bytes hides the difference."""
+    """Return e^x for x <= 0 as a result: the fast form if rounding to 2 bytes hides the difference."""
     return fast_exp(x) if OUT.primitive_bitwidth == 16 else maths.exp(x)
 
 
 @triton.jit
 def finite_max(top):
-    """A maximum that may be subtracted: 0 for -inf, the maximum of a line of nothing but -inf."""
+    """Return a maximum that can be subtracted: 0 instead of -inf, which is the maximum if all elements are -inf."""
     return tl.where(top == float("-inf"), tl.zeros_like(top), top)
 
 
 @triton.jit
 def softmax_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
                    INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Lines that fit in registers."""
+    """Compute the softmax of lines that fit in registers."""
     k = program_indices(BK, INT64)  # [BK]
     r = tl.arange(0, BR)  # [BR]
-    m = tl.expand_dims(k < nk, AXIS) & tl.expand_dims(r < nr, 1 - AXIS)
+    m = tl.expand_dims(k < nk, AXIS) & tl.expand_dims(r < nr, 1 - AXIS)  # [BK, BR] or [BR, BK]
     i_r = r.to(tl.int64) if INT64 else r
-    o_x = tl.expand_dims(offsets(k, sizes, sx), AXIS) + tl.expand_dims(i_r * dx, 1 - AXIS)
+    o_x = tl.expand_dims(offsets(k, sizes, sx), AXIS) + tl.expand_dims(i_r * dx, 1 - AXIS)  # [BK, BR] or [BR, BK]
     x = converted(tl.load(p_x + o_x, mask=m, other=float("-inf")), WORK)  # [BK, BR] or [BR, BK]
-    x -= tl.expand_dims(tl.max(x, AXIS), AXIS)
+    x -= tl.expand_dims(tl.max(x, AXIS), AXIS)  # [BK, BR] or [BR, BK]
     x = tl.where(m, x, float("-inf"))
-    o = tl.expand_dims(offsets(k, sizes, so), AXIS) + tl.expand_dims(i_r * do, 1 - AXIS)
+    o = tl.expand_dims(offsets(k, sizes, so), AXIS) + tl.expand_dims(i_r * do, 1 - AXIS)  # [BK, BR] or [BR, BK]
     OUT: tl.constexpr = p_o.dtype.element_ty
     if LOG:
-        total = tl.sum(fast_exp(x), AXIS)
-        y = x - tl.expand_dims(maths.log(total), AXIS)
+        total = tl.sum(fast_exp(x), AXIS)  # [BK]
+        y = x - tl.expand_dims(maths.log(total), AXIS)  # [BK, BR] or [BR, BK]
     else:
-        y = result_exp(x, OUT)
-        scale = maths.divide(tl.full((BK,), 1, WORK), tl.sum(y, AXIS))
+        y = result_exp(x, OUT)  # [BK, BR] or [BR, BK]
+        scale = maths.divide(tl.full((BK,), 1, WORK), tl.sum(y, AXIS))  # [BK]
         y = y * tl.expand_dims(scale, AXIS)
     tl.store(p_o + o, converted(y, OUT), mask=m)
 
@@ -71,12 +73,12 @@ def softmax_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, W
 @triton.jit
 def load_chunk(p, first, count, step, m_k, FIRST: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, U: tl.constexpr,
                BR: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """U × BR consecutive elements of every line, [U, BK, BR] or [U, BR, BK]; `FIRST` beyond the end."""
+    """Load U × BR consecutive elements of every line, [U, BK, BR] or [U, BR, BK]; `FIRST` beyond the end."""
     r = first + tl.arange(0, U)[:, None] * BR + tl.arange(0, BR)[None, :]  # [U, BR]
     r = tl.expand_dims(r, 3 - AXIS - 1)  # [U, BR, 1] or [U, 1, BR]
     m = m_k
     if MASKED:
-        m = m_k & (r < count)
+        m = m_k & (r < count)  # [U, BK, BR] or [U, BR, BK]
     return converted(tl.load(p + r * step, mask=m, other=FIRST), WORK)
 
 
@@ -84,34 +86,36 @@ def load_chunk(p, first, count, step, m_k, FIRST: tl.constexpr, WORK: tl.constex
 def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, WORK: tl.constexpr,
                             AXIS: tl.constexpr, INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
                             U: tl.constexpr):  # fmt: skip
-    """Longer lines, in two passes over chunks of U × BR elements."""
+    """Compute the softmax of longer lines, in two passes over chunks of U × BR elements."""
     if INT64:
         nr = nr.to(tl.int64)
     k = program_indices(BK, INT64)  # [BK]
-    m_k = tl.expand_dims(tl.expand_dims(k < nk, AXIS), 0)
+    m_k = tl.expand_dims(tl.expand_dims(k < nk, AXIS), 0)  # [1, BK, 1] or [1, 1, BK]
     p_k = tl.expand_dims(tl.expand_dims(p_x + offsets(k, sizes, sx), AXIS), 0)
     q_k = tl.expand_dims(tl.expand_dims(p_o + offsets(k, sizes, so), AXIS), 0)
     ROWS: tl.constexpr = BK if AXIS == 1 else BR
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
     top = tl.full((ROWS, COLUMNS), float("-inf"), WORK)  # [ROWS, COLUMNS]
-    total = tl.zeros((ROWS, COLUMNS), WORK)
+    total = tl.zeros((ROWS, COLUMNS), WORK)  # [ROWS, COLUMNS]
+    # Compute the maximum and the sum of each line.
     full = nr // (U * BR) * (U * BR)
     low = float("-inf")
     for first in range(0, full, U * BR):
-        x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)
+        x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)  # [U, ROWS, COLUMNS]
         top, total = online_update(top, total, x)
     if full < nr:
-        x = load_chunk(p_k, full, nr, dx, m_k, low, WORK, AXIS, U, BR, True)
+        x = load_chunk(p_k, full, nr, dx, m_k, low, WORK, AXIS, U, BR, True)  # [U, ROWS, COLUMNS]
         top, total = online_update(top, total, x)
     best = tl.max(top, AXIS)  # [BK]
-    # NaN stays in the sum, whatever the maximum is
-    total = tl.sum(total * fast_exp(finite_max(top) - tl.expand_dims(finite_max(best), AXIS)), AXIS)
-    best = tl.expand_dims(tl.expand_dims(best, AXIS), 0)
+    # The sum keeps NaN, whatever the maximum is.
+    total = tl.sum(total * fast_exp(finite_max(top) - tl.expand_dims(finite_max(best), AXIS)), AXIS)  # [BK]
+    best = tl.expand_dims(tl.expand_dims(best, AXIS), 0)  # [1, BK, 1] or [1, 1, BK]
     OUT: tl.constexpr = p_o.dtype.element_ty
     if LOG:
         term = tl.expand_dims(tl.expand_dims(maths.log(total), AXIS), 0)
     else:
         term = tl.expand_dims(tl.expand_dims(maths.divide(tl.full((BK,), 1, WORK), total), AXIS), 0)
+    # Compute and store the results.
     for first in range(0, full, U * BR):
         x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)
         store_chunk(q_k, softmax_values(x, best, term, LOG, OUT), first, nr, do, m_k, AXIS, U, BR, False)
@@ -122,10 +126,10 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
 
 @triton.jit
 def online_update(top, total, x):
-    """Maxima and sums [ROWS, COLUMNS] after U more tiles x [U, ROWS, COLUMNS]."""
-    above = tl.maximum(top, tl.max(x, 0))
+    """Return the maxima and sums [ROWS, COLUMNS] after U more tiles x [U, ROWS, COLUMNS]."""
+    above = tl.maximum(top, tl.max(x, 0))  # [ROWS, COLUMNS]
     base = finite_max(above)
-    total = total * fast_exp(top - base) + tl.sum(fast_exp(x - tl.expand_dims(base, 0)), 0)
+    total = total * fast_exp(top - base) + tl.sum(fast_exp(x - tl.expand_dims(base, 0)), 0)  # [ROWS, COLUMNS]
     return above, total
 
 
@@ -140,8 +144,8 @@ def softmax_values(x, best, term, LOG: tl.constexpr, OUT: tl.constexpr):
 @triton.jit
 def store_chunk(q, y, first, count, step, m_k, AXIS: tl.constexpr, U: tl.constexpr, BR: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    r = first + tl.arange(0, U)[:, None] * BR + tl.arange(0, BR)[None, :]
-    r = tl.expand_dims(r, 3 - AXIS - 1)
+    r = first + tl.arange(0, U)[:, None] * BR + tl.arange(0, BR)[None, :]  # [U, BR]
+    r = tl.expand_dims(r, 3 - AXIS - 1)  # [U, BR, 1] or [U, 1, BR]
     m = m_k
     if MASKED:
         m = m_k & (r < count)
@@ -157,39 +161,39 @@ def softmax_gradient(g, y, total, LOG: tl.constexpr):
 def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do, LOG: tl.constexpr, WORK: tl.constexpr,
                             AXIS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, BK: tl.constexpr,
                             BR: tl.constexpr):  # fmt: skip
-    """Gradients: of lines that fit in registers (ONE_PASS), or in two passes."""
+    """Compute the gradients of lines that fit in registers (ONE_PASS), or of longer lines in two passes."""
     k = program_indices(BK, INT64)  # [BK]
     r = tl.arange(0, BR)  # [BR]
     if INT64:
         r = r.to(tl.int64)
-    m_k = tl.expand_dims(k < nk, AXIS)
+    m_k = tl.expand_dims(k < nk, AXIS)  # [BK, 1] or [1, BK]
     g_k = tl.expand_dims(p_g + offsets(k, sizes, sg), AXIS)
     y_k = tl.expand_dims(p_y + offsets(k, sizes, sy), AXIS)
     q_k = tl.expand_dims(p_o + offsets(k, sizes, so), AXIS)
     OUT: tl.constexpr = p_o.dtype.element_ty
-    r_0 = tl.expand_dims(r, 1 - AXIS)
-    m = m_k & (r_0 < nr)
+    r_0 = tl.expand_dims(r, 1 - AXIS)  # [1, BR] or [BR, 1]
+    m = m_k & (r_0 < nr)  # [BK, BR] or [BR, BK]
     g = converted(tl.load(g_k + r_0 * dg, mask=m, other=0), WORK)  # [BK, BR] or [BR, BK]
-    y = converted(tl.load(y_k + r_0 * dy, mask=m, other=0), WORK)
+    y = converted(tl.load(y_k + r_0 * dy, mask=m, other=0), WORK)  # [BK, BR] or [BR, BK]
     if ONE_PASS:
-        total = tl.expand_dims(tl.sum(g if LOG else g * y, AXIS), AXIS)
+        total = tl.expand_dims(tl.sum(g if LOG else g * y, AXIS), AXIS)  # [BK, 1] or [1, BK]
         tl.store(q_k + r_0 * do, converted(softmax_gradient(g, y, total, LOG), OUT), mask=m)
     else:
-        sums = g if LOG else g * y
+        sums = g if LOG else g * y  # [BK, BR] or [BR, BK]
         for first in range(BR, nr, BR):
             i_r = r_0 + first
             m = m_k & (i_r < nr)
-            g = converted(tl.load(g_k + i_r * dg, mask=m, other=0), WORK)
+            g = converted(tl.load(g_k + i_r * dg, mask=m, other=0), WORK)  # [BK, BR] or [BR, BK]
             if LOG:
                 sums += g
             else:
                 sums += g * converted(tl.load(y_k + i_r * dy, mask=m, other=0), WORK)
-        total = tl.expand_dims(tl.sum(sums, AXIS), AXIS)
+        total = tl.expand_dims(tl.sum(sums, AXIS), AXIS)  # [BK, 1] or [1, BK]
         for first in range(0, nr, BR):
             i_r = r_0 + first
             m = m_k & (i_r < nr)
-            g = converted(tl.load(g_k + i_r * dg, mask=m, other=0), WORK)
-            y = converted(tl.load(y_k + i_r * dy, mask=m, other=0), WORK)
+            g = converted(tl.load(g_k + i_r * dg, mask=m, other=0), WORK)  # [BK, BR] or [BR, BK]
+            y = converted(tl.load(y_k + i_r * dy, mask=m, other=0), WORK)  # [BK, BR] or [BR, BK]
             tl.store(q_k + i_r * do, converted(softmax_gradient(g, y, total, LOG), OUT), mask=m)
 
 
@@ -197,7 +201,7 @@ def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do
 
 
 def _layout(out: Array, dim: int, *inputs: Array) -> tuple[tuple[int, ...], ...]:
-    """Merged sizes of the other dimensions, their strides in out and inputs, and (last) the strides along `dim`."""
+    """Return the merged sizes of the other dimensions, their strides in out and inputs, and the strides along `dim`."""
     axis = normalize_axis(dim, out.ndim)
     keep = [i for i in range(out.ndim) if i != axis]
     keep.sort(key=lambda i: (inputs[0].strides[i] != 0, -inputs[0].strides[i]))
