@@ -82,9 +82,7 @@ if is_interpreted():
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
-    """Merge dimensions as far as all operands allow. Return the sizes and the strides of each operand, for at least one
-    dimension and in the same order.
-    """
+    """Merge dimensions, keeping at least one. Return their sizes and the strides of each operand, in the same order."""
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):

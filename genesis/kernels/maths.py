@@ -187,7 +187,6 @@ def float32_power(x, p):
 
 @triton.jit
 def fma(x, y, z):
-    """Return x·y + z, rounded once."""
     return tl.fma(x, y, z)
 
 
@@ -252,7 +251,6 @@ def modulo(x, y):
 
 @triton.jit
 def exact_floor_divide(x, y):
-    """Return floor(x / y)."""
     remainder = fmod(x, y)
     quotient = divide(x - remainder, y) - ((remainder != 0) & ((remainder < 0) != (y < 0))).to(x.dtype)
     floored = floor(quotient)

@@ -124,9 +124,7 @@ def load_token(p_qkv, i_row, i_head, HEADS: tl.constexpr, ROTATES: tl.constexpr,
 
 @triton.jit
 def load_tables(p_weight, p_cos, p_sin, position, WORK: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Load the norm's weight [BD] in WORK, the weight with halves exchanged, cos, and sin with the sign of each half.
-    Missing ones are 1.
-    """
+    """Load the norm's weight [BD], the weight with halves exchanged, cos, and signed sin. Missing ones are 1."""
     HALF: tl.constexpr = SIZE // 2
     o_d = tl.arange(0, BD)  # [BD]
     m_d = o_d < SIZE
@@ -160,9 +158,7 @@ def prepared_heads(b_x, b_y, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS: tl.conste
 @triton.jit
 def attend(b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE: tl.constexpr, WORK: tl.constexpr,
            PRECISION: tl.constexpr):  # fmt: skip
-    """Update the online softmax of queries [BM, BD] with a tile of keys and values [BN, BD]. Return the greatest score
-    [BM], the sum [BM] and o [BM, BD].
-    """
+    """Update the online softmax, (maximum [BM], sum [BM], o [BM, BD]), with a tile of keys and values [BN, BD]."""
     b_s = tl.dot(b_operand, b_k.T, input_precision=PRECISION, out_dtype=WORK) * scale_log2  # [BM, BN]
     b_s = tl.where(m_key[None, :], b_s, -float("inf"))  # [BM, BN]
     b_new_max = tl.maximum(b_max, tl.max(b_s, 1))  # [BM]

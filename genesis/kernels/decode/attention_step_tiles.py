@@ -48,9 +48,7 @@ def scores_text(kind: tl.dtype, warps: int, blocks: int) -> str:
 
 @constexpr_function
 def weighted_text(kind: tl.dtype, warps: int, blocks: int) -> str:
-    """Return the assembly of `weighted`: sums $0 to $15, probabilities $16 to $19, the blocks' values (two keys each)
-    from $20, then old sums.
-    """
+    """Return the assembly of `weighted`: sums $0 to $15, probabilities from $16, values from $20, then old sums."""
     lines, before = [beginning(warps)], 20 + 8 * blocks
     for j in range(8):
         halves, d = ("0x5410", "0x7632")[j % 2], f"{{${j}, ${8 + j}, c2, c3}}"

@@ -91,9 +91,7 @@ def unrolled(kind: tl.dtype, k: int, step: int) -> int:
 
 @triton.jit
 def load_tile(p, mask, ONCE: tl.constexpr = False):
-    """Load the elements at p, or 0 where the mask is not set. None is a mask that is set everywhere. With ONCE the
-    caches evict these elements first.
-    """
+    """Load the elements at p. They are 0 where a mask is given and not set. With ONCE caches evict them first."""
     POLICY: tl.constexpr = "evict_first" if ONCE else ""
     if mask is None:
         return tl.load(p, eviction_policy=POLICY)

@@ -231,7 +231,6 @@ def filled(value, P: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def plus(tiles, value, P: tl.constexpr):
-    """Return each tile + value."""
     found = ()
     for i in tl.static_range(P):
         found += (tiles[i] + value,)  # [ROWS, 32]

@@ -184,7 +184,6 @@ def ranges_of(counts, masses, likely, bits, top_p, most, vocabulary):
 
 @triton.jit
 def is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin):
-    """Return whether the tokens of a bin are candidates."""
     within = ((i_bin >= draw_first) & (i_bin <= draw_last)) | ((i_bin >= p_first) & (i_bin <= p_last))
     return within | (i_bin == k_bin)
 

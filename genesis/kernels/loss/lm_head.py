@@ -75,7 +75,6 @@ def load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, 
 
 @triton.jit
 def row_dot(p_x, p_w, width, BLOCK: tl.constexpr):
-    """Return the dot product of two rows in float32."""
     acc = tl.zeros((BLOCK,), tl.float32)  # [BLOCK]
     for start in range(0, width, BLOCK):
         i = start + tl.arange(0, BLOCK)  # [BLOCK]
@@ -259,9 +258,7 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
 
 def chunk_rows(tokens: int, row: int, workspace: int) -> int:
-    """Return the tokens per chunk, for `row` bytes per token. Chunks are nearly equal and have whole tiles. They fit in
-    the workspace, which grows in proportion above `MANY` tokens.
-    """
+    """Return the tokens per chunk, for `row` bytes per token and a workspace that grows above `MANY` tokens."""
     room = workspace * max(tokens, MANY) // MANY
     most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)
     even = -(-tokens // -(-tokens // most)) if tokens else 0
@@ -302,7 +299,6 @@ def tile_of(rows: int) -> GemmTile:
 
 
 def row_slice(x: Array, first: int, count: int) -> Array:
-    """Return a view of rows `first` … `first` + `count` - 1."""
     return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
 
 
@@ -346,9 +342,7 @@ class Head:
         )  # fmt: skip
 
     def forward(self, first: int, count: int, y: Array | None) -> None:
-        """Compute the losses of rows `first` … `first` + `count` - 1. With gradients, also compute their exponentials
-        and store x / S in `y` `[count, width]`.
-        """
+        """Compute the losses of a chunk of rows. With gradients, also store x / S in `y` `[count, width]`."""
         for recompute in (False, True):
             self._multiply(first, count, recompute)
             self._finish(first, count, y, recompute)

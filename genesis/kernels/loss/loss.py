@@ -305,9 +305,7 @@ def _with_head(
 def _with_logits(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """Return the losses for any float type and layout, and store dx and dw. Logits are computed in the accumulator type
-    and overwritten with gradients in x's type.
-    """
+    """Return the losses for any type and layout, and store dx and dw. Gradients overwrite the logits."""
     tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
     rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
     losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)

@@ -358,9 +358,7 @@ def rms_norm_backward(
     out: Array | tuple[Array, ...], g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None,
     with_result: bool = False, learns: bool = True,
 ) -> None:  # fmt: skip
-    """Store dx = r·(g·w - n·mean(g·w·n)) + plus, where n = x·r. With `learns` also store dw = Σ rows g·n, and with
-    `with_result` n·w.
-    """
+    """Store dx = r·(g·w - n·mean(g·w·n)) + plus with n = x·r, and optionally dw = Σ rows g·n and n·w."""
     outs = out if isinstance(out, tuple) else (out,)
     _backward(outs[: 1 + learns], g, x, weight, None, rstd, plus, outs[-1] if with_result else None)
 

@@ -286,7 +286,6 @@ def tile(p_x, o, m, WORK: tl.constexpr):
 @triton.jit
 def scaled_kernel(p_o, p_x, p_norm, n, sizes, so, sx, eps, WORK: tl.constexpr, INT64: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    """Store x / max(norm, eps)."""
     i, m = positions(n, BLOCK, INT64)  # [BLOCK]
     norm = tl.load(p_norm)
     factor = 1 / tl.where(norm < eps, tl.full((), eps, tl.float64), norm)

@@ -40,7 +40,6 @@ def put(p_c, AT: tl.constexpr, value):
 
 @triton.jit
 def exact(x):
-    """Return a number argument in float64."""
     return tl.full((), x, tl.float64)
 
 

@@ -97,13 +97,11 @@ def quads(w0, w1, w2, w3):
 
 @triton.jit
 def to_uint64(low, high):
-    """Return the uint64 with these low and high uint32 words."""
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
 @triton.jit
 def to_float64(x):
-    """Return an unsigned integer below 2^63 in float64."""
     return x.to(tl.int64).to(tl.float64)
 
 
@@ -159,9 +157,7 @@ def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "low0", "low1", "span0", "span1"])
 def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.constexpr, FLIP: tl.constexpr,
                    COUNT: tl.constexpr):  # fmt: skip
-    """Store low + draw mod span. With WHOLE the span is 2^64. FLIP inverts the top bit, so that signed order becomes
-    unsigned order.
-    """
+    """Store low + draw mod span, or mod 2^64 with WHOLE. FLIP inverts the top bit, so signed order becomes unsigned."""
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
     if not WHOLE:

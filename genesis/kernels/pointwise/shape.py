@@ -64,9 +64,7 @@ def roll_pad_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.co
 
 
 def _merged(x: Array, moved: list[bool], *more: list[int]) -> list[list[int]]:
-    """Return sizes, strides and `more` (counts of elements), merging each dimension that does not move into the one
-    before it.
-    """
+    """Merge dimensions that do not move with the one before. Return sizes, strides and `more` (counts of elements)."""
     fields: list[list[int]] = [[], [], *([] for _ in more)]
     for d, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         if fields[0] and not moved[d] and (size == 1 or fields[1][-1] == stride * size):
@@ -173,7 +171,6 @@ def window_counts_kernel(p_counts, n, start, sizes, strides, INT64: tl.constexpr
 
 @triton.jit
 def window_mean_kernel(p_o, p_x, p_counts, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
-    """Store out[i] = x[offset of i] / counts[offset of i]."""
     i, m = positions(n, T, INT64)  # [T]
     o = start + offsets(i, sizes, strides)
     x = converted(tl.load(p_x + o, mask=m), tl.float64)  # [T]

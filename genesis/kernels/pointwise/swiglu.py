@@ -103,7 +103,6 @@ def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ..
 
 
 def _packed(gelu: bool, out: Array, gate_up: Array) -> None:
-    """Store silu(gate)·up, or gelu(gate)·up."""
     if out.size:
         grid, values, constants = _arguments(gate_up)
         launch(swiglu_packed_kernel, grid, out, gate_up, *values, GELU=gelu, **constants)

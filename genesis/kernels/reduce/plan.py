@@ -72,9 +72,7 @@ class Tiles(NamedTuple):
 
 
 def reduction_layout(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
-    """Return the layout of a reduction over sorted `axes` to a contiguous result. With `ordered` the reduced elements
-    keep row-major order, for indices.
-    """
+    """Return the layout of a reduction over sorted `axes`. `ordered` keeps row-major order, for indices."""
 
     def memory_order(dims: list[int]) -> list[int]:
         return sorted(dims, key=lambda i: (strides[i] != 0, -strides[i]))  # repeated dimensions outermost
@@ -164,9 +162,7 @@ def group_size(cut: Tiles, itemsize: int) -> int:
 
 
 def _outer(layout: Layout, itemsize: int, area: int, states: int) -> Tiles:
-    """Return the tiles if neighbours belong to different results. A tile spans some results, and enough rows to fill
-    the loads.
-    """
+    """Return the tiles if neighbours belong to different results. A tile has some results and many rows."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
     span, small = min(128, 512 // itemsize), results * elements <= L2_ELEMENTS
     if small:  # more programs with more warps need no second launch, and each waits less
@@ -237,9 +233,7 @@ class LineTiles(NamedTuple):
 
 
 def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int = 1) -> LineTiles:
-    """Return the tiles for `lines` × `length` elements. A line of all inputs (`arrays`) is read completely, if possible
-    into registers, before it is written.
-    """
+    """Return the tiles for lines that are read completely, from so many `arrays`, before they are written."""
     registers = 2 if itemsize == 8 else 1  # registers per element
     padded = triton.next_power_of_2(length)
     limit = 16384 // (arrays * registers)  # 32 elements for each thread of 16 warps

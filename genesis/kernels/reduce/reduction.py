@@ -385,9 +385,7 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.const
 def column_min_max(
     spec: ReduceSpec, merge: Any, values: Array | None, indices: Array, x: Array, layout: Layout, cut: Tiles
 ) -> None:
-    """Store the minima or maxima of columns and their first indices, with tiles from `column_tiles`. `row_min_max`
-    documents the other arguments.
-    """
+    """The same as `row_min_max` for columns, with tiles from `column_tiles`."""
     launch(
         column_argminmax_kernel, triton.cdiv(layout.results, cut.block_k), values, indices, x, layout.results,
         layout.elements, *layout.strided, STEP=spec.step, MERGE=merge, IDENTITY=spec.identity,

@@ -265,7 +265,6 @@ def exclusive_scan_kernel(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_sums_kernel(p_o, p_x, n, BLOCK: tl.constexpr):
-    """Store out[t] = the sum of tile t."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     x = tl.load(p_x + i, mask=i < n, other=0).to(tl.int64)  # [BLOCK]
     tl.store(p_o + tl.program_id(0), tl.sum(x, 0))
