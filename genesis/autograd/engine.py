@@ -58,7 +58,7 @@ class BackwardPass:
         grads: a gradient for each output, by node.
         owned: edges whose gradient the engine may overwrite: a sum it made, or a gradient in a slot.
         leases: the lease of each leaf's gradient slot in this pass.
-        totals: leaves whose vjp added this pass's gradient to that of earlier passes.
+        totals: leaves whose vjp already added the gradient of earlier passes.
     """
 
     def __init__(self, retain_graph: bool, to_leaves: bool) -> None:

@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 class Tuning(NamedTuple):
     """How NCCL shares the GPU with other kernels. None means NCCL's default."""
 
-    min_ctas: int | None = None  # minimum number of thread blocks of a collective, each of which occupies an SM
+    min_ctas: int | None = None  # minimum number of thread blocks of a collective; each occupies an SM
     max_ctas: int | None = None  # maximum number
     # 1 prefers few blocks. 2 (`ZERO_CTAS`) uses none: DMA engines copy between memory that all ranks have mapped.
     cta_policy: int | None = None
