@@ -117,7 +117,7 @@ class Corpus:
         """
         self.formats, self.not_learned = Counter(), (0, "")
         for document in self._documents(defects):
-            yield from (document,) if self._tail is None else _divided(document, self._tail)
+            yield from (document,) if self._tail is None else _split_at_tail(document, self._tail)
 
     def _documents(self, defects: Defects | None) -> Iterator[Document]:
         for file in self.files:
@@ -190,7 +190,7 @@ class Corpus:
         return document
 
 
-def _divided(document: Document, fraction: float) -> Iterator[Document]:
+def _split_at_tail(document: Document, fraction: float) -> Iterator[Document]:
     """Split a document at its last `fraction`: at the nearest start of a line, or else of a word."""
     text, aim = document.text, int(len(document.text) * (1 - fraction))
     for mark in "\n", " ":

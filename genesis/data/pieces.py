@@ -76,14 +76,14 @@ class CutRule:
         start = 0
         if len(text) > size and self.cut_points and not any(block in text for block in self.blocks):
             while len(text) - start > size:
-                stop = self._place(text, max(start + 1, start + size - window), start + size)
+                stop = self._cut_point(text, max(start + 1, start + size - window), start + size)
                 if stop is None:
                     break
                 yield text[start:stop]
                 start = stop
         yield text[start:]
 
-    def _place(self, text: str, begin: int, limit: int) -> int | None:
+    def _cut_point(self, text: str, begin: int, limit: int) -> int | None:
         for pattern in self.cut_points:
             # Look at one more character, because the validity of a point depends on what follows it.
             cut_points = [match.end() for match in pattern.finditer(text, begin, limit + 2) if match.end() <= limit]
@@ -93,7 +93,7 @@ class CutRule:
         return min((match.end() for match in later if match and match.end() < len(text)), default=None)
 
 
-_WHOLE = CutRule((), (), False)
+_NO_CUTS = CutRule((), (), False)
 
 
 def cut_rule(content: Mapping[str, Any], *, parse_special: bool) -> CutRule:
@@ -105,7 +105,7 @@ def cut_rule(content: Mapping[str, Any], *, parse_special: bool) -> CutRule:
         return CutRule((_AFTER_LINE, _BEFORE_SPACE), tuple(blocks), False)
     if _keeps_line_ends(content):
         return CutRule((_LINE_END,), tuple(token["content"] for token in added), True)
-    return _WHOLE
+    return _NO_CUTS
 
 
 def without_prefix(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def post_processor_affixes(post_processor: Any) -> Affixes:
     if kind == "ByteLevel":  # moves offsets only
         return (), ()
     if kind == "TemplateProcessing":
-        return _of_template(post_processor)
+        return _template_affixes(post_processor)
     if kind in ("RobertaProcessing", "BertProcessing"):
         return (_pair_id(post_processor, "cls"),), (_pair_id(post_processor, "sep"),)
     if kind == "Sequence" and isinstance(post_processor.get("processors"), list):
@@ -218,7 +218,7 @@ def start_template(token: str, number: int) -> dict[str, Any]:
     }
 
 
-def _of_template(template: Mapping[str, Any]) -> Affixes:
+def _template_affixes(template: Mapping[str, Any]) -> Affixes:
     pieces, named = template.get("single"), template.get("special_tokens")
     if not isinstance(pieces, list) or not isinstance(named, dict):
         raise ValueError("its template has no `single` or no `special_tokens`")

@@ -147,15 +147,15 @@ def prepare(
         ConfigError: `vocab_size` is too small. DiskError: the cache cannot be written.
     """
     read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
-    how = _How(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    setup = _Setup(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
     # Index the documents, choose the held-out ones, and tokenize all of them.
     corpus = read(train_sources)
     index, defects = _indexed(corpus, "data.train")
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
     index, is_held_out = _split(corpus, index, seed, fraction)
-    chosen = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, how.cache, progress)
+    chosen = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, setup.cache, progress)
     tokenizer, tokenizer_state = chosen
-    done = _samples(corpus, index, tokenizer, how, partial(progress, "tokenize"))
+    done = _samples(corpus, index, tokenizer, setup, partial(progress, "tokenize"))
     _check_any(done.tokens, "of data.train", done.notes)
     if not corpus.is_divided:
         is_held_out = _usable(is_held_out, done.tokens, seed, fraction)
@@ -163,11 +163,11 @@ def prepare(
     # The held-out samples come from their own sources or from the training sources.
     held_out = None
     if eval_sources is not None:
-        held_out = _held_out(eval_sources, tokenizer, how, progress, "data.eval")
+        held_out = _held_out(eval_sources, tokenizer, setup, progress, "data.eval")
     elif is_held_out.any():
         tokens = done.tokens.select(is_held_out)
         _check_any(tokens, "held out of data.train", done.notes)
-        baseline = _baseline(_chosen(corpus, index, is_held_out), tokens.index, how.cache)
+        baseline = _baseline(_chosen(corpus, index, is_held_out), tokens.index, setup.cache)
         held_out = HeldOut(tokens, baseline, Defects())
     train = done.tokens.select(~is_held_out)
     # Give training samples the weights of their files.
@@ -208,25 +208,25 @@ def prepare_held_out(
         key: name of the sources in errors.
     """
     read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
-    how = _How(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
-    return _held_out(sources, tokenizer, how, progress, key)
+    setup = _Setup(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    return _held_out(sources, tokenizer, setup, progress, key)
 
 
 def _held_out(
     sources: Sequence[str] | Mapping[str, Sequence[str]],
     tokenizer: Tokenizer,
-    how: _How,
+    setup: _Setup,
     progress: StageProgress,
     key: str,
 ) -> HeldOut:
     sets = sources if isinstance(sources, Mapping) else {}
     set_of_file = _sets_of_files(sets, key)
     sources = [source for each in sets.values() for source in each] if sets else [*sources]
-    corpus = how.read(sources)
+    corpus = setup.read(sources)
     index, defects = _indexed(corpus, key)
-    done = _samples(corpus, index, tokenizer, how, partial(progress, "tokenize held-out data"))
+    done = _samples(corpus, index, tokenizer, setup, partial(progress, "tokenize held-out data"))
     _check_any(done.tokens, f"of {key}", done.notes)
-    baseline = _baseline(reread(corpus, index), index, how.cache)
+    baseline = _baseline(reread(corpus, index), index, setup.cache)
     found = {}
     for name in sets:
         chosen = np.array([set_of_file[file] == name for file in index.files])
@@ -253,7 +253,7 @@ def _sets_of_files(sets: Mapping[str, Sequence[str]], key: str) -> dict[str, str
 
 
 @dataclass(frozen=True)
-class _How:
+class _Setup:
     """Settings for reading sources and encoding their documents; see `prepare`."""
 
     cache: Cache
@@ -277,17 +277,17 @@ class _Samples:
     choices: dict[str, str]
 
 
-def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _How, progress: Progress) -> _Samples:
+def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, setup: _Setup, progress: Progress) -> _Samples:
     """Encode the documents as samples that fit into rows. Raises: DataError: a record cannot be encoded."""
     encoder, choices = None, {}
     if index.is_record.any():
-        if how.make_encoder is None:
+        if setup.make_encoder is None:
             name = escape(index.name(int(np.argmax(index.is_record))))
             raise DataError("the data holds records, but no encoder is given", where=name, next="give make_encoder")
-        encoder = how.make_encoder(tokenizer)
+        encoder = setup.make_encoder(tokenizer)
         choices["encoder"] = encoder.fingerprint
     with nullcontext() if encoder is None else closing(encoder):
-        done = tokenize(corpus, index, tokenizer, how.cache, progress, how.parse_special, encoder, how.on_error)
+        done = tokenize(corpus, index, tokenizer, setup.cache, progress, setup.parse_special, encoder, setup.on_error)
     notes: list[Note] = []
     # Note what was left out, and why.
     for kind, count in done.left_out.counts.items():
@@ -308,9 +308,9 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, how: _H
         return 0 if id in tokenizer.special_ids else tokenizer.text_bytes(id)
 
     # Fit the samples into rows.
-    tokens, more = fit(done.tokens, how.seq_len, how.too_long, text_bytes)
+    tokens, more = fit(done.tokens, setup.seq_len, setup.too_long, text_bytes)
     if tokens is not done.tokens:
-        choices["too_long"] = how.too_long or "drop"
+        choices["too_long"] = setup.too_long or "drop"
     return _Samples(tokens, done.state, done.special, (*notes, *more), done.tokens.lengths, choices)
 
 

@@ -158,7 +158,7 @@ class RecordFormat:
         unused = named["input" if named["instruction"] == [self._name("input")] else "instruction"]
         unused[:] = [name for name in unused if name != self._name("input")]
         if not named["instruction"] or not named["output"]:
-            forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _ALL.items() if name in _READ)
+            forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _ALL.items() if name in _READABLE)
             what = f"the record's fields match no format; its fields: {_listed(keys)}"
             columns = {name for field, name in given.items() if field not in ("role", "content")}
             lacks = sorted(columns - set(keys))
@@ -265,7 +265,7 @@ class RecordFormat:
         return Conversation(messages, self._tools(found, position))
 
 
-_READ = [name for name in get_args(Format) if name != "auto"]
+_READABLE = [name for name in get_args(Format) if name != "auto"]
 
 
 def _listed(keys: Any) -> str:
@@ -451,9 +451,9 @@ def _tool_calls(value: object, role: str, position: Position, field: str) -> lis
         if not isinstance(call, dict):
             raise position.defect("bad tool call", f"the call is {describe(call)}, not an object", field=path)
         if "function" in call:
-            call = {**call, "function": _called(call["function"], position, f"{path}.function")}
+            call = {**call, "function": _check_function(call["function"], position, f"{path}.function")}
         else:
-            call = _called(call, position, path)
+            call = _check_function(call, position, path)
         calls.append(call)
     if calls and role != "assistant":
         what = f"the {role} calls tools, but only the assistant can"
@@ -461,7 +461,7 @@ def _tool_calls(value: object, role: str, position: Position, field: str) -> lis
     return calls
 
 
-def _called(function: object, position: Position, field: str) -> dict[str, Any]:
+def _check_function(function: object, position: Position, field: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise position.defect("bad tool call", f"the function is {describe(function)}, not an object", field=field)
     name, arguments = function.get("name"), function.get("arguments")

@@ -102,7 +102,7 @@ def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
             shipped = _SHIPPED.get(source)
             found = _files(os.path.expanduser(source)) if shipped is None else shipped()
         if not found:
-            raise _nothing(source)
+            raise _no_files(source)
         for file in found:
             if file.named and file.kind is not None:
                 raise not_text(file, file.kind)
@@ -124,7 +124,7 @@ def _files(source: str) -> list[SourceFile]:
     # An existing file is taken literally, even if its name contains `[` or `*`.
     with boundary(DataError, "looking for the data", source):
         if is_folder(source):
-            return [_source_file(path) for path in sorted(_below(source))]
+            return [_source_file(path) for path in sorted(_files_below(source))]
         if exists(source):
             return [_source_file(source, named=True)]
         _check_readable(source)
@@ -150,7 +150,7 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _below(folder: str) -> Iterator[str]:
+def _files_below(folder: str) -> Iterator[str]:
     for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
@@ -166,13 +166,13 @@ def _stdlib() -> list[SourceFile]:
     root = Path(sysconfig.get_path("stdlib"))
     found = []
     for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not _is_left_out(name)]
-        found += [Path(parent, name) for name in names if name.endswith(".py") and not _is_left_out(name)]
+        folders[:] = [name for name in folders if not _is_excluded(name)]
+        found += [Path(parent, name) for name in names if name.endswith(".py") and not _is_excluded(name)]
     named = sorted((path.relative_to(root).as_posix(), path) for path in found)
     return [SourceFile(path, STDLIB + name, TEXT, gzip=False, optional=True) for name, path in named]
 
 
-def _is_left_out(name: str) -> bool:
+def _is_excluded(name: str) -> bool:
     return name.startswith("test") or name in _NOT_STDLIB
 
 
@@ -184,7 +184,7 @@ def _chats() -> list[SourceFile]:
 _SHIPPED = {STDLIB: _stdlib, CHATS: _chats}
 
 
-def _nothing(source: str) -> DataError:
+def _no_files(source: str) -> DataError:
     if source.startswith(STDLIB):
         where = sysconfig.get_path("stdlib") if source == STDLIB else ""
         what = f"the source {quote(source)} has no files"

@@ -125,7 +125,7 @@ def tokenize(
     if has_records:
         number, target_bytes = _integers(cached.entry, DOCUMENTS_NAME), _integers(cached.entry, TARGET_BYTES_NAME)
         mask = np.frombuffer(cached.entry.part(MASK_NAME), np.uint8)
-        left_out, notes = (_counted(cached.entry, name, index) for name in (LEFT_OUT_NAME, NOTES_NAME))
+        left_out, notes = (_read_counts(cached.entry, name, index) for name in (LEFT_OUT_NAME, NOTES_NAME))
     else:
         number, target_bytes = np.arange(len(index)), index.text_bytes - _integers(cached.entry, UNPREDICTED_NAME)
     assert len(offsets) == len(number) + 1
@@ -153,13 +153,13 @@ def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
     for number, document in enumerate(corpus.documents(), start=1):
         data = document.text.encode("utf-8")
         if number > len(index) or index.digests[number - 1].tobytes() != digest(data):
-            raise _changed(document.name)
+            raise _changed_error(document.name)
         yield document
     if number < len(index):
-        raise _changed(index.name(number))
+        raise _changed_error(index.name(number))
 
 
-def _changed(name: str) -> DataError:
+def _changed_error(name: str) -> DataError:
     next = "start again when the files no longer change"
     return DataError("the data changed while it was read", where=escape(name), next=next)
 
@@ -168,7 +168,7 @@ def _integers(entry: Entry, name: str) -> npt.NDArray[np.int64]:
     return np.frombuffer(entry.part(name), "<u8").astype(np.int64)
 
 
-def _counted(entry: Entry, name: str, index: DocumentIndex) -> Defects:
+def _read_counts(entry: Entry, name: str, index: DocumentIndex) -> Defects:
     # An entry stores numbers of documents, because files of other names may hold the same texts.
     found = parse_object(bytes(entry.part(name)), where=name)
     examples = {kind: f"{escape(index.name(number))}: {what}" for kind, (_, number, what) in found.items()}

@@ -61,7 +61,7 @@ _TYPES: Mapping[str, tuple[str, frozenset[str]]] = {
     "decoder": ("decoders", frozenset(["ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"])),
 }
 _CODE = (Path(__file__), Path(strict_json.__file__))  # the code that determines the result of the checks
-_NEXT = "download the tokenizer again, or remove data.tokenizer to train one on the data"
+_REMEDY = "download the tokenizer again, or remove data.tokenizer to train one on the data"
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def _id_of(config: Mapping[str, Any], role: str) -> int:
 
 def refused(what: str, where: str) -> ModelError:
     """Return the error of a tokenizer that cannot be used."""
-    return ModelError(f"the tokenizer cannot be used: {what}", where=where, next=_NEXT)
+    return ModelError(f"the tokenizer cannot be used: {what}", where=where, next=_REMEDY)
 
 
 # --- Added tokens -----------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ def check_bounded(content: Mapping[str, Any], runnable: str, where: str, library
     name = f"{hashlib.sha256(f'1 {library.__version__} {runnable}'.encode()).hexdigest()}.tried"
     if user_cache().find(name, limit=4096) is not None:
         return
-    if reason := _tried(runnable, Path(str(library.__file__)).parents[1]):
+    if reason := _try_in_child(runnable, Path(str(library.__file__)).parents[1]):
         raise refused(reason, where)
     user_cache().put(name, {"ok": b""})
 
@@ -509,7 +509,7 @@ print("ok")
 """
 
 
-def _tried(runnable: str, library: Path) -> str:
+def _try_in_child(runnable: str, library: Path) -> str:
     """Return why the library must not run it, or an empty text if a child ran it without problems."""
     data = runnable.encode()
     seconds, memory = CPU_SECONDS + (len(data) >> 21), MEMORY_BYTES + 32 * len(data)

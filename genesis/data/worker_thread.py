@@ -20,7 +20,7 @@ _BATCHES = 4
 _PATIENCE_S = 0.05
 
 
-class _Left(Exception):
+class _Abandoned(Exception):
     """The caller no longer waits for the call."""
 
 
@@ -51,16 +51,16 @@ def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]
         call(iter(texts))
         return
     batches: queue.Queue[list[str] | None] = queue.Queue(_BATCHES)
-    left = threading.Event()
+    abandoned = threading.Event()
 
-    # Yields batches in the other thread; it ends with an error if this thread has left.
+    # Yields batches in the other thread; it ends with an error once this thread no longer waits.
     def arriving() -> Iterator[str]:
         while True:
             try:
                 batch = batches.get(timeout=_PATIENCE_S)
             except queue.Empty:
-                if left.is_set():
-                    raise _Left from None
+                if abandoned.is_set():
+                    raise _Abandoned from None
                 continue
             if batch is None:
                 return
@@ -76,7 +76,7 @@ def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]
                     break
         running.result()
     finally:
-        left.set()
+        abandoned.set()
 
 
 def _batched(texts: Iterable[str]) -> Iterator[list[str] | None]:

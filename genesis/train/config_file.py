@@ -128,7 +128,7 @@ def check_reads_back(config: Config) -> None:
     """
     whole, reason = config.model_dump(), "it reads back as another value"
     try:
-        if _same(parse_config(config.resolved_yaml(), RESOLVED).model_dump(), whole):
+        if _is_identical(parse_config(config.resolved_yaml(), RESOLVED).model_dump(), whole):
             return
     except ConfigError as error:
         reason = error.what
@@ -178,19 +178,19 @@ def _unreadable(value: Any, path: KeyPath = ()) -> str | None:
             if isinstance(part, str) and len(emit({part: None})) > MAX_KEY_CHARS:
                 return f"a key has {len(part):,} characters"
             value = [value] if isinstance(part, int) else {part: value}
-        return None if _same(parse(emit(value), RESOLVED).data, value) else "it reads back as another value"
+        return None if _is_identical(parse(emit(value), RESOLVED).data, value) else "it reads back as another value"
     except ConfigError as error:
         return error.what
     except (TypeError, ValueError, RecursionError) as error:
         return escape(error)
 
 
-def _same(read: Any, written: Any) -> bool:
+def _is_identical(read: Any, written: Any) -> bool:
     """Whether both are equal to the last bit and in the same order; a tuple is written as a list."""
     if isinstance(written, Mapping):
-        return list(read) == list(written) and all(_same(read[key], written[key]) for key in written)
+        return list(read) == list(written) and all(_is_identical(read[key], written[key]) for key in written)
     if isinstance(written, list | tuple):
-        return len(read) == len(written) and all(map(_same, read, written))
+        return len(read) == len(written) and all(map(_is_identical, read, written))
     return type(read) is type(written) and repr(read) == repr(written)
 
 

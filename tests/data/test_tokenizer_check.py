@@ -85,7 +85,7 @@ def test_a_good_one_is_tried_once(tmp_path: Path, verdicts: Path, monkeypatch: p
     unknown = split("[a-z]+")
     first = load(tmp_path, pre_tokenizer=unknown)
     assert first.encode("ab").tolist() == [1, 2] and len(list(verdicts.iterdir())) == 1
-    monkeypatch.setattr(tokenizer_files, "_tried", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(tokenizer_files, "_try_in_child", lambda *_: pytest.fail("tried again"))
     load(tmp_path, pre_tokenizer=unknown)
 
 
@@ -114,12 +114,12 @@ def test_a_child_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_the_usual_ones_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any]) -> None:
-    monkeypatch.setattr(tokenizer_files, "_tried", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(tokenizer_files, "_try_in_child", lambda *_: pytest.fail("tried"))
     load(tmp_path, **parts)
 
 
 def test_our_own_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_files, "_tried", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(tokenizer_files, "_try_in_child", lambda *_: pytest.fail("tried"))
     assert train_bpe(["some text, some more text"] * 4, vocab_size=300).vocab_size > 256
 
 

@@ -78,7 +78,7 @@ class Marker:
         Raises:
             MarksError: every possible character occurs.
         """
-        if not self._needs(value):
+        if not self._needs_marks(value):
             return value, ""
         texts = [*_strings(value), *avoid]
         used = {char for text in texts for char in text if "\ue000" <= char <= "\uf8ff"}
@@ -86,9 +86,9 @@ class Marker:
         free = [chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1) if chr(code) not in used][:2]
         if len(free) < 2:
             raise MarksError("the conversation holds every character of Unicode's private use area")
-        return self._replaced(value, *free), "".join(free)
+        return self._with_marks(value, *free), "".join(free)
 
-    def _needs(self, value: Any) -> bool:
+    def _needs_marks(self, value: Any) -> bool:
         left = [value]
         while left:
             part = left.pop()
@@ -108,12 +108,12 @@ class Marker:
     def _needs_text(self, text: str) -> bool:
         return self._pattern.search(text) is not None or self._head(text) > 0 or self._tail(text) > 0
 
-    def _replaced(self, value: Any, start: str, stop: str) -> Any:
+    def _with_marks(self, value: Any, start: str, stop: str) -> Any:
         if isinstance(value, str):
             return self._enclosed(value, start, stop)
         if isinstance(value, Mapping):
-            return {self._replaced(key, start, stop): self._replaced(v, start, stop) for key, v in value.items()}
-        return [self._replaced(v, start, stop) for v in value] if isinstance(value, (list, tuple)) else value
+            return {self._with_marks(key, start, stop): self._with_marks(v, start, stop) for key, v in value.items()}
+        return [self._with_marks(v, start, stop) for v in value] if isinstance(value, (list, tuple)) else value
 
     def _enclosed(self, text: str, start: str, stop: str) -> str:
         spans = [match.span() for match in self._pattern.finditer(text)]
@@ -122,7 +122,7 @@ class Marker:
         if tail := self._tail(text):
             spans.append((len(text) - tail, len(text)))
         parts, done = [], 0
-        for a, b in _joined(spans):
+        for a, b in _merged(spans):
             parts += [text[done:a], start, text[a:b], stop]
             done = b
         return "".join([*parts, text[done:]])
@@ -160,7 +160,7 @@ def unmarked(text: str, marks: str) -> Marked:
     return Marked("".join(pieces[::2]), tuple(zip(stops[:-1:2], stops[1::2], strict=True)))
 
 
-def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the spans in order, with overlapping ones merged."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(spans):

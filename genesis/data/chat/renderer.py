@@ -123,7 +123,7 @@ class Renderer:
             "output_chars": self.limits.output_chars,
         }
         self._deaths = 0
-        self._process: _Process | None = self._started()
+        self._process: _Process | None = self._start_process()
 
     def __enter__(self) -> Renderer:
         return self
@@ -165,7 +165,7 @@ class Renderer:
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         if self._process is None:
-            self._process = self._started()
+            self._process = self._start_process()
         try:
             self._process.send(b"[" + b",".join(job.data for job in jobs) + b"]")
         except _Dead:  # not caused by a conversation
@@ -191,7 +191,7 @@ class Renderer:
                 results.append(RenderError(str(death)))
         return results
 
-    def _started(self) -> _Process:
+    def _start_process(self) -> _Process:
         process = _Process(self.limits)
         try:
             process.send(json.dumps(self._start).encode("utf-8"))
@@ -300,12 +300,12 @@ def _checked(answer: Any, turns: int) -> Rendered | RenderError:
         case {"error": str(what)}:
             return RenderError(what)
         case {"whole": str(whole), "turns": list(pairs)} if len(pairs) == turns:
-            parts = _written_out(whole, pairs)
+            parts = _expand(whole, pairs)
             return Rendered(whole, list(zip(parts[::2], parts[1::2], strict=True)))
     raise _Dead(_MALFORMED)
 
 
-def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
+def _expand(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
     """Return the consecutive renders of the turns from the short forms of `Child.answer`."""
     found: list[str | RenderError] = []
     last = whole

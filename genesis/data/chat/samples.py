@@ -83,7 +83,7 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """A conversation to render: its job, its messages and tools, and the characters that mark special tokens."""
 
     document: Document
@@ -204,30 +204,32 @@ class ChatEncoder(_Chats):
             ModelError: a conversation has no template, or the template can no longer be run.
         """
         batches = list(_batched(documents))
-        begun: deque[list[_Plan | _Asked | Defect]] = deque()
+        started: deque[list[_Plan | _Request | Defect]] = deque()
         results: list[list[Sample] | Defect] = []
-        for batch, found in zip(batches, self._rendered(self._begun(batches, begun)), strict=True):
+        for batch, found in zip(batches, self._rendered(self._start_plans(batches, started)), strict=True):
             renders = iter(found)
-            plans = [self._plan(plan, next(renders)) if isinstance(plan, _Asked) else plan for plan in begun.popleft()]
+            plans = [
+                self._plan(plan, next(renders)) if isinstance(plan, _Request) else plan for plan in started.popleft()
+            ]
             for document, samples in zip(batch, self._encoded(plans), strict=True):
                 self.split += not isinstance(samples, Defect) and len(samples) > 1
                 results.append(samples or _defect(document, _NO_TARGET))
         return results
 
-    def _begun(
-        self, batches: Iterable[Sequence[Document]], begun: deque[list[_Plan | _Asked | Defect]]
+    def _start_plans(
+        self, batches: Iterable[Sequence[Document]], started: deque[list[_Plan | _Request | Defect]]
     ) -> Iterator[list[Job]]:
-        """Yield the jobs of each batch's conversations; add the unfinished plans of its documents to `begun`."""
+        """Yield the jobs of each batch's conversations; add the unfinished plans of its documents to `started`."""
         for batch in batches:
-            begun.append([self._begin(document) for document in batch])
-            yield [plan.job for plan in begun[-1] if isinstance(plan, _Asked)]
+            started.append([self._start_plan(document) for document in batch])
+            yield [plan.job for plan in started[-1] if isinstance(plan, _Request)]
 
-    def _begin(self, document: Document) -> _Plan | _Asked | Defect:
+    def _start_plan(self, document: Document) -> _Plan | _Request | Defect:
         try:
             with _encodable("record"):
                 document.text.encode("utf-8")
                 if isinstance(document.record, Conversation):
-                    return self._asked(document, document.record)
+                    return self._request(document, document.record)
                 return self._plain_plan(document)
         except (TurnError, MarksError) as error:
             return _defect(document, error)
@@ -237,7 +239,7 @@ class ChatEncoder(_Chats):
         ids_of = text_ids(self._tokenizer, (part for piece in pieces for part in piece.parts))
         return (plan if isinstance(plan, Defect) else self._samples(plan, ids_of) for plan in plans)
 
-    def _asked(self, document: Document, conversation: Conversation) -> _Asked:
+    def _request(self, document: Document, conversation: Conversation) -> _Request:
         turns = wanted_turns(conversation, self._loss)
         messages = conversation.messages
         if self._loss != "all":
@@ -245,15 +247,15 @@ class ChatEncoder(_Chats):
                 raise _NO_TARGET
             messages = messages[: turns[-1] + 1]
         job, marks = self._job(messages, conversation.tools, turns)
-        return _Asked(document, job, messages, conversation.tools, marks)
+        return _Request(document, job, messages, conversation.tools, marks)
 
-    def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan | Defect:
+    def _plan(self, asked: _Request, rendered: Rendered | RenderError) -> _Plan | Defect:
         try:
             return self._read(asked, rendered)
         except (TurnError, MarksError) as error:
             return _defect(asked.document, error)
 
-    def _read(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
+    def _read(self, asked: _Request, rendered: Rendered | RenderError) -> _Plan:
         if isinstance(rendered, RenderError):
             raise TurnError("template", f"the template cannot render it: {rendered.what}", "check what it requires")
         turns: list[Turn] = []

@@ -40,11 +40,11 @@ _CHATML_TEXT = """\
 """
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_ASKED = re.compile(r"([A-Za-z][A-Za-z0-9_]*) is (?:not )?defined")
+_TESTED = re.compile(r"([A-Za-z][A-Za-z0-9_]*) is (?:not )?defined")
 # Variables that every render sets, and the reserved words of Jinja.
 _RENDER_SETS = ("messages", "tools", "documents", "add_generation_prompt")
 _JINJA_WORDS = ("and", "or", "not", "in", "is", "if", "else", "true", "false", "none")
-_TAKEN = frozenset(_RENDER_SETS + _JINJA_WORDS)
+_RESERVED = frozenset(_RENDER_SETS + _JINJA_WORDS)
 
 
 class ChatTemplate:
@@ -71,7 +71,7 @@ class ChatTemplate:
         """Refuse an argument that has no effect, such as a misspelled one. Raises: ConfigError."""
         words = {word for text in self.texts.values() for word in _WORD.findall(text)}
         for name in sorted(self.args.keys() - words):
-            asked = {word for text in self.texts.values() for word in _ASKED.findall(text)}
+            asked = {word for text in self.texts.values() for word in _TESTED.findall(text)}
             meant = nearest(name, asked)
             next = f"did you mean {meant}?" if meant else "see the template, or remove the argument"
             what = f"the chat template in {self.where} reads no variable {name}"
@@ -123,7 +123,7 @@ def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
 
 def _default(name: str, value: Any) -> str:
     where = "data.template_args"
-    if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
+    if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
         raise ConfigError(f"{escape(name)!r} cannot name a template's argument", where=where, next="see the template")
     return f"{{% if {name} is not defined %}}{{% set {name} = {_literal(value, name)} %}}{{% endif %}}"
 

@@ -86,13 +86,13 @@ def _line(stream: Stream, number: int, line: bytes) -> object:
     try:
         value = parse(decoded(stream, line, number), Position(stream.name, number))
     except Defect as error:
-        raise _array(stream) if begins_array else error from error
+        raise _array_defect(stream) if begins_array else error from error
     if begins_array and value and isinstance(value[0], dict):
-        raise _array(stream)
+        raise _array_defect(stream)
     return value
 
 
-def _array(stream: Stream) -> Defect:
+def _array_defect(stream: Stream) -> Defect:
     what = "the file holds a JSON array, not one object per line"
     return Defect("bad JSON", what, stream.name, 1, "name the file .json")
 
