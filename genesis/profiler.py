@@ -222,7 +222,7 @@ class Profiler:
             return
         if self._session is None:
             self._session = self._new_session()
-            self._watch.enter_context(self._session.watching(keeps_graphs=True))
+            self._watch.enter_context(self._session.watching())
         if action in _RECORDS and self._step_began is None:
             self._session.begin()
             self._step_began = self._session.started
@@ -232,9 +232,10 @@ class Profiler:
 
         on_gpu = _gpu() is not None if self.activities is None else ProfilerActivity.CUDA in self.activities
         device = Device("cuda") if on_gpu and cuda.is_available() else CPU
-        lines, flops = self.with_stack, self.with_flops
-        recorder = Recorder(ambient="", has_lines=lines, has_flops=flops, outermost=self._outermost)
-        return Session(recorder, device, list(dict.fromkeys([CPU, device])) if self.profile_memory else [])
+        outermost = self._outermost if self.with_stack else None
+        recorder = Recorder(ambient="", has_flops=self.with_flops, outermost=outermost)
+        memory = list(dict.fromkeys([CPU, device])) if self.profile_memory else []
+        return Session(recorder, device, memory, keeps_graphs=True)
 
     def _end_step(self, number: int, saves: bool) -> None:
         """End a step, and the recording with it if `saves`."""

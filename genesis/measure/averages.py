@@ -25,7 +25,7 @@ class Average:
     means of one event.
 
     Attributes:
-        key: name of the op or range; brackets hold what is neither.
+        key: name of the op or range, or a name in brackets for other time.
         cpu_time_total, device_time_total: include inner events; self_… exclude them.
         cpu_memory_usage, device_memory_usage: bytes allocated less bytes freed; self_… exclude inner events.
         input_shapes, stack: if rows are grouped by them; Python calls, the innermost first.

@@ -67,10 +67,18 @@ class Marks:
     Args:
         current: returns the host's innermost frame.
         launched: called before a wait for launched work.
+        keeps_graphs: whether graphs captured meanwhile are replayed later.
     """
 
-    def __init__(self, backend: CudaBackend, current: Callable[[], Frame], launched: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        backend: CudaBackend,
+        current: Callable[[], Frame],
+        launched: Callable[[], None],
+        keeps_graphs: bool,
+    ) -> None:
         self.backend, self._current, self._before_wait = backend, current, launched
+        self._keeps_graphs, self._wait = keeps_graphs, backend.driver.synchronize
         self._in_collective = False
         self._marks: list[_Mark] = []
         self._kernels: list[Kernel] = []  # of graphs that were replayed again
@@ -102,10 +110,10 @@ class Marks:
             self._kernels += map(self._timed, self._graphs[executable][1:])
         self._replayed = []
 
-    def close(self, keeps_graphs: bool) -> None:
-        """Destroy the events; those in graphs only if the graphs are not replayed any more."""
+    def _close(self) -> None:
+        self._wait()
         self._destroy(self._events)
-        if not keeps_graphs:
+        if not self._keeps_graphs:
             self._destroy(self._graph_events)
 
     def _event(self, into: list[int]) -> int:
@@ -186,6 +194,7 @@ class Marks:
             self._replayed.append(executable)
 
         with ExitStack() as stack:
+            stack.callback(self._close)
             stack.callback(setattr, driver, "dependent", driver.dependent)
             driver.dependent = False
             stack.enter_context(watching_launches(launch))

@@ -138,7 +138,7 @@ def timeline(track: Track, frames: Sequence[Frame], persistent: Mapping[Category
 
 
 def _blocks(changes: Sequence[Change], persistent: Mapping[Category, Sequence[tuple[int, int]]]) -> list[_Block]:
-    """The blocks of a step, those of persistent arrays (address, bytes) in their category."""
+    """The blocks of a step. Those of persistent arrays, given as (address, bytes), get their category."""
     owners = {address: category for category, owned in persistent.items() for address, _ in owned}
     blocks, live = list[_Block](), dict[int, _Block]()
     for at, address, nbytes, frame in changes:

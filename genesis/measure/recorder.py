@@ -96,9 +96,8 @@ class Recorder:
         model: its modules are named by their path; modules of other models are prefixed by the model's class.
         ranges: another profiler that shows the frames.
         ambient: the phase of work before the first marked one.
-        has_lines: records the Python calls that led to each op.
         has_flops: records each op's FLOPs.
-        outermost: the Python frame at which those calls end.
+        outermost: records the Python calls that led to each op, up to this frame of Python.
 
     Attributes:
         frames: that have ended since `begin`.
@@ -111,14 +110,13 @@ class Recorder:
         ranges: Nvtx | None = None,
         *,
         ambient: str = "data",
-        has_lines: bool = False,
         has_flops: bool = False,
         outermost: FrameType | None = None,
     ) -> None:
         self.root = "" if model is None else type(model).__name__
         self.frames: list[Frame] = []
         self.ambient = self._first = ambient
-        self._ranges, self._has_lines, self._has_flops, self._outermost = ranges, has_lines, has_flops, outermost
+        self._ranges, self._has_flops, self._outermost = ranges, has_flops, outermost
         self._open: dict[int, list[Frame]] = defaultdict(list)  # by thread, the innermost last
         self._paths: dict[int, str] = {}  # of modules, by id
         self._known: list[Module] = []  # keeps those ids from being reused
@@ -262,13 +260,13 @@ class Recorder:
         self, op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], seconds: float
     ) -> None:
         open_ = self._open[threading.get_ident()]
-        depths = [depth for depth, frame in enumerate(open_) if (frame.level, frame.name) == ("op", op.name)]
-        if not depths:
+        depth = max((i for i, frame in enumerate(open_) if (frame.level, frame.name) == ("op", op.name)), default=None)
+        if depth is None:
             return  # it began before the recorder watched
-        frame = open_[depths[-1]]
-        self._pop(depths[-1])
+        frame = open_[depth]
+        self._pop(depth)
         frame.shapes = _shapes(inputs), _shapes(outputs)
-        if self._has_lines:
+        if self._outermost is not None:
             frame.lines = tuple([f"{file}({line}): {name}" for file, line, name in callers(self._outermost)])
         if self._has_flops:
             frame.flops = float(op.cost(inputs, outputs, attrs).flops)

@@ -144,7 +144,7 @@ Entry = tuple[tuple[str, ...], float, float, int]  # names of a row, seconds of 
 
 
 class Sums:
-    """A mean recorded step. Its time is that of the host, or on a GPU from the first kernel's start to the last end."""
+    """A mean recorded step. On a GPU its time runs from the first kernel's start to the last one's end."""
 
     def __init__(self, recorded: Recorded, on_gpu: bool) -> None:
         self.mode, self.steps, self.on_gpu = recorded.mode, recorded.steps, on_gpu

@@ -67,6 +67,7 @@ class Session:
         device: its waits are recorded, and on a GPU its kernels.
         memory: devices whose memory is followed.
         launched: called after work is launched, before a wait for it.
+        keeps_graphs: whether graphs captured under watch are replayed later.
 
     Attributes:
         started: when the current recording began.
@@ -78,29 +79,22 @@ class Session:
         device: Device,
         memory: Sequence[Device] = (),
         launched: Callable[[], None] = lambda: None,
+        keeps_graphs: bool = False,
     ) -> None:
         self.recorder, self.started = recorder, 0.0
         self._backend: Any = cast(Any, backend_for(device))
         self._launched, self._wait, self._marked = launched, wait_for(device), 0.0
-        self._marks = None if device == CPU else Marks(self._backend, recorder.current, launched)
+        on_gpu = device != CPU
+        self._marks = Marks(self._backend, recorder.current, launched, keeps_graphs) if on_gpu else None
         self._memory = [MemoryWatch(each, recorder.current) for each in memory]
+        self._watches: list[Any] = [*filter(None, [self._marks]), recorder, *self._memory]
         self._waiting = threading.local()  # has `inside` while a thread's wait is recorded
 
     @contextmanager
-    def watching(self, keeps_graphs: bool = False) -> Iterator[None]:
-        """Watch what happens inside the block.
-
-        Args:
-            keeps_graphs: whether graphs captured inside are replayed after the block.
-        """
+    def watching(self) -> Iterator[None]:
+        """Watch what happens inside the block."""
         with ExitStack() as stack:
-            if self._marks is not None:
-                stack.callback(self._marks.close, keeps_graphs)
-                stack.callback(self._wait)
-            stack.enter_context(self.recorder.watching())
-            if self._marks is not None:
-                stack.enter_context(self._marks.watching())
-            for each in self._memory:
+            for each in self._watches:
                 stack.enter_context(each.watching())
             stack.enter_context(decorated(self._backend, to_numpy=self._waits_in("values read on the host")))
             if self._marks is not None:
@@ -114,11 +108,8 @@ class Session:
     def begin(self) -> None:
         """Begin a recording as soon as the device is idle."""
         self._wait()
-        self.recorder.begin()
         self._marked = time.perf_counter()
-        if self._marks is not None:
-            self._marks.begin()
-        for each in self._memory:
+        for each in self._watches:
             each.begin()
         self.started = time.perf_counter()
 

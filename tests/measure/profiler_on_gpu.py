@@ -1,7 +1,7 @@
 """`genesis.profiler` on a GPU: `python -m tests.measure.profiler_on_gpu` prints a short table.
 
-Times of kernels are compared with those of the same op in a graph, by hand; sums with the whole; a step that is
-captured inside the profile with the eager one.
+It compares kernel times with those of the same op in a graph, sums of rows with the whole, and a step captured inside
+the profile with the eager one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `genesis.profiler` costs: `python -m tests.measure.profiler_overhead [cuda]` prints microseconds an op.
+"""The overhead of `genesis.profiler`: `python -m tests.measure.profiler_overhead [cuda]` prints microseconds an op.
 
 A training step of small ops, and one op alone, without a profile and in profiles of each kind. Of 9 times the shortest
 counts; on the CPU it is the time of the thread, which other processes do not lengthen.
@@ -18,7 +18,7 @@ SETTINGS = {"plain": {}, "with_stack": {"with_stack": True}, "profile_memory": {
 
 
 def cases(device: str) -> dict[str, Callable[[], object]]:
-    """What is timed."""
+    """The functions to time."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(3)]).to(device)
     x, small = genesis.randn(128, 256, device=device), genesis.ones(4, device=device)
     return {

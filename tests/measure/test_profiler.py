@@ -1,4 +1,4 @@
-"""`genesis.profiler`: sums, traces, stacks and schedules as torch has them, and what is refused."""
+"""`genesis.profiler`: sums, traces, stacks, torch's schedules, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time divided among frames: nested, beside each other, ops before Python, and always the whole."""
+"""Time is divided among nested and parallel frames, ops before Python, and adds up to the whole."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_shares_add_up_to_the_step(threads: list[tuple[int, list[tuple[int, int]
 
 
 def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that begin where the one before has ended, or later: frames of a thread nest or lie apart."""
+    """The spans that do not overlap an earlier one, because frames of a thread nest or are apart."""
     found: list[tuple[int, int]] = []
     for start, length in spans:
         if not found or start >= sum(found[-1]):

@@ -253,4 +253,4 @@ def test_nothing_is_watched_afterwards(recorded: tuple[Recorded, Device]) -> Non
     if recorded[1] != CPU:
         assert backend.driver.dependent
         assert not {"copy", "synchronize", "launch_graph"} & set(vars(backend.driver))
-        assert "beside" not in vars(backend)
+        assert not {"on_side_stream", "on_comm_stream"} & set(vars(backend))
