@@ -25,7 +25,7 @@ def demo(
     Runs the same work in several ways, and prints the bytes that each reads and writes, its time, and how they compare.
     The code of all demos is short: genesis/measure/demos.py.
     """
-    from genesis.measure.demos import DEMOS, FAST, Setting
+    from genesis.measure.demos import DEMOS, Setting
     from genesis.measure.limits import copy_rate
     from genesis.measure.record import Report, format_rate, to_text
     from genesis_cli.environment import facts
@@ -40,7 +40,7 @@ def demo(
         next = f"did you mean {near}?" if near else f"demos: {', '.join(DEMOS)}"
         raise UsageError(f"unknown demo {name}", where="NAME", next=next)
     where, machine = resolve_device(device), facts()
-    tables = list(DEMOS[name](Setting(where, True, FAST) if fast else Setting(where)))
+    tables = list(DEMOS[name](Setting(where, fast)))
     words = ["genesis demo", name, f"--device {device}", *(["--fast"] if fast else [])]
     settings = {"copy": format_rate(copy_rate(where), "B/s")}
     report = Report("demo", " ".join(words), str(where), device_name(where, machine), machine, settings, tables)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import genesis
 from genesis import Tensor, nn
@@ -17,19 +17,19 @@ from genesis.errors import DeviceError, NumericError
 from genesis.measure.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
 from genesis.measure.record import Column, Table, format_ratio, table
-from genesis.measure.timing import Plan, Timing, measure, of_wall
+from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 
 FAST = Plan(precision=0.1, seconds=0.06, warm_up=0.02)
+Way = dict[str, Any]  # one way of doing the work, measured: the cells of `WAYS`, and its passes, times and FLOPs
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a demo runs, and how hard it tries; `is_fast` takes little data."""
+    """Where a demo runs; `is_fast` takes little data and time."""
 
     device: Device
     is_fast: bool = False
-    plan: Plan = field(default_factory=Plan)
 
     def size(self, gpu: int, cpu: int, fast: int, tiny: int) -> int:
         """The size for this device; `tiny` is for Triton's interpreter."""
@@ -47,50 +47,16 @@ class Setting:
         return side
 
 
-class Pass(NamedTuple):
-    """One op of a call: the bytes of its operands and of its results."""
-
-    op: str
-    read: int
-    written: int
-
-
-class Way(NamedTuple):
-    """One way of doing the work, measured.
-
-    Attributes:
-        read, written: bytes of all passes.
-        time: on the GPU, else by the wall.
-        copy: bytes a second of a copy.
-    """
-
-    name: str
-    passes: list[Pass]
-    read: int
-    written: int
-    flops: int
-    wall: Timing
-    gpu: Timing | None
-    time: Timing
-    peak: int
-    copy: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes read and written a second."""
-        return (self.read + self.written) / self.time.seconds
-
-
 WAYS = [
     Column("name", "way", "text", "How the work is done."),
-    Column("ops", "ops", "count", "Ops, each of which passes over its operands.", lambda w: len(w.passes)),
+    Column("ops", "ops", "count", "Ops, each of which passes over its operands."),
     Column("read", "read", "bytes", "Bytes of operands."),
     Column("written", "written", "bytes", "Bytes of results."),
     Column("wall", "wall", "s", "Median wall time.", "wall.seconds"),
     Column("gpu", "GPU", "s", "Median time on the GPU alone.", "gpu.seconds"),
     Column("rate", "rate", "byte/s", "Bytes read and written a second."),
-    Column("flops", "FLOP/s", "FLOP/s", "Operations a second.", lambda w: w.flops / w.time.seconds),
-    Column("share", "of a copy", "share", "The rate as a share of a copy's.", lambda w: w.rate / w.copy),
+    Column("flops", "FLOP/s", "FLOP/s", "Operations a second."),
+    Column("share", "of a copy", "share", "The rate as a share of a copy's."),
     Column("peak", "peak memory", "bytes", "Memory taken beyond the inputs."),
     Column("note", "note", "text", "Whether the time is noisy.", "time.note"),
 ]
@@ -122,23 +88,27 @@ def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: flo
 
 
 def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
-    device, passes, flops = setting.device, list[Pass](), 0
+    device, plan, passes, count = setting.device, FAST if setting.is_fast else Plan(), list[dict[str, Any]](), 0
 
     def add(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
-        nonlocal flops
+        nonlocal count
         cost, written = op.cost(inputs, outputs, attrs), sum(each.nbytes for each in outputs)
         if cost.bytes:
-            passes.append(Pass(op.name, max(cost.bytes - written, 0), written))
-        flops += cost.flops
+            passes.append({"op": op.name, "read": max(cost.bytes - written, 0), "written": written})
+        count += cost.flops
 
     call()  # compiles, and fills caches
     with observe(add):
         call()
-    wall = measure(of_wall(call, wait_for(device)), setting.plan)
-    gpu = time_on_gpu(call, device, wall.seconds, setting.plan) if has_gpu_time(device) else None
-    read, written = sum(each.read for each in passes), sum(each.written for each in passes)
-    peak, copy = peak_bytes(call, device), copy_rate(device)
-    return Way(name, passes, read, written, flops, wall, gpu, gpu or wall, peak, copy)
+    wall = measure(of_wall(call, wait_for(device)), plan)
+    gpu = time_on_gpu(call, device, wall.seconds, plan) if has_gpu_time(device) else None
+    time, read, written = gpu or wall, *(sum(each[key] for each in passes) for key in ("read", "written"))
+    rate = (read + written) / time.seconds
+    return {
+        "name": name, "ops": len(passes), "read": read, "written": written, "wall": wall, "gpu": gpu, "rate": rate,
+        "flops": count / time.seconds, "share": rate / copy_rate(device), "peak": peak_bytes(call, device),
+        "passes": passes, "time": time, "moved": read + written, "count": count,
+    }  # fmt: skip
 
 
 def ways_table(name: str, title: str, ways: Sequence[Way], notes: Sequence[str] = ()) -> Table:
@@ -146,11 +116,15 @@ def ways_table(name: str, title: str, ways: Sequence[Way], notes: Sequence[str] 
     first, *others = ways
     ratios = []
     for way in others:
-        time, moved = first.time.seconds / way.time.seconds, (first.read + first.written) / (way.read + way.written)
-        noise = " (noise)" if first.time.is_noisy or way.time.is_noisy else ""
-        text = f"{format_ratio(time)}x the time of {way.name}, {format_ratio(moved)}x its bytes"
-        ratios.append(f"{first.name}: {text}{noise}")
+        time, moved = (format_ratio(each) for each in _ratios(first, way, "moved"))
+        noise = " (noise)" if first["time"].is_noisy or way["time"].is_noisy else ""
+        ratios.append(f"{first['name']}: {time}x the time of {way['name']}, {moved}x its bytes{noise}")
     return table(name, title, WAYS, ways, notes=[*ratios, *notes])
+
+
+def _ratios(one: Way, other: Way, key: str) -> tuple[float, float]:
+    """The ratio of times, and of what `key` counts."""
+    return one["time"].seconds / other["time"].seconds, one[key] / other[key]
 
 
 # --- Fusion -----------------------------------------------------------------------------------------------------------
@@ -187,7 +161,7 @@ def fusion(setting: Setting) -> Iterator[Table]:
     yield ways_table("gelu", f"GELU of {width}x{width} float32", compare(ways, setting), notes)
     softmax = compare({"by hand": lambda: softmax_by_hand(x), "fused": lambda: genesis.softmax(x, -1)}, setting)
     yield ways_table("softmax", f"softmax of the rows of {width}x{width} float32", softmax)
-    yield table("passes", "the passes of softmax by hand", PASSES, softmax[0].passes)
+    yield table("passes", "the passes of softmax by hand", PASSES, softmax[0]["passes"])
 
 
 # --- Others -----------------------------------------------------------------------------------------------------------
@@ -256,8 +230,8 @@ def linears(setting: Setting) -> Iterator[Table]:
         found += compare({name: partial(model, x)}, setting, None)
     base, notes = found[0], []
     for way in found[1:]:
-        flops, time = format_ratio(way.flops / base.flops), format_ratio(way.time.seconds / base.time.seconds)
-        notes.append(f"{way.name}: {flops}x the FLOPs, {time}x the time")
+        time, flops = (format_ratio(each) for each in _ratios(way, base, "count"))
+        notes.append(f"{way['name']}: {flops}x the FLOPs, {time}x the time")
     yield table("linears", "a stack of linears with GELU, forward", WAYS, found, notes=notes)
 
 

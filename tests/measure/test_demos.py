@@ -77,16 +77,16 @@ def test_by_hand_is_what_it_says() -> None:
 def test_ways_must_agree() -> None:
     x = genesis.ones(3)
     with pytest.raises(NumericError, match="twice differs from once by 1, "):
-        compare({"once": lambda: x, "twice": lambda: x * 2}, Setting(CPU, True, PLAN))
+        compare({"once": lambda: x, "twice": lambda: x * 2}, Setting(CPU, True))
     with pytest.raises(NumericError, match="by nan"):
-        compare({"once": lambda: x, "none": lambda: x * float("nan")}, Setting(CPU, True, PLAN))
+        compare({"once": lambda: x, "none": lambda: x * float("nan")}, Setting(CPU, True))
 
 
 def test_a_noisy_ratio_says_so() -> None:
     x = genesis.ones(3)
-    quick, other = compare({"once": lambda: x + 1, "again": lambda: x + 1}, Setting(CPU, True, PLAN))
+    quick, other = compare({"once": lambda: x + 1, "again": lambda: x + 1}, Setting(CPU, True))
     for is_noisy in (False, True):
-        ways = [way._replace(time=way.time._replace(is_noisy=is_noisy)) for way in (quick, other)]
+        ways = [{**way, "time": way["time"]._replace(is_noisy=is_noisy)} for way in (quick, other)]
         (note,) = ways_table("t", "", ways).notes
         assert note.endswith("(noise)") == is_noisy
 
