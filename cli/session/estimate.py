@@ -89,7 +89,7 @@ def _deciding(config: Config) -> list[Any]:
 
 
 def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
-    """Times in the reports of `genesis bench-model` and of benchmarks/gpu, the newest first."""
+    """Times in the reports of `genesis bench-model` and of benchmarks, the newest first."""
     if config.train.accumulation_steps > 1 or config.train.precision is not None or config.optim.name != "adamw":
         return
     folder = default_folder()
@@ -108,22 +108,19 @@ def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
 
 
 def _rows(report: dict[str, Any], shape: ModelConfig) -> Iterator[dict[str, Any]]:
-    """The measured steps of the model with this shape, in the words of benchmarks/gpu."""
-    if "model" in report and "formula" in report:  # of genesis bench-model
-        if _same_shape(report["model"]["config"], shape):
-            for row in report["rows"]:
-                yield {
-                    "ms": 1e3 * row["step"]["seconds"],
-                    "shape": f"{row['batch']}x{row['length']}",
-                    "checkpointing": report["settings"]["checkpointing"],
-                    "gpu": report["device_name"],
-                    "kind": None,
-                }
-        return
-    runs = report.get("runs", [report])
-    for row in (row for run in runs for row in run["rows"]):
-        if row.get("side") == "genesis" and row["size"] in PRESETS and _same_shape(preset(row["size"]), shape):
-            yield {"kind": None, **row}
+    """The measured steps of the model with this shape, in milliseconds."""
+    settings = report["settings"]
+    for row in (row for table in report["tables"] if table["name"] == "steps" for row in table["rows"]):
+        size = row.get("size", settings.get("model"))
+        if row.get("side", "genesis") == "genesis" and size in PRESETS and _same_shape(preset(size), shape):
+            yield {
+                "ms": 1e3 * row["step"],
+                "shape": row.get("case") or row["shape"].replace(" ", ""),
+                "checkpointing": row.get("checkpointing") or settings.get("checkpointing", "none"),
+                "gpu": report["device_name"],
+                "kind": row.get("kind"),
+                "r": row.get("r"),
+            }
 
 
 def _same_shape(raw: dict[str, Any], shape: ModelConfig) -> bool:

@@ -206,10 +206,15 @@ def test_a_time_is_that_of_the_same_run(folder: Path) -> None:
 def test_a_time_is_that_of_a_benchmark_of_the_same_step(folder: Path) -> None:
     results = folder / "genesis-bench"
     results.mkdir()
-    row = {"side": "genesis", "size": "0.5B", "shape": "4x64", "ms": 7.0, "checkpointing": "none", "gpu": "GPU X"}
-    adapters = {**row, "kind": "lora", "r": 8, "ms": 5.0}
+    row = {"side": "genesis", "size": "0.5B", "shape": "4 x 64", "step": 7e-3, "checkpointing": "none"}
+    rows = [{**row, "side": "lean"}, {**row, "kind": "lora", "r": 8, "step": 5e-3}, row]
+    report = {"device_name": "GPU X", "settings": {}, "tables": [{"name": "steps", "rows": rows}]}
+    # `genesis bench-model` names the model and the checkpointing once for all rows.
+    of_command = {"settings": {"model": "0.5B", "checkpointing": "full"}}
+    of_command["tables"] = [{"name": "steps", "rows": [{"case": "4x64", "step": 9e-3}]}]  # type: ignore[assignment]
     (results / "2-other.json").write_text("[1]")
-    (results / "1-steps.json").write_text(json.dumps({"runs": [{"rows": [{**row, "side": "lean"}, adapters, row]}]}))
+    (results / "1-steps.json").write_text(json.dumps(report))
+    (results / "0-model.json").write_text(json.dumps(report | of_command))
     preset = {"model": {"config": None, "preset": "0.5B"}}
 
     def time_of(**changed: Any) -> float | None:
@@ -220,7 +225,7 @@ def test_a_time_is_that_of_a_benchmark_of_the_same_step(folder: Path) -> None:
 
     assert time_of() == 7.0
     assert time_of(train={"batch_size": 8}) is None
-    assert time_of(train={"activation_checkpointing": "full"}) is None
+    assert time_of(train={"activation_checkpointing": "full"}) == 9.0
     assert time_of(optim={"name": "lion"}) is None
     assert time_of(model={"config": None, "preset": "1.5B"}) is None
 
