@@ -231,7 +231,7 @@ def main() -> int:
     if device != "cpu":
         torch.cuda.set_device(device)
     sys.path.insert(0, str(Path(__file__).parent))
-    opened = importlib.import_module("torch_steps").opened if settings["work"] == "steps" else Job
+    opened = importlib.import_module("torch_steps").Job if settings["work"] == "steps" else Job
     say({"version": str(torch.__version__)})
     job: Any = None
     for line in sys.stdin:

@@ -1,8 +1,9 @@
-"""Training steps in torch, as a peer takes them: a recipe's model, AdamW, clipping. Run by `torch_ops.py`.
+"""Training steps in torch, for a comparison: a recipe's model, AdamW, clipping. `torch_ops.py` runs it.
 
-Recipes: `eager` is Hugging Face's model as it is, `compile` the same under torch.compile, `lean` a model written for
-speed under torch.compile. In bf16 weights stay float32 and compute runs under autocast. Of several processes: `ddp` is
-the lean model, compiled layer by layer, in DistributedDataParallel; `fsdp2` the same, sharded layer by layer.
+Recipes: `eager` is Hugging Face's model unchanged, `compile` the same under torch.compile, `lean` a model written for
+speed under torch.compile. For several processes, `ddp` is the lean model, compiled layer by layer, in
+DistributedDataParallel, and `fsdp2` the same, sharded layer by layer. In bf16 the weights stay float32 and compute runs
+under autocast.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 RECIPES = ("eager", "compile", "lean")
-RANK_RECIPES = ("ddp", "fsdp2")  # of several processes, around the lean model
-WARM_UP = 5  # steps: of them the first compile
-DRAWN = 4  # batches that differ; steps take them in turn
+RANK_RECIPES = ("ddp", "fsdp2")  # for several processes
+WARM_UP = 5  # steps; the first of them compile
+DRAWN = 4  # different batches, which steps take in turn
 LR, MAX_NORM = 1e-5, 1.0
-LIMIT_S, BUCKET_MB = 300.0, 64  # how long a process waits for another; of a bucket of gradients
+LIMIT_S, BUCKET_MB = 300.0, 64  # seconds that a process waits for another; size of a bucket of gradients
 
 # --- Models -----------------------------------------------------------------------------------------------------------
 
 
 def _hugging_face(raw: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
-    """transformers' model of a config.json, in float32, and its loss."""
+    """The model that transformers builds from a config.json, in float32, and its loss."""
     transformers = importlib.import_module("transformers")
     kept = {name: value for name, value in raw.items() if name not in ("model_type", "dtype", "torch_dtype")}
     config = transformers.AutoConfig.for_model(raw["model_type"], **{**kept, "use_cache": False})
@@ -35,11 +36,11 @@ def _hugging_face(raw: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
 
 
 def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
-    """What a strong engineer would give torch.compile: one matmul for q, k and v, one for gate and up, no cache.
+    """A model as an engineer would write it for torch.compile: one matmul for q, k and v, one for gate and up.
 
     Args:
-        raw: sizes under Hugging Face's names, and whether queries, keys and values have a bias (`qkv_bias`) and query
-            and key heads a norm (`head_norms`).
+        raw: sizes under Hugging Face's names; `qkv_bias` adds a bias to queries, keys and values, `head_norms` a norm
+            to the heads of queries and keys.
     """
     nn, functional = torch.nn, torch.nn.functional
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
@@ -105,55 +106,92 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
 
 
 class Job:
-    """A model that is trained on random tokens.
+    """A model that is trained on random tokens, by this process or by several with batches of their own.
+
+    Args:
+        ranks: of several processes, the number of this one (`rank`), of all (`size`), and a file where they find each
+            other (`place`).
 
     Attributes:
-        facts: how many parameters it has, and the seconds of the first steps, which compile.
+        facts: the number of parameters, and the seconds of the first steps, which compile.
     """
 
     def __init__(
-        self, torch: Any, device: str, recipe: str, config: dict[str, Any], batch: int, length: int, dtype: str
+        self,
+        torch: Any,
+        device: str,
+        recipe: str,
+        config: dict[str, Any],
+        batch: int,
+        length: int,
+        dtype: str,
+        ranks: dict[str, Any] | None = None,
     ) -> None:
         self.torch, self.device, self.recipe = torch, device, recipe
-        self.dtype = getattr(torch, dtype)
+        self.kind, self.dtype = "cpu" if device == "cpu" else "cuda", getattr(torch, dtype)
+        self.group: Any = None if ranks is None else self._joined(**ranks)
         torch._dynamo.reset()
         torch.manual_seed(0)
-        loss: Callable[..., Any] | None = None
-        with torch.device(device):  # where random weights are made: a processor takes long
+        self.loss: Callable[..., Any] | None = None
+        with torch.device(device):  # a GPU draws random weights much faster
             if recipe in ("lean", *RANK_RECIPES):
                 self.model = lean_model(torch, config, length)
             else:
-                self.model, loss = _hugging_face(config)
+                self.model, self.loss = _hugging_face(config)
         self.model = self.model.to(device).train()
-        self.loss = loss
-        self.run = self.spread()
+        self.run = self.model if recipe == "eager" else self._shared() if self.group else torch.compile(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, fused=True)
-        drawn = torch.randint(0, config["vocab_size"], (DRAWN, batch, length + 1), device=device)
-        self.batches = itertools.cycle(drawn)
+        self.batches = itertools.cycle(
+            torch.randint(0, config["vocab_size"], (DRAWN, batch, length + 1), device=device)
+        )
         begun = time.perf_counter()
         for _ in range(WARM_UP):
             self.step()
         warm = time.perf_counter() - begun
-        if device != "cpu":
+        if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.facts = {"parameters": sum(p.numel() for p in self.model.parameters()), "warm_up": warm}
 
-    def spread(self) -> Any:
-        """What a step calls: the model, compiled or not."""
-        return self.model if self.recipe == "eager" else self.torch.compile(self.model)
+    def _joined(self, rank: int, size: int, place: str) -> Any:
+        """The group of all processes."""
+        group = importlib.import_module("torch.distributed")
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
+        if group.is_initialized():  # by the case before
+            group.destroy_process_group()
+        limit, library = datetime.timedelta(seconds=LIMIT_S), "gloo" if self.kind == "cpu" else "nccl"
+        group.init_process_group(library, init_method=f"file://{place}", rank=rank, world_size=size, timeout=limit)
+        return group
 
-    def meet(self) -> None:
-        """Wait for the other processes, if there are some."""
+    def _shared(self) -> Any:
+        """The model with exchanges around it. Layers are compiled one by one, so that gradients arrive one by one."""
+        torch = self.torch
+        if self.kind == "cuda":  # comparisons on CPUs leave the layers as they are
+            for layer in self.model.layers:
+                layer.compile(dynamic=False)
+        if self.recipe == "ddp":
+            wrapped = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+            where = {} if self.kind == "cpu" else {"device_ids": [torch.cuda.current_device()]}
+            return wrapped(
+                self.model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=BUCKET_MB, **where
+            )
+        fsdp, size = importlib.import_module("torch.distributed.fsdp"), self.group.get_world_size()
+        mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh(self.kind, (size,))
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        for each in (*self.model.layers, self.model):
+            fsdp.fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        return self.model
 
     def step(self) -> float:
-        """Seconds of one step."""
+        """Take a step, and return its seconds."""
         torch, ids = self.torch, next(self.batches)
-        self.meet()
+        if self.group is not None:
+            self.group.barrier()
         self._wait()
         begun = time.perf_counter()
         x, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-        kind = "cpu" if self.device == "cpu" else "cuda"
-        with torch.autocast(kind, torch.bfloat16, enabled=self.dtype is torch.bfloat16 and self.recipe != "fsdp2"):
+        is_mixed = self.dtype is torch.bfloat16 and self.recipe != "fsdp2"
+        with torch.autocast(self.kind, torch.bfloat16, enabled=is_mixed):
             loss = self.run(x, labels, self.dtype) if self.loss is None else self.loss(self.run, x)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM, foreach=True)
@@ -163,64 +201,13 @@ class Job:
         return time.perf_counter() - begun
 
     def _wait(self) -> None:
-        if self.device != "cpu":
+        if self.kind == "cuda":
             self.torch.cuda.synchronize()
 
     def sampler(self, what: str) -> Callable[[], float]:
-        """What takes a step and gives its seconds."""
+        """A function that takes a step and returns its seconds."""
         return self.step
 
     def noted(self) -> dict[str, Any]:
         """The most memory that was allocated at one time; None on the CPU."""
-        return {"peak": None if self.device == "cpu" else self.torch.cuda.max_memory_allocated()}
-
-
-class SharedJob(Job):
-    """The same on several processes, each of which has batches of its own.
-
-    Args:
-        ranks: which this is (`rank`), of how many (`size`), and a file in which they find each other (`place`).
-    """
-
-    def __init__(self, torch: Any, device: str, ranks: dict[str, Any], **job: Any) -> None:
-        self.group, self.size = importlib.import_module("torch.distributed"), ranks["size"]
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
-        if self.group.is_initialized():  # of the case before
-            self.group.destroy_process_group()
-        self.group.init_process_group(
-            "gloo" if device == "cpu" else "nccl",
-            init_method=f"file://{ranks['place']}",
-            rank=ranks["rank"],
-            world_size=ranks["size"],
-            timeout=datetime.timedelta(seconds=LIMIT_S),
-        )
-        super().__init__(torch, device, **job)
-
-    def spread(self) -> Any:
-        """The model around which processes exchange; its layers are compiled, so that gradients arrive one by one."""
-        torch, kind = self.torch, "cpu" if self.device == "cpu" else "cuda"
-        if kind == "cuda":  # gloo's CPUs compare what is not compiled
-            for layer in self.model.layers:
-                layer.compile(dynamic=False)
-        if self.recipe == "ddp":
-            wrapped = importlib.import_module("torch.nn.parallel").DistributedDataParallel
-            where = {} if kind == "cpu" else {"device_ids": [torch.cuda.current_device()]}
-            return wrapped(
-                self.model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=BUCKET_MB, **where
-            )
-        fsdp = importlib.import_module("torch.distributed.fsdp")
-        mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh(kind, (self.size,))
-        policy = fsdp.MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
-        for each in (*self.model.layers, self.model):
-            fsdp.fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        return self.model
-
-    def meet(self) -> None:
-        """Wait for all."""
-        self.group.barrier()
-
-
-def opened(torch: Any, device: str, **job: Any) -> Job:
-    """The job of a request."""
-    return (SharedJob if "ranks" in job else Job)(torch, device, **job)
+        return {"peak": None if self.kind == "cpu" else self.torch.cuda.max_memory_allocated()}
