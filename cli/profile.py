@@ -130,7 +130,7 @@ def measure_op(context: typer.Context, asked: SimpleNamespace) -> None:
 
 def show_code(asked: SimpleNamespace) -> None:
     """Print the code of the op's kernels, and measure nothing."""
-    from genesis.measure.code import code_of, render_lines, target_named
+    from genesis.measure.kernels import code_of, render_lines, target_named
     from genesis_cli.session.preparation import resolve_device
 
     for option, is_set in (("--json", asked.json is not None), ("--cold", asked.cold), ("--vs", asked.vs is not None)):

@@ -1,26 +1,45 @@
-"""The kernels that a call launches on a GPU, with the resources of each, and the stages of its dispatch on the host."""
+"""The kernels of a call: the resources each takes of a GPU, the stages of dispatch on the host, and the kernels' code.
+
+The code, from Triton's IR to machine code, can be had for any architecture and needs no GPU.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable, Sequence
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.autograd.record import TensorBase
-from genesis.backend import Device
-from genesis.measure.cases import Case
+from genesis.backend import CPU, Device
+from genesis.dtypes import DType
+from genesis.errors import DeviceError, UsageError
+from genesis.files.paths import quote
+from genesis.measure.cases import Axes, Case, choices, make_case, op_named, passes_of
 from genesis.measure.limits import cuda_backend, has_gpu_time, wait_for
 from genesis.measure.record import Column
 from genesis.measure.timing import Plan, measure, of_wall
+from genesis.op import execute
+from genesis.shapes import Shape
 
 if TYPE_CHECKING:
-    from genesis.backend.cuda.driver import Driver, KernelFacts, SMFacts
+    from genesis.backend.cuda.compile import Signature
+    from genesis.backend.cuda.driver import Driver, KernelFacts, Properties, SMFacts
     from genesis.backend.cuda.launch import KernelLaunch
+    from genesis.backend.cuda.simulated import Launched
 
 WARP = 32
 REGISTERS_AT_ONCE = 256  # allocated to a warp: CUDA's programming guide, "Technical specifications", since 3.5
+STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
+USUAL = 90  # the architecture when none is given and there is no GPU
 QUEUE = 100  # calls that may wait for the GPU: the host would wait for a full queue
 
 
@@ -168,3 +187,172 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
     replay, whole = host.pop("replay"), host.pop("whole")
     host |= {"entry": whole - replay - host["wrap"], "launch": replay - host["lookup"] - host["allocate"]}
     return {name: seconds for name, seconds in host.items() if seconds >= 0}
+
+
+# --- Code -------------------------------------------------------------------------------------------------------------
+
+
+class Code(NamedTuple):
+    """One kernel as an op launches it."""
+
+    kernel: str  # its name
+    grids: list[tuple[int, int, int]]  # programs of each launch
+    capability: tuple[int, int]  # the compute capability it is compiled for
+    signature: Signature  # types, constants and options of its arguments; see `genesis.backend.cuda.compile`
+    stage: str  # one of `STAGES`
+    text: str  # the code at that stage
+
+
+def target_named(arch: str | None, device: Device) -> Properties:
+    """The GPU to compile for: of the architecture `arch` ("sm_90" or "90"), else the device's own, else a usual one.
+
+    Raises:
+        UsageError: there is no such architecture, or kernels are interpreted. DeviceError: Triton is not installed.
+    """
+    from genesis.backend.cuda import driver_for
+    from genesis.backend.cuda.driver import is_interpreted
+
+    if is_interpreted():
+        what = "TRITON_INTERPRET is set: kernels are interpreted and have no code"
+        raise UsageError(what, where="--show", next="unset TRITON_INTERPRET")
+    if importlib.util.find_spec("triton") is None:
+        raise DeviceError("kernels cannot be compiled: Triton is not installed", next="pip install triton, on Linux")
+    if arch is None and device != CPU and has_gpu_time(device):
+        return driver_for(device.index).properties
+    from genesis.backend.cuda.simulated import ARCHITECTURES
+
+    digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(USUAL))
+    if digits is None or int(digits[1]) not in ARCHITECTURES:
+        known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        raise UsageError(f"{quote(arch)} is not an architecture", where="--arch", next=f"use one of {known}")
+    return ARCHITECTURES[int(digits[1])]
+
+
+def code_of(
+    name: str,
+    stage: str,
+    target: Properties,
+    dtype: DType | None = None,
+    shapes: Sequence[Shape] = (),
+    axes: Sequence[Axes] = (),
+    backward: bool = False,
+    kernel: str | None = None,
+) -> Iterator[Code]:
+    """The kernels that the first case of an op launches, in order, each once.
+
+    Args:
+        name, dtype, shapes, axes: as for `op.profile_op`.
+        stage: one of `STAGES`.
+        backward: the kernels of the gradient, too.
+        kernel: only the kernel of this name.
+
+    Raises:
+        UsageError: there is no such op, stage or kernel. DeviceError: a tool is missing.
+    """
+    if stage not in STAGES:
+        raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
+    launched = _launches(name, target, dtype, shapes, axes, backward)
+    names = dict.fromkeys(each.kernel.__name__ for each in launched)
+    if kernel is not None and kernel not in names:
+        listed = ", ".join(names) or "none"
+        raise UsageError(f"{name} launches no kernel {kernel}", where="--kernel", next=f"its kernels: {listed}")
+    found: dict[Any, list[Launched]] = {}
+    for each in launched:
+        if kernel in (None, each.kernel.__name__):
+            found.setdefault((each.kernel, repr(each.signature)), []).append(each)
+    for alike in found.values():
+        first, signature = alike[0].kernel, alike[0].signature
+        text = _text(first, signature, target.capability, stage)
+        yield Code(first.__name__, [each.grid for each in alike], target.capability, signature, stage, text)
+
+
+def _launches(
+    name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
+) -> list[Launched]:
+    """The launches of a call on a simulated GPU like the target."""
+    from genesis.backend.cuda.simulated import fake_device
+
+    if backward and op_named(name)[0].vjp is None:
+        raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
+    device, driver = fake_device(target)
+    case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
+    driver.launched.clear()  # these made the inputs
+    if backward:
+        passes_of(case.op, case.inputs, case.attrs).backward()
+    else:
+        execute(case.op, case.inputs, dict(case.attrs))
+    return list(driver.launched)
+
+
+def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage: str) -> str:
+    """The code of a kernel at a stage."""
+    from genesis.backend.cuda.compile import compiled, dependent
+    from genesis.custom.cuda_source import SourceKernel
+
+    if isinstance(kernel, SourceKernel):
+        made = kernel.compile(capability, dict(signature.constants))
+        name, language = kernel.entry, "CUDA C++"
+        stages: Any = {"ptx": made.ptx, "cubin": made.cubin}
+    else:
+        name, language = kernel.__name__, "in another language than Triton"
+        stages = compiled(kernel, signature, capability).asm
+    if stage == "sass":
+        return disassembled(stages["cubin"])
+    if stage not in stages:
+        there = ", ".join(each for each in STAGES if each in stages)
+        raise UsageError(f"{name} is {language} and has no {stage}", where="--show", next=f"use {there} or sass")
+    text = str(stages[stage])
+    # The assembler also gets the instructions that let kernels of a graph overlap.
+    is_dependent = stage == "ptx" and capability >= (9, 0) and not isinstance(kernel, SourceKernel)
+    return dependent(text) if is_dependent else text
+
+
+def disassembled(cubin: bytes) -> str:
+    """The machine instructions (SASS) of a cubin, by nvdisasm or cuobjdump of Triton, CUDA_HOME or PATH.
+
+    Raises:
+        DeviceError: no disassembler is installed, or it refuses.
+    """
+    spec = importlib.util.find_spec("triton.backends.nvidia")
+    folders = [] if spec is None or spec.origin is None else [str(Path(spec.origin).parent / "bin")]
+    folders += [str(Path(os.environ[name]) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+    tools = (shutil.which(name, path=path) for name in ("nvdisasm", "cuobjdump"))
+    if (tool := next(filter(None, tools), None)) is None:
+        raise DeviceError(
+            "machine code needs nvdisasm or cuobjdump, and neither was found",
+            where="--show sass",
+            next="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit and set CUDA_HOME; or use --show ptx",
+        )
+    option = "-c" if Path(tool).name.startswith("nvdisasm") else "-sass"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        done = subprocess.run([tool, option, str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DeviceError(f"{tool} failed: {done.stderr.strip()[-300:]}", next="use --show ptx")
+    return done.stdout
+
+
+def render_lines(code: Code) -> Iterator[str]:
+    """The code below comments that name the kernel, the architecture and the arguments it was compiled for."""
+    mark, arch = ";" if code.stage == "llir" else "//", "".join(map(str, code.capability))
+    grids = ", ".join("x".join(map(str, grid)) for grid in dict.fromkeys(code.grids))
+    times = "" if len(code.grids) == 1 else f", launched {len(code.grids)} times"
+    yield f"{mark} {code.kernel}: {code.stage} for sm_{arch}, grid {grids}{times}"
+    types, constants, options = code.signature
+    if types:
+        yield f"{mark} arguments {_listed(types)}"
+    for what, pairs in (("constants", constants), ("options", options)):
+        if pairs:
+            yield f"{mark} {what} " + ", ".join(f"{name}={_listed(value)}" for name, value in pairs)
+    yield from code.text.rstrip("\n").split("\n")
+
+
+def _listed(value: Any) -> str:
+    """A type or constant for people: functions by their names, tuples in brackets."""
+    if isinstance(value, tuple) and value[:1] == ("constexpr",) and len(value) == 2:
+        return repr(value[1])
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_listed, value)) + ")"
+    return str(getattr(value, "__name__", value))

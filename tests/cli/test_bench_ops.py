@@ -127,14 +127,6 @@ def test_an_interrupted_run_reports_what_was_measured(tmp_path: Path) -> None:
     assert nothing == (130, "", "interrupted\n") and not reports(tmp_path / "nothing")
 
 
-def test_what_ops_do_not_take_is_left_out(tmp_path: Path) -> None:
-    words = ("bench-ops", "--op", "bitwise_and", "--op", "exp", "--dtype", "bf16", "--fast")
-    assert run(*words, out=tmp_path)[0] == 0
-    (report,) = reports(tmp_path)
-    assert [row["case"] for row in rows_of(report, "skipped")] == ["bitwise_and 8x8"]
-    assert [row["dtype"] for row in rows_of(report)] == ["bfloat16"]
-
-
 def test_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site")))
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.npy"))

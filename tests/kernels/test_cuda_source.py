@@ -19,7 +19,7 @@ from genesis.backend.cuda.simulated import ARCHITECTURES, fake_device
 from genesis.custom import cuda_source
 from genesis.custom.cuda_source import Compiled, Parameter, compile_source, parameters_of, read_kernel
 from genesis.errors import DeviceError, UsageError
-from genesis.measure.code import code_of
+from genesis.measure.kernels import code_of
 from tests.kernels.compiler import has_nvrtc
 
 MIXED = """

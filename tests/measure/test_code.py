@@ -14,8 +14,8 @@ import pytest
 from genesis.backend import CPU
 from genesis.backend.cuda.compile import Signature
 from genesis.errors import DeviceError, UsageError
-from genesis.measure import code
-from genesis.measure.code import Code, code_of, disassembled, render_lines, target_named
+from genesis.measure import kernels
+from genesis.measure.kernels import Code, code_of, disassembled, render_lines, target_named
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_targets_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_triton_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
-    monkeypatch.setattr(code.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match="Triton is not installed"):
         target_named(None, CPU)
 
@@ -69,7 +69,7 @@ def test_the_head_says_what_it_was_compiled_for() -> None:
 
 
 def test_machine_code_needs_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(code.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))

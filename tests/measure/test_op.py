@@ -75,11 +75,6 @@ def test_a_row_on_the_cpu_has_nothing_of_a_gpu() -> None:
     assert (row.gpu, row.launches, row.dispatch, row.backward, row.notes) == (None, None, {}, None, ())
 
 
-def test_memory_beyond_the_inputs_is_that_of_the_result() -> None:
-    row = measured("add", (512, 512))
-    assert 512 * 512 * 4 <= row.peak_bytes < 512 * 512 * 4 + 20_000
-
-
 def test_memory_of_temporaries_is_seen() -> None:
     def call() -> None:
         x = registry["add"](y, y)
@@ -128,12 +123,6 @@ def test_a_case_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch)
     assert found[0] == Failure("sum", "4x8 over 0", "a kernel failed", 6)
     assert isinstance(found[1], Measured)
     assert found[1].case.axes == 1
-
-
-def test_a_request_beyond_memory_is_a_failure() -> None:
-    (found,) = profile_op("add", CPU, shapes=[(10**18,)], settings=Settings(plan=PLAN, causes=False))
-    assert isinstance(found, Failure)
-    assert found.exit_code == 7
 
 
 # --- CUDA, in Triton's interpreter ------------------------------------------------------------------------------------
