@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.kernels.attention.common import fast_exp2
-from genesis.kernels.decode.attention_step_tiles import added
+from genesis.kernels.decode.attention_step_tiles import add_text
 from genesis.kernels.decode.few_rows_mma import constraints, layout_line
 from genesis.kernels.dependents import prefetch
 from genesis.kernels.elements import converted
@@ -183,7 +183,7 @@ def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
         "shr.u32 head, thread, 2;",
         "and.b32 at, thread, 3;",
         "setp.eq.u32 first, at, 0;",
-        f"setp.lt.and.u32 first, head, {heads}, first;",  # of the first warp
+        f"setp.lt.and.u32 first, head, {heads}, first;",  # one thread per head, in the first warp
         "and.b32 head, head, 7;",
         f"setp.lt.u32 mine, head, {heads};",
         "shl.b32 head, head, 3;",
@@ -211,10 +211,10 @@ def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
     lines += ["setp.eq.f32 none, most, 0fFF800000;", "mov.f32 $0, most;", "@none mov.f32 most, 0f00000000;"]
     for r in range(cluster):
         loaded = ", ".join(f"v{i}" for i in range(share))
-        lines += [f"sub.f32 m{r}, m{r}, most;", f"ex2.approx.ftz.f32 m{r}, m{r};", added(8, f"l{r}", r)]
+        lines += [f"sub.f32 m{r}, m{r}, most;", f"ex2.approx.ftz.f32 m{r}, m{r};", add_text(8, f"l{r}", r)]
         where = f"[own + {HEAD + r * threads * share * 4}]"
         lines.append(f"ld.shared.{vector} {f'{{{loaded}}}' if share > 1 else loaded}, {where};")
-        lines += [added(16 + i, f"v{i}", r) for i in range(share)]
+        lines += [add_text(16 + i, f"v{i}", r) for i in range(share)]
     lines += [f"mov.f32 ${8 * k + i}, ${8 * k};" for k in range(2) for i in range(1, share)]
     lines += [f"mov.f32 ${8 * k + i}, 0f80000000;" for k in range(3) for i in range(share, 8)]
     return "\n".join([*lines, "}"])

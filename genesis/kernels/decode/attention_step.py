@@ -99,7 +99,7 @@ def loaded(p_x, m_x, TYPE: tl.constexpr):
 def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
     """Load heads of a token [heads, BD]. Return them and, with PAIRS, their copy with halves exchanged, else again."""
     o_d = tl.arange(0, BD)  # [BD]
-    m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE  # [heads, BD] each
+    m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE  # [heads, BD], [heads, 1]
     b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)  # [heads, BD]
     b_y = b_x
     if PAIRS:
@@ -215,7 +215,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     is_on = (length >= 0) & (length < capacity)
     if p_active is not None:
         is_on = is_on & (tl.load(p_active + i_row) != 0)
-    length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
+    length = tl.where(is_on, length, 0).to(tl.int32)  # an inactive row is computed like an empty one
     begin, end, active = part_of(length, window, i_split, splits, PART, BN)
     is_last = i_split == active - 1
     o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)  # [BM], [BN], [BD]
@@ -239,7 +239,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     )  # fmt: skip
     b_operand = operand(b_q, TYPE)  # [BM, BD]
 
-    # Online softmax over the keys in the cache, in units of log2.
+    # Compute the online softmax over the keys in the cache, in units of log2.
     b_max = tl.full((BM,), -float("inf"), WORK)  # [BM]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
     b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]

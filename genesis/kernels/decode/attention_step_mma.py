@@ -223,7 +223,7 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     is_on = (length >= 0) & (length < capacity)
     if p_active is not None:
         is_on = is_on & (tl.load(p_active + i_row) != 0)
-    length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
+    length = tl.where(is_on, length, 0).to(tl.int32)  # an inactive row is computed like an empty one
     begin, end, active = part_of(length, window, i_split, splits, PART, KEYS)
     k = load_keys(p_keys, o_r, o_c, begin, end, so_cache, BS, SIZE, N)  # [BS * 8, 32] each
     v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N, BLOCKS)  # [BS * 8, 32] each

@@ -22,7 +22,7 @@ from genesis.kernels.elements import converted
 
 
 @constexpr_function
-def beginning(warps: int) -> str:
+def prologue_text(warps: int) -> str:
     """Return the first lines of an assembly with MMAs. Rows 8 to 15 of A and C are zero; the result's are unused."""
     registers = ".reg .b32 none, b0, b1; .reg .f32 c2, c3, zero;"
     return f"{{ {layout_line(warps)}\n{registers} mov.b32 none, 0; mov.f32 zero, 0f00000000;"
@@ -31,7 +31,7 @@ def beginning(warps: int) -> str:
 @constexpr_function
 def scores_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     """Return the assembly of `scores`: sums $0 to $7, queries $8 to $11, the blocks' keys from $12, then old sums."""
-    lines = [beginning(warps)]
+    lines = [prologue_text(warps)]
     for i in range(4):
         d, k, c = 2 * i, 12 + 4 * i, 12 + 4 * blocks + 2 * i
         if i >= blocks:
@@ -49,7 +49,7 @@ def scores_text(kind: tl.dtype, warps: int, blocks: int) -> str:
 @constexpr_function
 def weighted_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     """Return the assembly of `weighted`: sums $0 to $15, probabilities from $16, values from $20, then old sums."""
-    lines, before = [beginning(warps)], 20 + 8 * blocks
+    lines, before = [prologue_text(warps)], 20 + 8 * blocks
     for j in range(8):
         halves, d = ("0x5410", "0x7632")[j % 2], f"{{${j}, ${8 + j}, c2, c3}}"
         for pair in range(blocks // 2):
@@ -131,7 +131,7 @@ def combined_text(warps: int, count: int) -> str:
     # Add this warp's part over all warps, relative to the greatest score.
     for w in range(warps):
         lines += [f"sub.f32 m{w}, m{w}, most;", f"ex2.approx.ftz.f32 m{w}, m{w};"]
-        lines += [f"ld.shared.f32 v0, [head + {states + 64 * w + 4}];", added(8, "v0", w)]
+        lines += [f"ld.shared.f32 v0, [head + {states + 64 * w + 4}];", add_text(8, "v0", w)]
         for i in range(0, part, 4):
             width = min(part, 4)
             vector = ", ".join(f"v{j}" for j in range(width))
@@ -139,14 +139,14 @@ def combined_text(warps: int, count: int) -> str:
             lines.append(
                 f"ld.shared.v{width}.f32 {{{vector}}}, {where};" if width > 1 else f"ld.shared.f32 v0, {where};"
             )
-            lines += [added(16 + i + j, f"v{j}", w) for j in range(width)]
+            lines += [add_text(16 + i + j, f"v{j}", w) for j in range(width)]
     lines += [f"mov.f32 ${8 * k + i}, ${8 * k};" for k in range(2) for i in range(1, part)]
     lines += [f"mov.f32 ${8 * k + i}, 0f80000000;" for k in range(3) for i in range(part, 8)]
     return "\n".join([*lines, "}"])
 
 
 @constexpr_function
-def added(to: int, value: str, warp: int) -> str:
+def add_text(to: int, value: str, warp: int) -> str:
     """Return the instruction that adds a warp's value relative to the greatest score of all warps."""
     return f"fma.rn.f32 ${to}, {value}, m{warp}, ${to};" if warp else f"mul.f32 ${to}, {value}, m0;"
 
@@ -163,7 +163,7 @@ def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
 
 if is_interpreted():
 
-    def of_threads(tile: Any) -> np.ndarray:
+    def thread_values(tile: Any) -> np.ndarray:
         """Return a tile's values [warp, g, t, j]."""
         values: np.ndarray = converted(tile, tl.float32).handle.data.reshape(-1, 8, 4, 8)
         return values
@@ -174,20 +174,20 @@ if is_interpreted():
 
     def scores(q: Any, keys: Any, acc: Any, BS: Any, BLOCKS: Any) -> Any:
         with np.errstate(all="ignore"):
-            found = [np.einsum("whte,wkte->whk", of_threads(q), of_threads(k)) for k in keys]
+            found = [np.einsum("whte,wkte->whk", thread_values(q), thread_values(k)) for k in keys]
         found += [np.zeros_like(found[0])] * (4 - len(found))
         whole = np.stack([each.reshape(*each.shape[:2], 4, 2) for each in found], 3)  # [w, head, t, block, b]
         return acc + as_tile(whole, acc)
 
     def weighted(p: Any, values: Any, low: Any, high: Any, BS: Any, BLOCKS: Any) -> Any:
-        given = np.stack([of_threads(each) for each in values])  # [(block, b), w, g, t, j]
+        given = np.stack([thread_values(each) for each in values])  # [(block, b), w, g, t, j]
         with np.errstate(all="ignore"):
-            found = np.einsum("whti,iwgtj->whgj", of_threads(p)[..., : len(given)], given)
+            found = np.einsum("whti,iwgtj->whgj", thread_values(p)[..., : len(given)], given)
         return low + as_tile(found[:, :, 0::2], low), high + as_tile(found[:, :, 1::2], high)
 
     def combine(b_max: Any, b_sum: Any, tiles: Any, BS: Any, COUNT: Any) -> Any:
-        m, total = of_threads(b_max)[:, :, 0, 0], of_threads(b_sum)[:, :, 0, 0]  # [w, g]
-        o = np.concatenate([of_threads(each) for each in tiles], -1)  # [w, g, t, elements]
+        m, total = thread_values(b_max)[:, :, 0, 0], thread_values(b_sum)[:, :, 0, 0]  # [w, g]
+        o = np.concatenate([thread_values(each) for each in tiles], -1)  # [w, g, t, elements]
         with np.errstate(all="ignore"):
             most = m.max(0)
             factor = np.exp2(m - np.where(most == -np.inf, 0, most))
@@ -279,9 +279,9 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
         "mad.lo.u32 own, head, 4, base;",
         f"mad.lo.u32 head, head, {stride}, base;",
         "mad.lo.u32 at, at, 16, head;",
-        f"@some st.shared.v4.b32 [at], {four(given)};",
+        f"@some st.shared.v4.b32 [at], {quad_text(given)};",
         f"@one st.shared.f32 [own + {scores}], ${given + 4};",
-        f"@first st.shared.v4.b32 [at + {values}], {four(given + 12)};",
+        f"@first st.shared.v4.b32 [at + {values}], {quad_text(given + 12)};",
         "bar.sync 0;",
         "and.b32 lane, thread, 31;",
         "shr.u32 thread, thread, 5;",  # the warp
@@ -290,7 +290,7 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
         "mad.lo.u32 own, head, 4, base;",
         f"mad.lo.u32 head, head, {stride}, base;",
         "mad.lo.u32 at, lane, 16, head;",
-        *(f"ld.shared.v4.b32 {four(4 * i)}, [at + {64 * i}];" for i in range(count)),
+        *(f"ld.shared.v4.b32 {quad_text(4 * i)}, [at + {64 * i}];" for i in range(count)),
         f"ld.shared.f32 ${score}, [own + {scores}];",
         f"mul.lo.u32 thread, thread, {part};",  # the first element of this warp's part
     ]
@@ -315,7 +315,7 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
 
 
 @constexpr_function
-def four(at: int) -> str:
+def quad_text(at: int) -> str:
     return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
 
 
@@ -346,7 +346,7 @@ def exchange(q, score, value, BS: tl.constexpr, SIZE: tl.constexpr, CLUSTER: tl.
 
 if is_interpreted():
 
-    def changed(tile: Any, values: np.ndarray) -> Any:
+    def with_values(tile: Any, values: np.ndarray) -> Any:
         """Return a tile of the same shape and type with other values."""
         data = np.array(values, tile.handle.data.dtype).reshape(tile.handle.data.shape)
         return tl.tensor(type(tile.handle)(data, tile.dtype), tile.type)
@@ -362,16 +362,16 @@ if is_interpreted():
     def row_sums(x: Any, BS: Any, SIZE: Any, COUNT: Any) -> Any:
         sums = x.handle.data.reshape(-1, value_of(SIZE)).sum(1)
         kept = np.where(np.arange(8) < value_of(COUNT), sums[:, None, None], np.float32(-0.0))
-        return changed(x, np.broadcast_to(kept, (len(sums), value_of(SIZE) // 8, 8)))
+        return with_values(x, np.broadcast_to(kept, (len(sums), value_of(SIZE) // 8, 8)))
 
     def exchange(q: Any, score: Any, value: Any, BS: Any, SIZE: Any, CLUSTER: Any, PART: Any, SHARE: Any) -> Any:
         warps, size, part = (value_of(x) for x in (BS, SIZE, PART))
         heads, scores, columns = (
             tile.handle.data.reshape(-1, size) for tile in (q, score, converted(value, tl.float32))
         )
-        tiles = [changed(q, np.broadcast_to(each, (warps, 8, 32))) for each in np.split(heads[:8], size // 32, 1)]
+        tiles = [with_values(q, np.broadcast_to(each, (warps, 8, 32))) for each in np.split(heads[:8], size // 32, 1)]
         element = np.arange(warps)[:, None, None, None] * part + np.arange(8)  # [w, 1, 1, 8]
         column = (element // 16 * 64 + np.arange(4)[:, None] * 16 + element % 16) % size  # [w, 1, t, 8]
         shape, is_own = (warps, 8, 4, 8), np.arange(8) < part
         found = np.broadcast_to(scores[:8, 0][:, None, None], shape), np.broadcast_to(columns[0][column], shape)
-        return (*tiles, *(changed(score, np.where(is_own, each, np.float32(-0.0))) for each in found))
+        return (*tiles, *(with_values(score, np.where(is_own, each, np.float32(-0.0))) for each in found))

@@ -73,10 +73,10 @@ def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
         steps = [(0, first, "{$16, $17}", 24), (4, first, "{$20, $21}", 28)]
         steps += [(0, second, "{$18, $19}", 0), (4, second, "{$22, $23}", 4)]
 
-    def four(at: int) -> str:
+    def quad_text(at: int) -> str:
         return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
 
-    lines = [f"{mma_of(kind)} {four(d)}, {a}, {b}, {four(c)};" for d, a, b, c in steps]
+    lines = [f"{mma_of(kind)} {quad_text(d)}, {a}, {b}, {quad_text(c)};" for d, a, b, c in steps]
     return "\n".join([f"{{ {layout_line(warps)}", *lines, "}"])
 
 

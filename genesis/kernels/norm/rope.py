@@ -190,7 +190,7 @@ def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens,
     i_pair = tl.arange(0, HALF)  # [HALF]
     m = m_token[:, None] & (i_pair < half)[None, :]  # [ROWS, HALF]
     c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)  # [ROWS, HALF] each
-    for part in tl.static_range(2):  # query heads, then key heads, which have a weight each
+    for part in tl.static_range(2):  # query heads, then key heads, each with its own weight
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
         w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)  # [1, HALF] each
         width = tl.full((ROWS,), 2, WORK) * half  # [ROWS]
@@ -212,7 +212,7 @@ def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p
     i_pair = tl.arange(0, HALF)  # [HALF]
     m = m_token[:, None] & (i_pair < half)[None, :]  # [ROWS, HALF]
     c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)  # [ROWS, HALF] each
-    for part in tl.static_range(2):  # query heads, then key heads, which have a weight each
+    for part in tl.static_range(2):  # query heads, then key heads, each with its own weight
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
         w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)  # [1, HALF] each
         acc_a, acc_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)  # [ROWS, HALF] each
