@@ -140,11 +140,14 @@ def copy_rate(device: Device) -> float:
         source, target = (_filled((size,), uint8, device) for _ in range(2))
         calls: list[Callable[[], object]] = [functools.partial(registry["copy"], source, out=target)]
         if device != CPU:
-            backend = cuda_backend(device)
-            pointers = target.data_ptr(), source.data_ptr()
-            calls.append(functools.partial(backend.driver.copy, *pointers, size, backend.stream))
+            calls.append(functools.partial(_driver_copy, cuda_backend(device), target, source))
         rates += [2 * size / _fastest(call, device) for call in calls]
     return max(rates)
+
+
+def _driver_copy(backend: CudaBackend, target: Array, source: Array) -> None:
+    # The backend's stream is another one while a graph is captured.
+    backend.driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, backend.stream)
 
 
 def _filled(shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
