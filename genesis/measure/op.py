@@ -287,10 +287,6 @@ def _data_sheet_share(m: Measured) -> float | None:
     return m.flops / m.limits.data_sheet / m.time.seconds if m.limits.data_sheet and m.flops else None
 
 
-def _intensity(m: Measured) -> float | None:
-    return m.flops / m.nbytes if m.nbytes else None
-
-
 def _inputs(m: Measured) -> str:
     return ", ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in m.case.arrays)
 
@@ -313,7 +309,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("flops", "computes", "FLOP", "Arithmetic operations, by the op's rule."),
     Column("flops_per_second", "FLOP rate", "FLOP/s", "FLOPs per second.", lambda m: m.flops / m.time.seconds),
     Column("compute_share", "of a matmul", "share", "Of the rate of a large product."),
-    Column("intensity", "intensity", "FLOP/byte", "FLOPs per byte.", _intensity),
+    Column("intensity", "intensity", "FLOP/byte", "FLOPs a byte.", lambda m: m.flops / m.nbytes if m.nbytes else None),
     Column("limit", "limit", "text", "The limit that binds: bandwidth or compute."),
     Column("share", "share", "share", "Of the limit that binds; above 1 data came out of a cache."),
     Column("band", "band", "text", "Of the share: excellent from 90%, good 70%, fair 50%, poor 20%, critical."),
