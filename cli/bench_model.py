@@ -77,8 +77,8 @@ def bench_model(
 
     Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
     share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
-    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
-    what was measured. With --nproc a rank that fails, or a signal, ends all of them, without a report.
+    A case that fails does not end the run; the first one sets the exit code. Ctrl-C ends the run with a report of the
+    cases so far. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """
     for name in given_in(context):
         if name in (OF_STEPS if generate else OF_GENERATION):
@@ -140,7 +140,7 @@ def _check_steps(config: ModelConfig, lengths: Sequence[int], checkpointing: str
         next = f"use one of {', '.join(CHECKPOINTING)}"
         raise UsageError(f"{checkpointing!r} is not known", where="--checkpointing", next=next)
     if checkpointing == "selective" and not fuses(config):
-        what = f"selective is for fused layers, and those of {config.model_type} are plain"
+        what = f"selective is for fused layers, and {config.model_type} has plain ones"
         raise UsageError(what, where="--checkpointing", next="use none or full")
     for length in lengths:
         if not 2 <= length <= config.packed_length:

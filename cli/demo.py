@@ -1,4 +1,4 @@
-"""`genesis demo`: what an idea about speed or memory is worth on this machine."""
+"""`genesis demo`: measures what an idea about speed or memory gains on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def demo(
     fast: Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")] = False,
     json: JsonFile = None,
 ) -> None:
-    """Show what an idea about speed or memory is worth here.
+    """Measure what an idea about speed or memory gains here.
 
     Runs the same work in several ways, and prints the bytes that each reads and writes, its time, and how they compare.
     The code of all demos is short: genesis/measure/demos.py.

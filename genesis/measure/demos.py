@@ -1,4 +1,4 @@
-"""`genesis demo`: each demo shows one idea about speed or memory as short code and tables of its cost here."""
+"""`genesis demo`: each demo measures one idea about speed or memory, in short code that is meant to be read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Way = dict[str, Any]  # one way of doing the work, measured: the cells of `WAYS`
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a demo runs; `is_fast` takes little data and time."""
+    """The device of a demo; `is_fast` takes little data and time."""
 
     device: Device
     is_fast: bool = False
@@ -97,7 +97,7 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
             passes.append({"op": op.name, "read": max(cost.bytes - written, 0), "written": written})
         count += cost.flops
 
-    call()  # compiles, and fills caches
+    call()  # compiles
     with observe(add):
         call()
     wall = measure(of_wall(call, wait_for(device)), plan)
@@ -112,7 +112,7 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
 
 
 def ways_table(name: str, title: str, ways: Sequence[Way], notes: Sequence[str] = ()) -> Table:
-    """The ways, and what the first costs compared with each of the others."""
+    """The table of the ways; notes compare the first with each of the others."""
     first, *others = ways
     ratios = []
     for way in others:

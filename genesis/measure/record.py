@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from genesis.errors import GenesisError, OutOfMemoryError, escape
 
-SCHEMA_VERSION = 2  # grows when a field goes or changes its meaning; a new column leaves it as it is
+SCHEMA_VERSION = 2  # raised when a field is removed or changes its meaning, not for a new column
 
 Cell = float | int | str | bool | None
 Unit = Literal["text", "count", "s", "bytes", "byte/s", "FLOP", "FLOP/s", "FLOP/byte", "share", "ratio", "token/s"]
@@ -30,7 +30,7 @@ class Column:
         key: name of the cell in JSON.
         title: name for people.
         unit: unit of the value in JSON; seconds, bytes and shares of 1 are scaled for people.
-        about: what the value means, in a sentence; JSON and the page of the docs show it.
+        about: the meaning of the value in a sentence, for JSON and the docs.
         of: computes the cell of a measured object, or is its path there, such as "step.seconds" or "0.name"; the
             default is `key`. None anywhere along a path leaves the cell empty.
         hidden: whether only JSON has it.
@@ -44,13 +44,13 @@ class Column:
     hidden: bool = False
 
     def cell(self, measured: Any) -> Cell:
-        """The value for one measured object: None where it has none, or one that is not finite."""
+        """The value for one measured object; None if it is missing or not finite."""
         value = follow(measured, self.of or self.key) if isinstance(self.of, str) else self.of(measured)
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def follow(value: Any, path: str) -> Any:
-    """The attribute, dict entry or item of a sequence at a path such as "times.0.seconds"; None ends the way."""
+    """The attribute, dict entry or item at a path such as "times.0.seconds"; None if anything along it is None."""
     for name in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(name)
@@ -125,7 +125,7 @@ class Report:
 
     Attributes:
         kind: "profile-op", "profile-run", "bench-ops", "bench-model", "bench-all" or "demo".
-        command: the command without the options that say where the report goes.
+        command: the command, without places of files and interpreters.
         device: "cpu" or "cuda:N".
         device_name: name of the processor or GPU.
         machine: versions, processor and GPUs, as `genesis env --json` prints them.
@@ -148,7 +148,7 @@ class Report:
     schema_version: int = SCHEMA_VERSION
 
     def table(self, name: str) -> Table | None:
-        """The table of that name; None where there is none."""
+        """The table with that name, or None."""
         return next((each for each in self.tables if each.name == name), None)
 
     def to_json(self) -> bytes:
@@ -199,7 +199,7 @@ def _settings(report: Report) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is, in one cell."""
+    """Escapes text for one cell of Markdown."""
     return escape(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

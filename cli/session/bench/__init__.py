@@ -1,1 +1,1 @@
-"""How long a training step of a model takes, by phase, and what memory it takes: what `genesis bench-model` shows."""
+"""Measures the training steps and the generation of a model, for `genesis bench-model`."""

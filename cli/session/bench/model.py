@@ -58,7 +58,7 @@ class Case:
         memory: of each rank.
         parts: of recorded steps; None in ranks, and where recording failed.
         times: the collectives of a step; None in one process.
-        scaling: tokens a second of a rank over those of one process alone; None where that was not measured.
+        scaling: tokens a second of a rank over those of one process alone; None if that is unknown.
     """
 
     batch: int
@@ -153,7 +153,7 @@ def _parts(state: TrainState, limits: Limits, notes: list[str]) -> Parts | None:
 
 
 def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Rows of what a larger batch or length costs: each case beside the next one along either axis."""
+    """Rows that compare each case with the next larger one along the batch and along the length."""
     rows = []
     for small in cases:
         for axis, fixed in (("batch", "length"), ("length", "batch")):
@@ -228,7 +228,7 @@ def step_tables(cases: Sequence[Case]) -> list[Table]:
 
 @dataclass
 class Measured:
-    """What was measured, also by a run that was interrupted."""
+    """The results of a request, complete or interrupted."""
 
     request: Request
     limits: Limits

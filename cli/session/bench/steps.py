@@ -1,7 +1,4 @@
-"""Training steps on random tokens, as `genesis train` takes them, and generation: how both are run, timed and divided.
-
-Nothing here chooses what to measure or prints it: `model.py` does.
-"""
+"""Runs, times and divides training steps on random tokens, as `genesis train` takes them, and generation."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
 T = TypeVar("T")
-Notify = Callable[[str], None]  # called with what is measured next
+Notify = Callable[[str], None]  # shows the progress
 TOP_K = 50  # where tokens are sampled, as in the schema of a configuration
 FORMULA = "tokens × (6 N + 6 L h S)"
 OPTIMIZER: Final = "adamw"
@@ -84,7 +81,7 @@ class Settings:
 
     @property
     def sampling(self) -> engines.Sampling:
-        """How every request samples its tokens."""
+        """The sampling of every request."""
         return engines.Sampling(self.temperature, TOP_K if self.temperature else None)
 
 
@@ -128,7 +125,7 @@ def each_case(
 
 
 def forget(model: CausalLM, device: Device) -> None:
-    """Free what a case took, except the weights."""
+    """Free the memory of a case, except the weights."""
     for parameter in model.parameters():
         parameter.grad = None
     release(model)
@@ -355,7 +352,7 @@ def recorded_parts(subject: Subject, limits: Limits, per_take: int = 1) -> Parts
     for record in records:
         timed: Sequence[tuple[Any, float]] = list(by_key(record.frames, record.start, record.end).items())
         if on_gpu:
-            timed = [(k, k.end - k.start) for k in record.kernels if k.in_graph and not k.is_concurrent]
+            timed = [(k, k.seconds) for k in record.kernels if k.in_graph and not k.is_concurrent]
         if not timed:
             return None
         for key, seconds in timed:

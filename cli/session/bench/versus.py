@@ -146,7 +146,7 @@ PEERS = [
     Column("case", "case", "text", "Rows x tokens of a batch."),
     Column("step", "Genesis", "s", "Median step of Genesis.", "ratio.seconds"),
     Column("peer_step", "torch", "s", "Median step of torch.", "ratio.peer_seconds"),
-    Column("ratio", "ratio", "ratio", "Torch's time over that of Genesis.", "ratio.ratio"),
+    Column("ratio", "ratio", "ratio", "Torch's time over Genesis's.", "ratio.ratio"),
     Column("spread", "spread", "share", "Largest ratio of a round over the smallest, less 1.", "ratio.spread"),
     Column("memory", "memory", "bytes", "Peak memory of Genesis."),
     Column("peer_memory", "torch's memory", "bytes", "Peak memory of torch."),
@@ -160,4 +160,6 @@ PEERS = [
 def peers_table(rows: Sequence[dict[str, Any]], ranks: int = 1) -> Table:
     """The table of steps compared with torch's."""
     how = "interleaved" if ranks == 1 else f"{ranks} ranks each, one after the other"
-    return table("peers", f"beside torch {rows[0]['version']}, {how}; ratio above 1: Genesis is faster", PEERS, rows)
+    return table(
+        "peers", f"compared with torch {rows[0]['version']}, {how}; ratio above 1: Genesis is faster", PEERS, rows
+    )
