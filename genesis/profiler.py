@@ -120,11 +120,6 @@ def _gpu() -> Any:
     return backend_for(Device("cuda")) if has_started else None
 
 
-def _refuse_in_capture(what: str) -> None:
-    if (gpu := _gpu()) is not None:
-        gpu.refuse_in_capture(what)
-
-
 @dataclass(eq=False)
 class Profiler:
     """A profile of the block that enters it; `profile` explains its settings.
@@ -174,7 +169,6 @@ class Profiler:
         """
         if _running or recorders:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
-        _refuse_in_capture("a profile was started")
         self.step_num, self._recordings, self._steps = 0, [], []
         caller: Any = sys._getframe(1)
         self._outermost = caller.f_back if caller.f_code is Profiler.__enter__.__code__ else caller
@@ -189,7 +183,6 @@ class Profiler:
         """Begin the next step. Raises: UsageError: the profile is not running."""
         if self not in _running:
             raise UsageError("step() of a profile that is not running", next="call it inside the block")
-        _refuse_in_capture("a profile went to its next step")
         number, action = self.step_num, self._action_of(self.step_num + 1)
         self.step_num += 1
         self._end_step(number, saves=self._action is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDS)
@@ -209,6 +202,8 @@ class Profiler:
         self._begin_step(ProfilerAction.NONE)
 
     def _action_of(self, step: int) -> ProfilerAction:
+        if (gpu := _gpu()) is not None:
+            gpu.refuse_in_capture("a step of a profile was begun")
         action = ProfilerAction.RECORD if self.schedule is None else self.schedule(step)
         if not isinstance(action, ProfilerAction):
             raise UsageError(f"the schedule returned {action!r} for step {step}", next="return a ProfilerAction")

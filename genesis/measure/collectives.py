@@ -111,13 +111,6 @@ def medians(steps: Sequence[StepTimes]) -> StepTimes:
     return StepTimes(median(step.computing for step in steps), rows)
 
 
-class _Moments(NamedTuple):
-    """Calls (name, bytes, start, end) and waits (start, end), at moments of the clock."""
-
-    calls: list[tuple[str, int, Any, Any]]
-    waits: list[tuple[Any, Any]]
-
-
 class CollectiveWatch:
     """Times the collectives of steps that run, or are captured, while `watching` is entered.
 
@@ -133,7 +126,9 @@ class CollectiveWatch:
         parameters = [p for each in optimizer.param_groups for p in each["params"]]
         self._weights = [p.array.storage for p in parameters]
         self._gradients = [each.storage for each in optimizer.shared_memory()["gradients"]]
-        self._captured, self._launched = _Moments([], []), _Moments([], [])
+        # Calls (name, bytes, start, end) and waits (start, end), by whether they were captured.
+        self._calls: dict[bool, list[tuple[str, int, Any, Any]]] = {False: [], True: []}
+        self._waits: dict[bool, list[tuple[Any, Any]]] = {False: [], True: []}
         self._began: Any = self._now()
         self._is_joined = True
 
@@ -174,7 +169,7 @@ class CollectiveWatch:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._launched = _Moments([], [])
+        self._calls[False], self._waits[False] = [], []
         if self._in_order:
             self._backend.driver.record_event(self._began, self._backend.stream)
         else:
@@ -182,13 +177,13 @@ class CollectiveWatch:
 
     def times(self) -> StepTimes:
         """The times of the step since `begin`. The device must be idle."""
-        moments, seconds = self._launched if self._launched.calls else self._captured, self._seconds
-        waits = [(seconds(start), seconds(end)) for start, end in moments.waits]
-        calls = [(name, nbytes, seconds(start), seconds(end)) for name, nbytes, start, end in moments.calls]
+        in_graph, seconds = not self._calls[False], self._seconds
+        waits = [(seconds(start), seconds(end)) for start, end in self._waits[in_graph]]
+        calls = [(name, size, seconds(start), seconds(end)) for name, size, start, end in self._calls[in_graph]]
         return StepTimes(min((start for start, _ in waits), default=0.0), collectives_of(calls, waits))
 
-    def _moments(self) -> _Moments:
-        return self._captured if self._backend is not None and self._backend.pool.capturing else self._launched
+    def _is_capturing(self) -> bool:
+        return self._backend is not None and bool(self._backend.pool.capturing)
 
     def _timed(self, kind: str, method: Callable[..., None], whole: int) -> Callable[..., None]:
         """`method`, whose calls are timed; argument number `whole` is the whole buffer."""
@@ -197,10 +192,11 @@ class CollectiveWatch:
         def call(*args: Any, **settings: Any) -> None:
             start = self._now()
             method(*args, **settings)
-            end, moments = self._now(), self._moments()
-            moments.calls.append((f"{kind}, {self._purpose(kind, args[whole])}", args[whole].nbytes, start, end))
+            end, in_graph = self._now(), self._is_capturing()
+            name = f"{kind}, {self._purpose(kind, args[whole])}"
+            self._calls[in_graph].append((name, args[whole].nbytes, start, end))
             if not self._in_order:
-                moments.waits.append((start, end))
+                self._waits[in_graph].append((start, end))
             self._is_joined = False
 
         return call
@@ -211,7 +207,7 @@ class CollectiveWatch:
         else:
             self._is_joined, start = True, self._now()
             join()
-            self._moments().waits.append((start, self._now()))
+            self._waits[self._is_capturing()].append((start, self._now()))
 
     def _purpose(self, kind: str, whole: Array) -> str:
         """Weights, gradients, or the few numbers of the gradient norm: losses and sums of squares."""
