@@ -74,7 +74,7 @@ class StepTile(NamedTuple):
         """Return this tile with no more parts than are useful.
 
         Args:
-            padded: columns of a head, padded.
+            padded: padded columns of a head.
             group: query heads per key head.
             pairs: key heads of all sequences.
             capacity: keys that the cache can hold per sequence.
@@ -97,7 +97,7 @@ def loaded(p_x, m_x, TYPE: tl.constexpr):
 
 @triton.jit
 def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Load heads of a token [heads, BD]. Return them and, with PAIRS, their copy with halves exchanged, else again."""
+    """Load heads of a token [heads, BD]. Return them twice; with PAIRS the second tile has their halves exchanged."""
     o_d = tl.arange(0, BD)  # [BD]
     m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE  # [heads, BD], [heads, 1]
     b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)  # [heads, BD]

@@ -176,7 +176,7 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     Args:
         TILE: (BS, NB, BLOCKS, LOOPS): warps, tiles of scores per warp, blocks of 8 keys per tile of scores, and whether
             a part may have several tiles of keys. A tile of keys has 8·BS·NB·BLOCKS keys.
-        LAUNCH: also has the number of programs in a cluster, which divides `splits`, or 1.
+        LAUNCH: has the number of programs in a cluster (a divisor of `splits`, or 1) as its third value.
     """
     KEY_HEADS: tl.constexpr = HEADS[0]
     GROUP: tl.constexpr = HEADS[1]

@@ -103,6 +103,7 @@ def combine_text(warps: int, blocks: int, tiles: int, squares: int) -> str:
         f"mad.lo.u32 at, first, {elements * 128}, base;",
         "mad.lo.u32 at, lane, 4, at;",
     ]
+    # Store the sums of all warps.
     for i in range(count):
         for j in range(elements):
             value = f"${8 * (count + i) + j}"
@@ -118,6 +119,7 @@ def combine_text(warps: int, blocks: int, tiles: int, squares: int) -> str:
         "mad.lo.u32 own, lane, 4, own;",
         "and.b32 t, lane, 3;",
     ]
+    # Add this warp's part over all warps.
     for e in range(part):
         if squares:  # the square of x's row 2·t + b in block q is at lane (2·t + b)·4 + t
             lines += [f"add.u32 at, first, {e};", "and.b32 lane, at, 1;", "mad.lo.u32 square, lane, 128 + 16, base;"]

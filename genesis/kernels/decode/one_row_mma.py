@@ -140,9 +140,9 @@ def diagonal_text(warps: int, pairs: int, has_squares: bool) -> str:
 
 @triton.jit
 def diagonal_sums(tiles, BS: tl.constexpr, P: tl.constexpr, SQUARES: tl.constexpr):
-    """Return three tiles: the sums of a pair's first row of W, of its second row, and of the squares of x.
+    """Return tiles with the sums of a pair's first row of W, of its second row and, with SQUARES, of the squares of x.
 
-    Each thread has its sum in the first of its 8 elements. Its group's number is the pair's, out of P.
+    A thread has its sum in the first of its 8 elements. The threads of group i have the sums of pair i, out of P.
     """
     RESULTS: tl.constexpr = 2 + SQUARES
     TEXT: tl.constexpr = diagonal_text(BS, P, SQUARES)

@@ -77,6 +77,7 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
     x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)  # [T]
     penalty = converted(tl.load(p_settings + row * 4 + 3), tl.float64)
     score = scores_of(x, p_seen, at, m, penalty)  # [T]
+    # Store the greatest score of each group and the chunk's results.
     greatest_of_group = tl.max(tl.reshape(score, (T // G, G)), 1)  # [T / G]
     best = tl.max(greatest_of_group, 0)
     tl.store(p_maxima + (row * chunks + chunk) * (T // G) + tl.arange(0, T // G), greatest_of_group)
@@ -363,6 +364,7 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     top, token, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
     is_last = first == 0
+    # Draw from the groups or from the bins, unless the row takes the likeliest token.
     if is_finite & (temperature > 0):
         bits = random_bits(p_keys, row)
         p_candidates += row * MANY
@@ -467,6 +469,7 @@ def next_tokens_kernel(p_drawn, p_log_probs, p_stops, p_tokens, p_lengths, p_lef
         left = tl.load(p_left + i_b, mask=m_b, other=0)  # [B]
         length = tl.load(p_lengths + i_b, mask=m_b, other=0)  # [B]
         position = tl.load(p_keys + i_b * 3 + 2, mask=m_b, other=0)  # [B]
+        # Find rows that stop, then store tokens and counters of active rows.
         is_active = left > 0
         is_stop = token == -1  # [B]
         if STOPS > 0:

@@ -218,8 +218,8 @@ def sum_losses_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["number", "n", "length", "shift", "step_row", "step", "ignore", "classes"])
 def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row, step, ignore, classes,
                    COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store the divisor and its inverse, or 0 if it is 0. The divisor is the element of `p_divisor`, or with COUNT the
-    number of rows that are not ignored, or `number`.
+    """Store the divisor and its inverse (0 for a divisor of 0). The divisor is the element of `p_divisor`, with COUNT
+    the number of rows that are not ignored, or `number`.
     """
     if p_divisor is not None:
         divisor = converted(tl.load(p_divisor), p_o.dtype.element_ty)

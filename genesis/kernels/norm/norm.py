@@ -183,6 +183,7 @@ def norm_backward_rows_kernel(p_d, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes
         mean = tl.load(p_m + offsets(i_n, sizes, sm))
     g_n = (p_g + offsets(i_n, sizes, sg))[:, None]
     x_n = (p_x + offsets(i_n, sizes, sx))[:, None]
+    # Compute the means over the row, then dx.
     acc_gw, acc_gwz = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)  # [1, BH] each
     for first in range(0, h, BH):
         i_h = first + tl.arange(0, BH)  # [BH]
@@ -291,6 +292,7 @@ def _backward(
         return
     work = work_type(x.dtype)
     cut = cut or norm_tiles(n, h, x.dtype.itemsize, backward=True)
+    # Launch one pass over short rows, or kernels for long rows and their columns; then add the partial sums.
     partials = [empty((cut.programs, h), work, x.device) for _ in parameters]
     partial_w, partial_b, *_ = *partials, None, None
     ms = mean.strides if mean is not None else rstd.strides

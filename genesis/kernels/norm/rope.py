@@ -48,6 +48,7 @@ def rope_kernel(p_o, p_x, p_cos, p_sin, tokens, rotated, so, sx, sc, ss, INVERSE
     o_o = (o_token * so[1])[:, None] + (o_pair * so[3])[None, :]
     o_c = (o_token * sc[1])[:, None] + (o_pair * sc[2])[None, :]
     o_s = (o_token * ss[1])[:, None] + (o_pair * ss[2])[None, :]
+    # Load the pairs of all heads, then cos and sin.
     lefts, rights = (), ()
     for i in tl.static_range(HEADS):
         lefts += (tl.load(p_x + i * sx[2] + o_x, mask=m),)
@@ -56,6 +57,7 @@ def rope_kernel(p_o, p_x, p_cos, p_sin, tokens, rotated, so, sx, sc, ss, INVERSE
     b_sin = converted(tl.load(p_sin + i_batch * ss[0] + o_s, mask=m), WORK)
     if INVERSE:
         b_sin = -b_sin
+    # Rotate and store, or copy.
     for i in tl.static_range(HEADS):
         p_left, p_right = p_o + i * so[2] + o_o, p_o + i * so[2] + PAIRS * so[3] + o_o
         if i_head + i < rotated:
@@ -212,6 +214,7 @@ def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p
     i_pair = tl.arange(0, HALF)  # [HALF]
     m = m_token[:, None] & (i_pair < half)[None, :]  # [ROWS, HALF]
     c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)  # [ROWS, HALF] each
+    # Invert the rotation, then the norm, of query and key heads.
     for part in tl.static_range(2):  # query heads, then key heads, each with its own weight
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
         w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)  # [1, HALF] each

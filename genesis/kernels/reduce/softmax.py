@@ -179,6 +179,7 @@ def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do
         total = tl.expand_dims(tl.sum(g if LOG else g * y, AXIS), AXIS)  # [BK, 1] or [1, BK]
         tl.store(q_k + r_0 * do, converted(softmax_gradient(g, y, total, LOG), OUT), mask=m)
     else:
+        # Sum over the line, then compute the gradients.
         sums = g if LOG else g * y  # [BK, BR] or [BR, BK]
         for first in range(BR, nr, BR):
             i_r = r_0 + first
