@@ -22,7 +22,6 @@ from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
 from genesis_cli.app import run
 from genesis_cli.recipes import shape_named
-from genesis_cli.session.bench import model as shared
 from genesis_cli.session.bench import steps
 from genesis_cli.session.bench.model import NO_ROOM, Case, Measured, step_tables
 from genesis_cli.session.bench.steps import Memory, timed
@@ -51,7 +50,7 @@ def benched(folder: Path, *, has_fault: bool = False) -> tuple[int | None, str, 
     def rank(given: list[str]) -> int:
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         if has_fault and os.environ["RANK"] == "1":
-            shared.timed = lacks_memory
+            steps.timed = lacks_memory
         with (
             small_limits(),
             mock.patch.object(steps, "FAST", plan),

@@ -180,7 +180,7 @@ def test_steps_on_cuda_are_captured() -> None:
 
 
 def test_parts_that_cannot_be_recorded_are_a_note() -> None:
-    with mock.patch.object(model, "recorded_parts", side_effect=OutOfMemoryError("no room for events")):
+    with mock.patch.object(steps, "recorded_parts", side_effect=OutOfMemoryError("no room for events")):
         (case,) = bench_model(asked([(1, 8)]), limits())
     assert isinstance(case, Case)
     assert (case.parts, case.notes) == (None, ["no phases and ops: no room for events"])

@@ -17,28 +17,8 @@ from genesis.measure.timing import Timing
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, Ranks
 from genesis.train.state import TrainState
 from genesis_cli.measured import show_progress
-from genesis_cli.session.bench import versus
-from genesis_cli.session.bench.steps import (
-    FORMULA,
-    Memory,
-    Notify,
-    Parts,
-    Request,
-    Steps,
-    bench_generation,
-    each_case,
-    forget_graphs,
-    generation_table,
-    memory_of,
-    new_state,
-    ops_table,
-    recorded_parts,
-    step_flops,
-    taking,
-    timed,
-    timed_collectives,
-    trained_model,
-)
+from genesis_cli.session.bench import steps, versus
+from genesis_cli.session.bench.steps import Memory, Notify, Parts, Request
 from genesis_cli.session.profiling import subject_of
 from genesis_models.blocks import CausalLM
 
@@ -102,32 +82,32 @@ def bench_model(
     Raises:
         GenesisError: in ranks, where a case that fails ends the job, because other ranks wait in it.
     """
-    model = trained_model(request.config, request.device, request.settings)
+    model = steps.trained_model(request.config, request.device, request.settings)
 
     def measured(batch: int, length: int) -> Case:
         with ranks.during(f"measuring {batch}x{length}", FIRST_STEPS_S):
             return measured_case(model, batch, length, request, limits, ranks)
 
-    return each_case(request, model, measured, notify, ranks)
+    return steps.each_case(request, model, measured, notify, ranks)
 
 
 def measured_case(
     model: CausalLM, batch: int, length: int, request: Request, limits: Limits, ranks: Ranks = ALONE
 ) -> Case:
     """Take steps of one size with a new optimizer: first unwatched, then recorded or, in ranks, their collectives."""
-    device, notes, state = request.device, list[str](), new_state(model, batch, length, ranks)
-    forget_graphs(device)
+    device, notes, state = request.device, list[str](), steps.new_state(model, batch, length, ranks)
+    steps.forget_graphs(device)
     if device != CPU:
         cuda.reset_peak_memory_stats(device)
-    take = taking(state, device, notes)
-    step, by_rank = timed(take, wait_for(device), ranks, request.settings.plan)
+    take = steps.taking(state, device, notes)
+    step, by_rank = steps.timed(take, wait_for(device), ranks, request.settings.plan)
     take.finish()
     del take
-    memory, flops = memory_of(state, device), step_flops(model.config, batch, length)
+    memory, flops = steps.memory_of(state, device), steps.step_flops(model.config, batch, length)
     case = Case(batch, length, step, by_rank, memory, flops, limits, notes=notes)
     if ranks.size > 1:
         count = WATCHED_STEPS[device.type]
-        case.times = timed_collectives(state, device, lambda: taking(state, device, []), count)
+        case.times = steps.timed_collectives(state, device, lambda: steps.taking(state, device, []), count)
     else:
         case.parts = _parts(state, limits, notes)
     return case
@@ -136,11 +116,11 @@ def measured_case(
 def _parts(state: TrainState, limits: Limits, notes: list[str]) -> Parts | None:
     """Records and divides steps; None with a note where that fails."""
     failed = list[str]()
-    forget_graphs(limits.device)
-    take = Steps(state, limits.device, failed)
+    steps.forget_graphs(limits.device)
+    take = steps.Steps(state, limits.device, failed)
     subject = subject_of(state, limits.device, take.on_device, tuple, lambda batches: take())
     try:
-        found = recorded_parts(subject, limits)
+        found = steps.recorded_parts(subject, limits)
         if found is not None and not failed:
             return found
         notes.append("no phases and ops: a step cannot be captured")
@@ -175,7 +155,8 @@ STEPS = [
     *(Column(n, n, "s", f"Time of {n}: its share of recorded steps.", f"phases.{n}") for n in PHASES),
     Column("tokens_per_second", "tokens/s", "token/s", "Trained tokens a second, of all ranks."),
     Column("scaling", "of one rank", "share", "Tokens/s of a rank as a share of one process alone."),
-    Column("flops_per_second", "FLOP/s", "FLOP/s", f"Of a rank, by {FORMULA}.", lambda c: c.flops / c.step.seconds),
+    Column("flops_per_second", "FLOP/s", "FLOP/s", f"Of a rank, by {steps.FORMULA}.",
+           lambda c: c.flops / c.step.seconds),
     Column("mfu", "MFU", "share", "FLOP/s over the measured matmul's.", lambda c: c.over(c.limits.flops_per_second)),
     Column("mfu_sheet", "of the sheet", "share", "FLOP/s over the data sheet's peak.",
            lambda c: c.over(c.limits.data_sheet)),
@@ -214,7 +195,7 @@ def step_tables(cases: Sequence[Case]) -> list[Table]:
     if count == 1:
         memory, growth = table("memory", "memory", MEMORY, cases), table("growth", "growth", GROWTH, growths(cases))
         found = [table("steps", "", STEPS, cases, notes=notes), memory, growth]
-        return found if most.parts is None else [*found, ops_table(most.parts, most.label)]
+        return found if most.parts is None else [*found, steps.ops_table(most.parts, most.label)]
     each = zip(range(count), most.by_rank, most.memory, strict=True)
     found = [
         table("ranks", f"{count} ranks, each with a batch of its own", STEPS, cases, notes=notes),
@@ -242,8 +223,8 @@ class Measured:
         """The tables of the report."""
         ranks = len(self.shared[0].by_rank) if self.shared else 1
         if self.request.settings.new:
-            found = [generation_table(self.cases)] if self.cases else []
-            return found + [ops_table(c.parts, c.label) for c in self.cases if c.parts is not None]
+            found = [steps.generation_table(self.cases)] if self.cases else []
+            return found + [steps.ops_table(c.parts, c.label) for c in self.cases if c.parts is not None]
         found = [each for cases in (self.cases, self.shared) if cases for each in step_tables(cases)]
         return [*found, versus.peers_table(self.peers, ranks)] if self.peers else found
 
@@ -273,7 +254,7 @@ def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
         if ranks.size > 1:
             measured.shared += cast("Iterator[Case]", bench_model(request, limits, notify, ranks))
         if ranks.is_main:
-            alone = bench_generation if request.settings.new else bench_model
+            alone = steps.bench_generation if request.settings.new else bench_model
             for each in alone(request, limits, notify):
                 if isinstance(each, Failure):
                     measured.failures.append(each)
