@@ -72,20 +72,12 @@ class Launch(NamedTuple):
         return math.prod(self.grid)
 
 
-class Row(NamedTuple):
-    """A launch under the case and the pass that it belongs to."""
-
-    case: str
-    step: str
-    launch: Launch
-
-
-TAKEN = "launch.resources"
-COLUMNS = (
-    Column("case", "case", "text", "Op and shape."),
-    Column("pass", "pass", "text", "forward or backward.", "step"),
-    Column("kernel", "kernel", "text", "Name of the kernel; fill where memory is set.", "launch.kernel"),
-    Column("grid", "grid", "text", "Programs in each dimension.", lambda row: "x".join(map(str, row.launch.grid))),
+TAKEN = "2.resources"
+COLUMNS = (  # of a case, the pass ("forward" or "backward") and a launch
+    Column("case", "case", "text", "Op and shape.", "0"),
+    Column("pass", "pass", "text", "forward or backward.", "1"),
+    Column("kernel", "kernel", "text", "Name of the kernel; fill where memory is set.", "2.kernel"),
+    Column("grid", "grid", "text", "Programs in each dimension.", lambda row: "x".join(map(str, row[2].grid))),
     Column("threads", "threads", "count", "Threads of a program.", f"{TAKEN}.threads"),
     Column("registers", "registers", "count", "Registers of a thread.", f"{TAKEN}.registers"),
     Column("shared", "shared", "bytes", "Shared memory of a program.", f"{TAKEN}.shared"),

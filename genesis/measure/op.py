@@ -357,9 +357,7 @@ def tables_of(measured: Sequence[Measured]) -> list[Table]:
     worst = min((m for m in measured if m.share is not None), key=lambda m: m.share or 0.0, default=None)
     if not one and worst is not None and worst.finding is not None:
         ops.notes.append(f"next: {worst.name}: {worst.finding.evidence}; {worst.finding.advice}")
-    rows = [kernels.Row(m.name, "forward", each) for m in measured for each in m.launches or ()]
-    rows += [
-        kernels.Row(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches or ()
-    ]
+    rows = [(m.name, "forward", each) for m in measured for each in m.launches or ()]
+    rows += [(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches or ()]
     found = [table("limits", "measured now", LIMITS, limits.values()), ops]
     return [*found, table("kernels", "kernels", kernels.COLUMNS, rows)] if rows else found

@@ -25,6 +25,18 @@ def test_a_sample_is_a_replay_behind_another_one() -> None:
     assert total.numpy() == pytest.approx(before + 2 * 3 * y.numpy())
 
 
+def test_a_graph_frees_each_result_before_the_next_call() -> None:
+    x, backend = make_case("exp", (1 << 16,), None, float32, CUDA).arrays[0], backend_of(CUDA)
+    before = backend.pool.allocated
+
+    def call() -> object:
+        assert backend.pool.allocated - before <= x.nbytes
+        return registry["exp"](x)
+
+    with of_graph(call, backend, 5) as sample:
+        assert sample(1) > 0
+
+
 def test_what_a_graph_cannot_hold_is_refused() -> None:
     x = make_case("exp", (4,), None, float32, CUDA).arrays[0]
     with pytest.raises(DeviceError, match="graph"), of_graph(x.numpy, backend_of(CUDA), 3):
