@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -101,12 +101,13 @@ def bench_model(
 
     from genesis.measure.peer import started
     from genesis.measure.record import to_text
+    from genesis.train.ranks import ALONE
     from genesis_cli.session.bench import model, steps
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.weights import AUTO, QUANTIZED, weight_type
 
     command = command_of(context, "bench-model")
-    with together(device, command, is_quiet=json == STDOUT) as ranks:
+    with nullcontext(ALONE) if generate else together(device, command, is_quiet=json == STDOUT) as ranks:
         where, quantized = resolve_device(device, ranks), next((kind for kind in QUANTIZED if kind == asked), None)
         kind = weight_type(AUTO if quantized else asked, where, config.stored_dtype, trains=not generate).name
         plan = steps.FAST if fast else steps.THOROUGH
