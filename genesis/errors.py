@@ -1,7 +1,8 @@
 """Every error that Genesis raises on purpose, with the exit code of its class.
 
 An error has three parts: *what* happened, *where* (file:line, step, op), and what to do *next*. The command line prints
-them as one block on stderr. Library users catch `GenesisError`, or the built-in class that each subclass inherits from.
+them as one block on stderr. Library users catch `GenesisError`, or a built-in class: each subclass derives from all the
+built-in classes that torch raises in its place, which differ from function to function.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = [
     "DTypeError",
     "DataError",
     "DeviceError",
+    "DimensionError",
     "DiskError",
     "DistributedError",
     "GenesisError",
@@ -22,6 +24,7 @@ __all__ = [
     "IndexRangeError",
     "InterruptedRun",
     "KeywordError",
+    "MissingFileError",
     "ModelError",
     "NumericError",
     "OutOfMemoryError",
@@ -79,8 +82,8 @@ class GenesisError(Exception):
         return " | ".join(part for part in (self.what, self.where, self.next) if part)
 
 
-class UsageError(GenesisError):
-    """The command line is wrong."""
+class UsageError(GenesisError, ValueError, TypeError, RuntimeError):
+    """The command line or the arguments of a call are wrong."""
 
     exit_code = 2
 
@@ -97,10 +100,14 @@ class DataError(GenesisError, ValueError):
     exit_code = 4
 
 
-class ModelError(GenesisError, ValueError):
+class ModelError(GenesisError, ValueError, RuntimeError):
     """A model folder, a tokenizer or a checkpoint cannot be used."""
 
     exit_code = 5
+
+
+class MissingFileError(ModelError, FileNotFoundError):
+    """A file to load does not exist."""
 
 
 class DeviceError(GenesisError, RuntimeError):
@@ -122,7 +129,7 @@ class DiskError(GenesisError, OSError):
     exit_code = 8
 
 
-class NumericError(GenesisError, ArithmeticError):
+class NumericError(GenesisError, ArithmeticError, RuntimeError):
     """A NaN or an infinity where none is allowed."""
 
     exit_code = 9
@@ -148,11 +155,11 @@ class BusyError(GenesisError, RuntimeError):
     exit_code = 11
 
 
-class ShapeError(GenesisError, ValueError, RuntimeError):  # torch raises RuntimeError for shapes and dtypes
+class ShapeError(GenesisError, ValueError, RuntimeError):
     """Shapes that an op cannot combine."""
 
 
-class DTypeError(GenesisError, TypeError, RuntimeError):
+class DTypeError(GenesisError, TypeError, NotImplementedError):
     """A dtype that an op does not take."""
 
 
@@ -165,8 +172,12 @@ class KeywordError(GenesisError, TypeError):
     exit_code = 2
 
 
-class IndexRangeError(GenesisError, IndexError):
+class IndexRangeError(GenesisError, IndexError, RuntimeError):
     """An index outside its dimension."""
+
+
+class DimensionError(ShapeError, IndexRangeError):
+    """A dimension that a tensor lacks, or over which it has no elements."""
 
 
 class GradientError(GenesisError, RuntimeError):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from genesis.array import from_numpy
 from genesis.backend import CPU, Device, as_device
 from genesis.dtypes import as_dtype, float8_e4m3fn
-from genesis.errors import DiskError, DTypeError, GenesisError, ModelError, UsageError, escape
+from genesis.errors import DiskError, DTypeError, GenesisError, MissingFileError, ModelError, UsageError, escape
 from genesis.files.atomic import atomic_file
 from genesis.files.boundary import closed_after
 from genesis.files.filesystem import DEFAULT, FileSystem
@@ -302,7 +302,7 @@ def _refuse_other_formats(path: Path) -> None:
     """Raise ModelError for folders, pickles, numpy archives and everything else that is not a safetensors file."""
     if os.path.isdir(path):
         raise ModelError(f"{quote(str(path), 400)} is a folder", next="genesis_models.load reads model folders")
-    with closed_after(open_regular(path)) as descriptor:
+    with closed_after(open_regular(path, ModelError if os.path.lexists(path) else MissingFileError)) as descriptor:
         start, size = os.pread(descriptor, 8, 0), os.fstat(descriptor).st_size
     if start.startswith(b"PK\x03\x04") and path.suffix == ".npz":
         raise ModelError("this is an archive of numpy arrays", where=escape(path), next="numpy.load reads it")

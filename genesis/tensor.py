@@ -18,7 +18,7 @@ from genesis.autograd.graph import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.dtypes import DType, float32, float64
-from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError
+from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
 from genesis.functions import exchange as _exchange
@@ -181,7 +181,7 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     def __len__(self) -> builtins.int:
         if not self.array.shape:
-            raise ShapeError("a tensor without dimensions has no len()")
+            raise UsageError("a tensor without dimensions has no len()")
         return self.array.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from genesis.autograd.record import TensorBase, apply
-from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError
+from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError
 from genesis.functions.surface import Sizes, Tensor, array_of, public, sizes_of
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
@@ -165,11 +165,11 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
 # --- Views: parts -----------------------------------------------------------------------------------------------------
 
 
-def _dimension(name: str, x: Any, dim: int, error: type[GenesisError] = ShapeError) -> tuple[Shape, int]:
-    """Return x's shape and the normalized `dim`. Raises `error` for a tensor without dimensions."""
+def _dimension(name: str, x: Any, dim: int) -> tuple[Shape, int]:
+    """Return x's shape and the normalized `dim`. Raises DimensionError for a tensor without dimensions."""
     shape = array_of(x, name).shape
     if not shape:
-        raise error(f"{name}() of a tensor without dimensions")
+        raise DimensionError(f"{name}() of a tensor without dimensions")
     return shape, normalize_axis(dim, len(shape))
 
 
@@ -182,7 +182,7 @@ def _part(x: Any, dim: int, item: ops.Item) -> Any:
 @public
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """Return the slice at `index` of dimension `dim`, which is removed. Raises IndexRangeError."""
-    shape, dim = _dimension("select", x, dim, IndexRangeError)
+    shape, dim = _dimension("select", x, dim)
     if not -shape[dim] <= index < shape[dim]:
         raise IndexRangeError(f"index {index} is out of range for dimension {dim} of size {shape[dim]}")
     return _part(x, dim, index % shape[dim])
@@ -194,7 +194,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
     Raises IndexRangeError with dimension, size and range.
     """
-    shape, dim = _dimension("narrow", x, dim, IndexRangeError)
+    shape, dim = _dimension("narrow", x, dim)
     size = shape[dim]
     first = start + size if start < 0 else start
     if not (0 <= first <= size and 0 <= length <= size - first):

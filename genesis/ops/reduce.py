@@ -17,7 +17,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
-from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Grads, Op, op
 from genesis.ops.blocks import arrange, as_type, is_narrow, reduce_into, reduce_tiles, store_kept, work_type
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
@@ -46,9 +46,9 @@ def single_axis(name: str, shape: Shape, axis: int) -> int:
 
 
 def _need_elements(name: str, shape: Shape, axes: Shape) -> None:
-    """Raise ShapeError for an extremum over no elements; with no rows at all, the result is just empty."""
+    """Raise DimensionError for an extremum over no elements; with no rows at all, the result is just empty."""
     if 0 in [shape[i] for i in axes]:
-        raise ShapeError(f"{name} of shape {shape} over dimensions {axes}: no elements to choose from")
+        raise DimensionError(f"{name} of shape {shape} over dimensions {axes}: no elements to choose from")
 
 
 def _rule(

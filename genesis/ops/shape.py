@@ -17,7 +17,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import promote_types
-from genesis.errors import IndexRangeError, ShapeError
+from genesis.errors import DimensionError, IndexRangeError, ShapeError
 from genesis.op import Context, Grads, Op, op, registry, through
 from genesis.ops.elementwise import copy, fill
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, view_strides
@@ -417,7 +417,7 @@ def cat(out: np.ndarray, *arrays: np.ndarray, dim: int) -> None:
 
 def _flip_infer(x: Array, *, dims: Shape) -> Spec:
     if len(set(dims)) != len(dims) or any(not 0 <= d < x.ndim for d in dims):
-        raise ShapeError(f"flip: dimensions {dims} do not suit shape {x.shape}")
+        raise DimensionError(f"flip: dimensions {dims} do not suit shape {x.shape}")
     return Spec(x.shape, x.dtype)
 
 
@@ -431,7 +431,7 @@ def _roll_infer(x: Array, *, shifts: Shape, dims: Shape) -> Spec:
     if len(shifts) != len(dims):
         raise ShapeError(f"roll: {len(shifts)} shifts do not match {len(dims)} dimensions")
     if any(not 0 <= d < x.ndim for d in dims):
-        raise ShapeError(f"roll: dimensions {dims} do not suit shape {x.shape}")
+        raise DimensionError(f"roll: dimensions {dims} do not suit shape {x.shape}")
     return Spec(x.shape, x.dtype)
 
 

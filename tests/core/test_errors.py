@@ -9,12 +9,16 @@ from genesis import errors
     "kind, bases",
     [
         (errors.ShapeError, (ValueError, RuntimeError)),
-        (errors.DTypeError, (TypeError, RuntimeError)),
+        (errors.DimensionError, (errors.ShapeError, errors.IndexRangeError)),
+        (errors.DTypeError, (TypeError, NotImplementedError)),
         (errors.DeviceError, (RuntimeError,)),
         (errors.OutOfMemoryError, (MemoryError, RuntimeError)),
-        (errors.IndexRangeError, (IndexError,)),
+        (errors.IndexRangeError, (IndexError, RuntimeError)),
         (errors.KeywordError, (TypeError,)),
         (errors.GradientError, (RuntimeError,)),
+        (errors.ModelError, (ValueError, RuntimeError)),
+        (errors.MissingFileError, (errors.ModelError, FileNotFoundError)),
+        (errors.UsageError, (ValueError, TypeError, RuntimeError)),
     ],
 )
 def test_errors_are_also_what_torch_raises(kind, bases):
