@@ -1,4 +1,4 @@
-"""docs/performance.md, made from the newest reports in benchmarks/results: `make performance`."""
+"""Writes docs/performance.md from the newest reports in benchmarks/results: `make performance`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ Row = Mapping[str, Any]
 HEAD = """\
 # Performance
 
-How fast Genesis was when it was last measured, beside its peers in the same run. `make performance` writes this page
-from the newest reports in [benchmarks/results](../benchmarks/results): change those, not the page.
+The latest measurements of Genesis and its peers. `make performance` writes this page from the newest reports in
+[benchmarks/results](../benchmarks/results): change those, not the page.
 
-A **ratio** is the peer's time over that of Genesis: above 1 Genesis is faster. Absolute times drift with clocks and
-machines; ratios come from one run. What was tried and did not help is in [the log](log.md).
+A **ratio** is the peer's time divided by Genesis' time: above 1 Genesis is faster. Both times come from one run,
+because absolute times drift with clocks and machines. [The log](log.md) lists what was tried and did not help.
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: the rows of one report's table, under some of its columns.
+    """A section of the page: selected rows and columns of one report's table.
 
     Attributes:
-        kind, table: which report and which of its tables.
+        title: heading of the section.
+        text: explanation above the table.
+        kind: kind of the report.
+        table: name of the table in the report.
         columns: keys of the columns to show.
-        of: which rows to show.
-        slower: the reason given below the table if a ratio is below 0.995; its title names the rows.
+        of: selects the rows to show.
+        slower: reason printed below the table, with the rows' names, if a ratio is below 0.995.
     """
 
     title: str
@@ -47,10 +50,10 @@ class Section:
 SECTIONS = (
     Section(
         "Training steps on a GPU",
-        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters. Genesis takes\n"
-        "each step as one CUDA graph. The peer is a minimal model written for torch.compile. What\n"
-        "torch's CUDA graphs hold is in no count of allocations, so beside them memory is what was reserved from the\n"
-        "driver, on both sides. The report has Hugging Face's models, too.",
+        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters. Genesis runs\n"
+        "each step as one CUDA graph. The peer is a minimal model written for torch.compile. Allocation counters miss\n"
+        "the memory of torch's CUDA graphs, so memory is what each side reserved from the driver. The report also\n"
+        "has Hugging Face's models.",
         "training-step",
         "steps",
         ("size", "shape", "step", "tokens_per_second", "memory", "recipe", "peer_step", "peer_memory", "ratio"),
@@ -58,14 +61,14 @@ SECTIONS = (
     ),
     Section(
         "Training adapters on a GPU",
-        "LoRA and DoRA on all linears, base and adapters in bf16, from the same files and tokens on all sides.",
+        "LoRA and DoRA on all linear layers, base and adapters in bf16. All sides use the same files and tokens.",
         "lora-step",
         "steps",
         ("size", "kind", "r", "shape", "checkpointing", "side", "step", "tokens_per_second", "reserved", "ratio"),
     ),
     Section(
         "Ranks",
-        "Data parallel with ZeRO-1, beside torch's DDP and FSDP2 around the same lean model. `genesis bench-model\n"
+        "Data parallel with ZeRO-1, compared with torch's DDP and FSDP2 on the same lean model. `genesis bench-model\n"
         "--nproc 2 --vs torch` measures it; [ranks](ranks.md#what-it-costs) explains the columns.",
         "ranks",
         "steps",
@@ -74,16 +77,16 @@ SECTIONS = (
     ),
     Section(
         "Generation on a GPU",
-        "Prompts of random tokens, bf16, each decoding step one CUDA graph. `of a copy` is the rate at which a step\n"
-        "reads its weights and cache, as a share of a copy's bandwidth.",
+        "Random prompts, bf16; each decoding step is one CUDA graph. `of a copy` is the rate at which a step reads\n"
+        "its weights and cache, as a share of a copy's bandwidth.",
         "generation",
         "cases",
         ("size", "side", "batch", "prompt", "token", "tokens_per_second", "share", "first"),
         lambda row: row["draw"] == "greedy" and row["prompt"] == 128 and row["batch"] in (1, 32),
     ),
     Section(
-        "Generation beside torch",
-        "The peer is a lean decoder with packed weights whose step is one CUDA graph.",
+        "Generation compared with torch",
+        "The peer is a lean decoder with packed weights. Its step is one CUDA graph.",
         "generation-torch",
         "cases",
         ("size", "side", "batch", "prompt", "token", "tokens_per_second", "share", "first", "ratio"),
@@ -91,48 +94,48 @@ SECTIONS = (
     ),
     Section(
         "Serving",
-        "`genesis serve` under load, beside the engine alone with as many rows; [serving](serving.md) describes it.",
+        "`genesis serve` under load, compared with the engine alone with as many rows; see [serving](serving.md).",
         "serving",
         "load",
         ("asked", "requests", "tokens_per_second", "share", "first", "first_95", "first_99", "http_share"),
     ),
     Section(
         "Ops on a GPU",
-        "Every op of the registry by size class; a share is of the limit that binds, measured in the same run.\n"
-        "`genesis bench-ops --vs torch` makes it, with a row for each case.",
+        "Every op of the registry by size class. A share is relative to the binding limit, measured in the same run.\n"
+        "`genesis bench-ops --vs torch` writes the report, with a row for each case.",
         "bench-ops",
         "sizes",
         ("size", "category", "cases", "average", "best", "worst", "target", "ratio"),
     ),
     Section(
         "Training on a CPU",
-        "The model of the quickstart (4,000,512 parameters), 8 x 256 tokens a step, float32, two threads.",
+        "The quickstart model (4,000,512 parameters), 8 x 256 tokens per step, float32, two threads.",
         "cpu-training",
         "sides",
         ("side", "step", "fastest", "tokens_per_second", "peak", "ratio", "memory_ratio", "version"),
     ),
     Section(
         "Generation on a CPU",
-        "One sequence, greedy, 32 tokens of prompt and 32 new ones, float32, two threads; both sides give the same\n"
+        "One sequence, greedy, 32 prompt tokens and 32 new ones, float32, two threads. Both sides generate the same\n"
         "tokens.",
         "cpu-generation",
         "sides",
         ("side", "token", "first", "tokens_per_second", "peak", "ratio", "first_ratio", "memory_ratio", "version"),
-        slower="the first token costs a pass over the prompt whose matmuls are numpy's.",
+        slower="the first token needs a pass over the prompt with numpy's matmuls.",
     ),
 )
 
 
 def page_of(files: list[Path]) -> str:
-    """The page made from these files; a section without a report is left out."""
+    """The page made from these files; sections without a report are omitted."""
     return "\n".join([HEAD, *(line for section in SECTIONS for line in _section(section, files))])
 
 
 def _section(section: Section, files: list[Path]) -> Iterator[str]:
-    found = newest(section.kind, files)
-    if found is None:
+    newest_report = newest(section.kind, files)
+    if newest_report is None:
         return
-    path, report = found
+    path, report = newest_report
     data = next(each for each in report["tables"] if each["name"] == section.table)
     columns = {each["key"]: Column(**each) for each in data["columns"]}
     rows = [row for row in data["rows"] if section.of(row) and row.get("error") is None]
@@ -147,10 +150,10 @@ def _section(section: Section, files: list[Path]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report["machine"].get("versions", {}).items())
     where = report["device_name"] + (f" ({versions})" if versions else "")
     link = f"[all figures](../benchmarks/results/{path.name})"
-    said = " ".join(
+    provenance = " ".join(
         [f"Measured {report['date'][:10]} on {where} by `{report['command']}`; {link}.", *report.get("notes", ())]
     )
-    yield from ("", said, "")
+    yield from ("", provenance, "")
 
 
 def main() -> None:

@@ -1,8 +1,6 @@
 """The generated pages: docs/configuration.md and configs/chats.jsonl from the schema, the API from docstrings.
 
-`make docs` writes the first two and builds the website, which includes the reference.
-
-python -m docs.generate [--check]
+`python -m docs.generate` writes the first two. `make docs` also builds the website, which includes the API reference.
 """
 
 from __future__ import annotations
@@ -32,22 +30,22 @@ MODULES = (
 CONFIGURATION = """\
 # Configuration
 
-`make docs` writes this page from the schema in `genesis/train/config.py`. `genesis schema` prints the same as JSON,
-with which editors complete and check a configuration.
+`make docs` writes this page from the schema in `genesis/train/config.py`. `genesis schema` prints the schema as JSON,
+so that editors can complete and check a configuration.
 
-A configuration is a YAML file with the sections below. Any setting can be changed on the command line, as in
+A configuration is a YAML file with the sections below. Change any setting on the command line, as in
 `genesis train quickstart optim.lr=1e-3`. An unknown key is an error that names the nearest one. A run writes its
-configuration, with every default filled in, to `config.resolved.yaml` in its folder. `--resume` goes on with it,
-overrides included. Of the settings typed then, or changed in the file since, those marked *may change* are taken and
-others are refused.
+configuration, with every default filled in, to `config.resolved.yaml` in its folder. `--resume` continues with these
+settings, including overrides. On resume you may change settings marked *may change*, on the command line or in the
+file; other changes are refused.
 """
 
 
 FINE_TUNING = """\
 ## Defaults of fine-tuning
 
-A run that goes on from the weights of `model.path` has other defaults. It says at its start which of them it took; a
-setting that is given counts. The rates are AdamW's: those of other optimizers change by the same factor.
+A run that starts from the weights of `model.path` has other defaults, and prints those that it uses. Settings in your
+configuration take precedence. The rates are for AdamW; other optimizers' rates change by the same factor.
 """
 
 
@@ -75,12 +73,16 @@ def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]], words
 
 
 def _fine_tuning() -> list[str]:
-    """What the schema fills in where weights are trained further, beside what a run from scratch has."""
+    """The section that compares the defaults from scratch, with `model.path` and with `lora`."""
     path, lora = {"path": "folder"}, {"lora": {}}
-    rest = {"data": {"train": "x"}, "train": {"output_dir": "run", "steps": 1}}
+    required = {"data": {"train": "x"}, "train": {"output_dir": "run", "steps": 1}}
     runs = [
         Config.model_validate(run)
-        for run in ({"model": {"preset": "0.5B"}, **rest}, {"model": path, **rest}, {"model": path, **lora, **rest})
+        for run in (
+            {"model": {"preset": "0.5B"}, **required},
+            {"model": path, **required},
+            {"model": path, **lora, **required},
+        )
     ]
     keys = list(dict.fromkeys(key for run in runs for key in fine_tuning_defaults(run)))
     columns = [dict(run.settings()) for run in runs]
@@ -106,7 +108,7 @@ def _setting(section: str, key: str, field: dict[str, Any], is_required: bool) -
 
 
 def _kind(field: dict[str, Any]) -> str:
-    """What a setting takes, in a few words."""
+    """The type, choices and bounds of a setting, in a few words."""
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "anyOf" in field:
@@ -124,7 +126,7 @@ def _kind(field: dict[str, Any]) -> str:
 
 
 def chats_page() -> str:
-    """configs/chats.jsonl, the source `example:chats`: what each setting means, asked in several ways."""
+    """configs/chats.jsonl, the source `example:chats`: several questions about each setting, with answers."""
     chats: list[list[str]] = []
     for name, section in _sections():
         for key, field in section["properties"].items():
@@ -209,13 +211,13 @@ def _markdown(doc: str | None) -> str:
 
 
 def _signature(value: Callable[..., Any]) -> str:
-    """Names and defaults without types, which the docstrings and editors have."""
+    """Names and defaults. Docstrings and editors show the types."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in given]
+    arguments = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in arguments]
     text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
     return re.sub(r"<object object at \w+>", "…", text)
 
@@ -240,7 +242,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def is_current(name: str) -> bool:
-    """Whether a page is what `make docs` would write now."""
+    """Whether `make docs` would leave the page unchanged."""
     path = REPOSITORY / name
     return path.is_file() and path.read_text() == PAGES[name]()
 
