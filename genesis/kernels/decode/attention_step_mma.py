@@ -295,7 +295,7 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     # Store the result, or a part of it. Each program of a cluster stores its share.
     first = rank * SHARE
     o_w, o_t = tl.arange(0, BS * 8)[:, None, None], tl.arange(0, 4)[None, :, None]  # [BS * 8, 1, 1], [1, 4, 1]
-    o_e = o_w // 8 * WARPS_SHARE + first + tl.arange(0, SHARE)[None, None, :]  # [BS * 8, 4, SHARE]
+    o_e = o_w // 8 * WARPS_SHARE + first + tl.arange(0, SHARE)[None, None, :]  # [BS * 8, 1, SHARE]
     o_g, o_o = o_w % 8, o_w % 8 * SIZE + column_of_element(o_e, o_t)
     m_o = (o_g < tl.where(first < WARPS_SHARE, GROUP, 0)) & (o_o >= 0)  # [BS * 8, 4, SHARE]
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)

@@ -36,7 +36,7 @@ def load_vector(p, o_n, n, DEFAULT: tl.constexpr):
 
 @triton.jit
 def load_added(p_bias, p_residual, o_m, o_n, m, n, y_row):
-    """Return bias + residual [BM, BN], or bias [1, BN], in float32. Missing ones count as 0."""
+    """Return bias + residual [rows, BN], or bias [1, BN], in float32. Missing ones count as 0."""
     b_added = load_vector(p_bias, o_n, n, 0)  # [1, BN]
     if p_residual is None:
         return b_added
@@ -47,18 +47,18 @@ def load_added(p_bias, p_residual, o_m, o_n, m, n, y_row):
 
 @triton.jit
 def store_rows(b_y, p_y, b_w_scale, b_added, o_m, o_n, m, n, y_row):
-    """Store y [BM, BN] = sums·diag(w_scale) + added, cast once, and return it."""
-    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)  # [BM, BN]
-    o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]  # [BM, BN]
+    """Store y [rows, BN] = sums·diag(w_scale) + added, cast once, and return it."""
+    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)  # [rows, BN]
+    o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]  # [rows, BN]
     tl.store(p_y + o_y, b_y, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
     return b_y
 
 
 @triton.jit
 def store_swiglu(b_gate, b_up, p_h, o_m, o_n, m, n):
-    """Store h [BM, BN] = silu(gate)·up."""
-    o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]  # [BM, BN]
-    b_h = converted(swiglu(b_gate, b_up), p_h.dtype.element_ty)  # [BM, BN]
+    """Store h [rows, BN] = silu(gate)·up."""
+    o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]  # [rows, BN]
+    b_h = converted(swiglu(b_gate, b_up), p_h.dtype.element_ty)  # [rows, BN]
     tl.store(p_h + o_h, b_h, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
 
 

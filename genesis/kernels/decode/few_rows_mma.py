@@ -235,7 +235,7 @@ def filled(value, P: tl.constexpr, ROWS: tl.constexpr):
 def plus(tiles, value, P: tl.constexpr):
     found = ()
     for i in tl.static_range(P):
-        found += (tiles[i] + value,)  # [ROWS, 32]
+        found += (tiles[i] + value,)  # [BS * 8, 32]
     return found
 
 
