@@ -105,7 +105,7 @@ def test_copies_from_and_to_pinned_memory() -> None:
     assert np.array_equal(back.numpy(), values)
     there.copy_(genesis.tensor([[7.0], [8.0]]))  # broadcast and cast on the way
     assert there.cpu().tolist() == [[7, 7, 7], [8, 8, 8]]
-    with pytest.raises(DeviceError, match="pin_memory of a tensor on cuda"):
+    with pytest.raises(DeviceError, match="cuda"):
         there.pin_memory()
     with pytest.raises(DeviceError, match="on the CPU"):
         genesis.tensor(values).record_stream(cuda.Stream())
