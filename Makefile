@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
 .PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed mutants ranks-faults generations serving gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
-	kernels-lowest format peers peers-test templates stubs clean
+	kernels-lowest format peers peers-test conformance programs templates stubs clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -184,7 +184,7 @@ $(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created $(MUTANTS_VENV)/
 
 peers: $(PEERS_VENV)/.installed ## set up .venv-peers with Genesis, torch, transformers, peft, openai and lm-eval, for comparisons
 $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench,serve]' transformers peft openai 'lm_eval[api]' pytest httpx
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench,serve]' transformers peft openai 'lm_eval[api]' pytest httpx expecttest
 	@touch $@
 
 peers-test: peers ## load Genesis' files with PEFT and transformers, and query its server with openai and lm-eval, in a few minutes
@@ -194,6 +194,12 @@ peers-test: peers ## load Genesis' files with PEFT and transformers, and query i
 	$(PEERS_VENV)/bin/python -m tests.peers.eval_tasks
 	$(PEERS_VENV)/bin/python -m tests.peers.openai_client
 	$(PEERS_VENV)/bin/python -m tests.peers.lm_eval_tasks
+
+conformance: peers ## run torch's databases of operators, modules and optimizers through Genesis by name, and write docs/conformance.tsv, in half an hour
+	$(PEERS_VENV)/bin/python -m tests.peers.conformance --jobs $(WORKERS) --write
+
+programs: peers ## run short programs written for torch with torch and with Genesis, in a few minutes
+	$(PEERS_VENV)/bin/python -m tests.peers.programs
 
 templates: peers ## compare renders, ids and targets of the chat templates in FOLDER (*.jinja) with transformers and a rule, in minutes
 	$(PEERS_VENV)/bin/python -m tests.peers.templates $(FOLDER)

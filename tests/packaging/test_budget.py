@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (13_000, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (80_150, ("tests/",)),
+    "tests": (82_300, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
