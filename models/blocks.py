@@ -1,8 +1,8 @@
-"""What the families share, in plain form: decoder, layers, attention over a cache, SwiGLU, and what a causal LM does.
+"""The parts that model families share, in plain form: decoder, layers, attention over a cache, SwiGLU, the causal LM.
 
-`fuse.py` swaps fused ops in when a model is built. Parameter names are Hugging Face's.
+`fuse.py` replaces them with fused ops when a model is built. Parameters have Hugging Face's names.
 
-Angles of the rotary embedding are float32 products, as in transformers: at long positions the rounding of the
+The angles of the rotary embedding are float32 products, as in transformers: at long positions the rounding of the
 frequencies is part of the model.
 
 Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
@@ -40,14 +40,14 @@ Tables = Sequence[tuple[Tensor, Tensor]]
 
 
 class PackedHeads(NamedTuple):
-    """What is done with queries, keys and values that are side by side, `[B, T, Q + 2·K, D]`, up to attention.
+    """How one layer turns packed queries, keys and values `[B, T, Q + 2·K, D]` into the inputs of attention.
 
     Attributes:
-        layer: whose they are.
+        layer: index of the layer.
         heads, key_heads: Q and K.
-        window: how many keys up to the query it sees; 0 means all.
-        rope: which of the config's `ropes` rotates queries and keys; None: none does.
-        norms: of each query head and of each key head, before they are rotated.
+        window: how many keys up to the query's own it attends to; 0 means all.
+        rope: index into the config's `ropes` of the embedding that rotates queries and keys; None rotates nothing.
+        norms: norms of query heads and of key heads, applied before the rotation.
     """
 
     layer: int
@@ -59,7 +59,7 @@ class PackedHeads(NamedTuple):
     norms: tuple[nn.RMSNorm, nn.RMSNorm] | None = None
 
     def prepared(self, qkv: Tensor, tables: Tables) -> Tensor:
-        """Queries and keys normalised and rotated, in the place of those that projections left."""
+        """Return `qkv` with queries and keys normalised and rotated."""
         if self.rope is None:
             assert self.norms is None, "norms without positions: no family has them"
             return qkv
@@ -69,15 +69,15 @@ class PackedHeads(NamedTuple):
         return F.rope(qkv, cos, sin, self.heads + self.key_heads)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values."""
+        """Return queries, keys and values."""
         q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
         return q, k, v
 
 
 def pairs(x: Tensor, size: int) -> Tensor:
-    """Heads `[..., D]` whose first `size` values are rotated, with the halves of these D/2 apart, as `rope` pairs them.
+    """Reorder heads `[..., D]` so that the halves of the first `size` values are D/2 apart, as `F.rope` pairs them.
 
-    Queries and keys in this order have the scores that they have without it.
+    Applied to both queries and keys, the order does not change the scores.
     """
     half, rest = size // 2, (x.shape[-1] - size) // 2
     first, second, *others = x.split([half, half, rest, rest], -1)
@@ -85,23 +85,24 @@ def pairs(x: Tensor, size: int) -> Tensor:
 
 
 class LayerCache(Protocol):
-    """Where the layers of a forward pass leave keys and values, and find those of earlier tokens."""
+    """Stores the keys and values of a forward pass and returns attention over all of them so far."""
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor: ...
 
     def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
-        """The same of what projections leave side by side: `[B, T, Q, D]` of `[B, T, Q + 2·K, D]`."""
+        """Return attention `[B, T, Q, D]` of packed projections `[B, T, Q + 2·K, D]`."""
         q, k, v = form.split(form.prepared(qkv, tables))
         return self.attention(q, k, v, starts, form.layer, form.window, form.scale)
 
 
 class KeyValueCache(LayerCache):
-    """Keys and values of the tokens seen so far, one pair of buffers a layer.
+    """Keys and values of the tokens seen so far, one pair of buffers for each layer.
 
     Args:
-        batch, capacity: sequences, and the most tokens of each.
+        batch: number of sequences.
+        capacity: the most tokens of each sequence.
     """
 
     def __init__(self, config: ModelConfig, batch: int, capacity: int, dtype: genesis.DType, device: str) -> None:
@@ -114,7 +115,7 @@ class KeyValueCache(LayerCache):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor:
-        """Store k, v and let q see all keys so far; shapes as in `Context.attention`."""
+        """Store k and v, and return q's attention over all keys so far; shapes as in `Context.attention`."""
         end = self.length + k.shape[1]
         self.keys[layer][:, self.length : end] = k
         self.values[layer][:, self.length : end] = v
@@ -123,21 +124,21 @@ class KeyValueCache(LayerCache):
 
 
 class EngineCache(LayerCache, Protocol):
-    """One that has a position for each sequence (`genesis_models.engine`)."""
+    """A cache in which each sequence has its own position (`genesis_models.engine`)."""
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables: ...
     def advance(self, t: int) -> None: ...
 
 
 class Context:
-    """What all layers of one forward pass share.
+    """The inputs that all layers of a forward pass share.
 
     Attributes:
         tables: cos and sin of each rotary embedding of the config, `[T, D/2]` or `[B, T, D/2]`.
-        starts: where each token's document starts `[B, T]`, or None.
+        starts: start of each token's document `[B, T]`, or None.
         cache: keys and values of earlier tokens, or None.
-        checkpointing: what backward computes again: "none", "selective" (in fused ops) or "full".
-        fp8: the fewest columns of a matmul that fused ops compute in 8-bit floats; 0 means none.
+        checkpointing: what backward recomputes: "none", "selective" (in fused ops) or "full".
+        fp8: fused ops compute matmuls of at least this many columns in 8-bit floats; 0 disables it.
     """
 
     def __init__(
@@ -148,27 +149,27 @@ class Context:
 
     @property
     def recompute(self) -> bool:
-        """Whether fused ops compute the results of norms and of SwiGLU again in backward."""
+        """Whether fused ops recompute the results of norms and of SwiGLU in backward."""
         return self.checkpointing == "selective"
 
     def rope(self, x: Tensor, which: int = 0) -> Tensor:
-        """Queries or keys `[B, T, heads, D]`, rotated by their positions.
+        """Return queries or keys `[B, T, heads, D]` rotated by their positions.
 
         Args:
-            which: of the config's `ropes`.
+            which: index into the config's `ropes`.
         """
         return F.rope(x, *self.tables[which])
 
     def rope_part(self, x: Tensor, size: int) -> Tensor:
-        """The same where the first `size` values of each head are rotated; they are in the order of `pairs`."""
+        """Rotate only the first `size` values of each head; the result is in the order of `pairs`."""
         return self.rope(x if size == x.shape[-1] else pairs(x, size))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
-        """Attention of q `[B, T, Q, D]` over k, v `[B, T, K, D]` and those in the cache: `[B, T, Q, D]`.
+        """Return attention `[B, T, Q, D]` of q `[B, T, Q, D]` over k, v `[B, T, K, D]` and the cached keys and values.
 
         Args:
-            layer: whose keys and values they are.
-            window: how many keys up to the query it sees; 0 means all.
+            layer: index of the layer.
+            window: how many keys up to the query's own it attends to; 0 means all.
         """
         if self.cache is not None:
             return self.cache.attention(q, k, v, self.starts, layer, window, scale)
@@ -179,7 +180,8 @@ class Attention(nn.Module):
     """Grouped-query attention with rotary positions (Ainslie et al., 2023; Su et al., 2021).
 
     Args:
-        bias, out_bias: of queries, keys and values, and of the output; unless given the config's `attention_bias`.
+        bias: whether q, k and v have biases; the config's `attention_bias` by default.
+        out_bias: whether the output projection has a bias; the config's `attention_bias` by default.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class Attention(nn.Module):
         return self.o_proj(o.flatten(-2))
 
     def placed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Queries and keys as attention takes them: rotated by their positions, unless a family has another way."""
+        """Return queries and keys as attention takes them: rotated here; families override this."""
         return context.rope(q), context.rope(k)
 
 
@@ -213,7 +215,7 @@ class MLP(nn.Module):
     """SwiGLU, or another gated linear unit (Shazeer, 2020).
 
     Args:
-        act_fn: the activation, SiLU unless given.
+        act_fn: activation, SiLU by default.
     """
 
     def __init__(self, config: ModelConfig, act_fn: nn.Module | None = None) -> None:
@@ -228,10 +230,10 @@ class MLP(nn.Module):
 
 
 class PreNormLayer(nn.Module):
-    """Attention and MLP, each on the normalised stream and added to it. A family may name its own kinds of both."""
+    """Attention and MLP, each applied to the normalised stream and added to it. Families override the two classes."""
 
-    make_attention: ClassVar[Any] = Attention  # it is given the config and the layer's index
-    make_mlp: ClassVar[Any] = MLP  # it is given the config
+    make_attention: ClassVar[Any] = Attention  # called with the config and the layer's index
+    make_mlp: ClassVar[Any] = MLP  # called with the config
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -245,16 +247,16 @@ class PreNormLayer(nn.Module):
 
 
 def widest_matmul(config: ModelConfig) -> int:
-    """The most columns that a layer's matmul with a weight has, forward or for its input's gradient."""
+    """Return the most output columns of a layer's weight matmuls, forward or for the input's gradient."""
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
     return max(config.hidden_size, heads * config.head_dim, 2 * config.intermediate_size)
 
 
 class Decoder(nn.Module):
-    """Token embedding, the layers, the final norm.
+    """Token embedding, layers and final norm.
 
     Args:
-        make_layer: of a config and the layer's index.
+        make_layer: builds a layer from the config and the layer's index.
     """
 
     def __init__(self, config: ModelConfig, make_layer: Callable[[ModelConfig, int], nn.Module]) -> None:
@@ -264,7 +266,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def embed(self, input_ids: Tensor) -> Tensor:  # [B, T]
-        """What the first layer is given."""
+        """Return the first layer's input."""
         return self.embed_tokens(input_ids)  # [B, T, H]
 
     def forward(self, input_ids: Tensor, context: Context) -> Tensor:  # [B, T]
@@ -275,28 +277,27 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder with a language-model head. A family names its kind of layer.
+    """A decoder with a language-model head. Each family defines its layer class.
 
     Attributes:
         presets: configs of published sizes, by name.
         config: the checked configuration.
-        activation_checkpointing: what training does not keep for backward, which computes it again: "none";
-            "selective", in fused layers the results of norms and of SwiGLU, a third of a layer's memory for a hundredth
-            of its time; or "full", all but each layer's input, for the time of another forward pass.
-        precision: "fp8": in training the fused layers' matmuls with wide results are computed in 8-bit floats, but for
-            gradients of weights; None: in the type of the weights, as those of embedding and head are, and all when the
-            model is used.
-        stored_types: parameter -> the type of its tensor in the folder, where loading chose the model's type by itself;
-            `save` writes these.
-        folders: that it was loaded from: an adapter's, then the model's; none for a model that was built.
-        modules_to_save: names of modules that an adapter trains and saves whole.
-        tokenizer: of its folder, read when a text is first generated; may be set.
+        activation_checkpointing: the activations that backward recomputes in training. "none" keeps all. "selective"
+            recomputes the results of norms and of SwiGLU in fused layers: a third of a layer's memory for a hundredth
+            of its time. "full" keeps only each layer's input and costs another forward pass.
+        precision: "fp8" computes wide matmuls of fused layers in 8-bit floats in training, except for weight gradients.
+            None computes in the dtype of the weights, as the embedding, the head and all inference do.
+        stored_types: parameter -> dtype of its tensor in the folder, if loading chose the model's dtype itself; `save`
+            writes these dtypes.
+        folders: folders the model was loaded from: adapter first, then base. Empty for a model built from a config.
+        modules_to_save: names of the modules that an adapter trains and saves whole.
+        tokenizer: tokenizer of the model's folder, read when text is first generated. It may be assigned.
     """
 
     presets: ClassVar[Mapping[str, dict[str, Any]]] = {}
-    make_layer: ClassVar[Any]  # a layer's class: it is given the config and the layer's index
-    first_norm_weight: ClassVar[float] = 1.0  # what the weights of norms start at
-    make_decoder: ClassVar[Any] = Decoder  # the class of all but the head: it is given the config and `make_layer`
+    make_layer: ClassVar[Any]  # class of a layer; called with the config and the layer's index
+    first_norm_weight: ClassVar[float] = 1.0  # initial value of norm weights
+    make_decoder: ClassVar[Any] = Decoder  # class of all but the head; called with the config and `make_layer`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -320,40 +321,40 @@ class CausalLM(nn.Module):
 
     @property
     def activation_checkpointing(self) -> str:
-        """See above. Raises ConfigError where it is set to what the layers cannot do."""
+        """See the class. Raises ConfigError if the layers do not support the assigned value."""
         return self._checkpointing
 
     @activation_checkpointing.setter
     def activation_checkpointing(self, how: str) -> None:
         if how not in CHECKPOINTING:
-            raise ConfigError(f"activation_checkpointing is one of {', '.join(CHECKPOINTING)}, not {how!r}")
+            raise ConfigError(f"activation_checkpointing is {how!r}, expected one of {', '.join(CHECKPOINTING)}")
         if how == "selective" and not self.is_fused:
             raise ConfigError(self._plain("activation_checkpointing selective"), next="set it to none or full")
         self._checkpointing = how
 
     @property
     def precision(self) -> str | None:
-        """See above. Raises ConfigError where it is set to what the layers cannot do."""
+        """See the class. Raises ConfigError if the layers do not support the assigned value."""
         return self._precision
 
     @precision.setter
     def precision(self, precision: str | None) -> None:
         if precision not in (None, "fp8"):
-            raise ConfigError(f"precision is fp8 or None, not {precision!r}")
+            raise ConfigError(f"precision is {precision!r}, expected fp8 or None")
         if precision == "fp8" and not self.is_fused:
             raise ConfigError(self._plain("precision fp8"), next="leave it at None")
         self._precision = precision
 
     def _plain(self, setting: str) -> str:
-        return f"{setting} is for fused layers, and those of {self.config.model_type} are plain"
+        return f"{setting} needs fused layers, but the layers of {self.config.model_type} are plain"
 
     @property
     def head_weight(self) -> Tensor:
-        """The output projection `[V, H]`: its own, or the token embedding. One in 8 bits is converted anew."""
+        """The output projection `[V, H]`: the head's weight, or the token embedding. An 8-bit head is dequantized."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., V]` of final hidden states `[..., H]`."""
+        """Return the logits `[..., V]` of final hidden states `[..., H]`."""
         if isinstance(self.lm_head, QuantizedLinear):
             return self.lm_head(hidden)
         return F.linear(hidden, self.head_weight)
@@ -361,12 +362,12 @@ class CausalLM(nn.Module):
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Final hidden states `[B, T, H]` of tokens `[B, T]`.
+        """Return the final hidden states `[B, T, H]` of tokens `[B, T]`.
 
         Args:
-            position_ids: `[B, T]`; positions that restart at 0 mark document borders, and attention is cut there. On a
-                device they must be below the tokens seen so far, these included.
-            cache: keys and values of earlier tokens; extended by this call. Positions continue from it.
+            position_ids: `[B, T]`. Positions that restart at 0 mark document borders, which attention does not cross.
+                On a device they must be below the number of tokens seen so far, including these.
+            cache: keys and values of earlier tokens; this call extends it. Positions continue from it.
         """
         t, begin = input_ids.shape[1], 0 if cache is None else cache.length
         tables, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
@@ -379,9 +380,9 @@ class CausalLM(nn.Module):
         return x
 
     def next_hidden_states(self, input_ids: Tensor, cache: EngineCache) -> Tensor:
-        """Final hidden states `[B, T, H]` of the next T tokens `[B, T]` of each sequence in `cache`; it is extended.
+        """Return the final hidden states `[B, T, H]` of each sequence's next T tokens `[B, T]`, and extend `cache`.
 
-        No gradients and nothing of training: neither checkpointing nor 8-bit floats.
+        It records no gradients and uses neither checkpointing nor 8-bit floats.
         """
         t = input_ids.shape[1]
         x = self.model(input_ids, Context(cache.tables(self._rotaries, t), None, cache, "none", 0))
@@ -391,7 +392,7 @@ class CausalLM(nn.Module):
     def _positions(
         self, begin: int, end: int, position_ids: Tensor | None, device: genesis.Device
     ) -> tuple[Tables, Tensor | None]:
-        """cos and sin of the tokens' positions, and where each token's document starts (None for one document)."""
+        """Return cos and sin of the tokens' positions, and each token's document start (None for one document)."""
         if device.type != "cpu":
             if position_ids is None:
                 return [each.span(begin, end, device) for each in self._rotaries], None
@@ -406,7 +407,7 @@ class CausalLM(nn.Module):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Logits `[B, T, V]`."""
+        """Return the logits `[B, T, V]`."""
         return self.logits(self.hidden_states(input_ids, position_ids, cache))
 
     def loss(
@@ -416,24 +417,25 @@ class CausalLM(nn.Module):
         position_ids: Tensor | None = None,
         num_targets: int | Tensor | None = None,
     ) -> Tensor:
-        """Next-token cross entropy: position t predicts `labels[:, t + 1]`; the logits never exist whole.
+        """Return the next-token cross entropy: position t predicts `labels[:, t + 1]`. It never stores all logits.
 
         Args:
-            labels: `[B, T]`, -100 where there is nothing to predict.
-            num_targets: what the summed loss is divided by; the number of targets in this batch unless given.
+            labels: `[B, T]`; -100 marks positions without a target.
+            num_targets: divisor of the summed loss; the number of targets in this batch by default.
         """
         return F.linear_cross_entropy(
             self.hidden_states(input_ids, position_ids), self.head_weight, labels, shift=1, num_targets=num_targets
         )
 
     def loss_and_hits(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """`[2]`: the summed loss, and how many targets have the largest logit of all tokens; the logits exist by chunks
-        of rows. It is for evaluation: nothing waits for a device, and the loss has the bits of `loss`.
+        """Return `[2]`: the summed loss, and how many targets have the largest logit of all tokens.
+
+        For evaluation: it computes logits in chunks of rows and does not synchronize. The loss has the bits of `loss`.
         """
         hidden, head = self.hidden_states(input_ids, position_ids), self.head_weight
         loss = F.linear_cross_entropy(hidden, head, labels, shift=1, num_targets=1)
         rows, targets = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # [N, H], [N]
-        if hidden.device.type == "cpu":  # a device would wait for the host to count the targets
+        if hidden.device.type == "cpu":  # counting targets on a device would synchronize
             is_target = targets >= 0
             rows, targets = rows[is_target], targets[is_target]
         hits = genesis.zeros((), dtype=loss.dtype, device=loss.device)
@@ -450,8 +452,8 @@ class CausalLM(nn.Module):
     def generate(self, prompt: list[str] | list[list[int]], **settings: Unpack[Settings]) -> list[Generated]: ...
 
     def generate(self, prompt: Any, **settings: Any) -> Any:
-        """What continues a prompt, or each of a list of prompts: texts or ids; see `genesis_models.generate`."""
-        return genesis.generate(self, prompt, **settings)  # of the layer above, which imports this module
+        """Continue a prompt, or each of a list of prompts: texts or ids; see `genesis_models.generate`."""
+        return genesis.generate(self, prompt, **settings)  # in the layer above, which imports this module
 
 
 # --- Angles of the rotary embedding, and their tables on a device -----------------------------------------------------
@@ -460,11 +462,11 @@ class CausalLM(nn.Module):
 def _yarn(config: ModelConfig, inverse: np.ndarray) -> tuple[np.ndarray, float]:
     """Interpolate slow dimensions, keep fast ones, ramp between (Peng et al., "YaRN", 2023)."""
     p, size, theta = config.rope.parameters, config.rotary_dim, config.rope.theta
-    factor, scale = p["factor"], p.get("attention_factor")  # the scale is how much attention logits grow
+    factor, scale = p["factor"], p.get("attention_factor")  # the growth of attention logits
     length = p.get("original_max_position_embeddings") or config.max_position_embeddings
 
     def dimension(rotations: float) -> float:
-        """The dimension that turns `rotations` times over the original length."""
+        """Return the dimension that makes `rotations` turns over the original length."""
         return size * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
@@ -483,7 +485,7 @@ def _yarn(config: ModelConfig, inverse: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _llama3(config: ModelConfig, inverse: np.ndarray) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    """Stretch long wavelengths by `factor`, keep short ones, and blend in between (Llama 3.1)."""
     p = config.rope.parameters
     low, high, length = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
     wavelength = 2 * math.pi / inverse
@@ -492,8 +494,8 @@ def _llama3(config: ModelConfig, inverse: np.ndarray) -> np.ndarray:
 
 
 def _longrope(config: ModelConfig, inverse: np.ndarray, length: int) -> tuple[np.ndarray, float]:
-    """Each frequency is divided by a factor of its own, of two lists: up to the trained length and beyond (Ding et al.,
-    "LongRoPE", 2024).
+    """Divide each frequency by its own factor from one of two lists, for up to the trained length and for beyond it
+    (Ding et al., "LongRoPE", 2024).
     """
     p = config.rope.parameters
     trained, scale = p["original_max_position_embeddings"], p.get("attention_factor")
@@ -504,12 +506,12 @@ def _longrope(config: ModelConfig, inverse: np.ndarray, length: int) -> tuple[np
 
 
 def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
-    """Inverse frequencies `[R/2]` (float32), of the R values of a head that are rotated, and the factor on cos and sin,
-    for a sequence of `length` positions.
+    """Return the inverse frequencies `[R/2]` (float32) of a head's R rotated values, and the factor on cos and sin, for
+    a sequence of `length` positions.
     """
     rope, size = config.rope, config.rotary_dim
     theta, scale = rope.theta, 1.0
-    if rope.kind == "dynamic":  # NTK-aware: the base grows once the sequence is longer than trained
+    if rope.kind == "dynamic":  # NTK-aware: the base grows beyond the trained length
         longest, factor = config.max_position_embeddings, rope.parameters["factor"]
         stretch = factor * max(length, longest) / longest - (factor - 1)
         theta *= stretch ** (size / (size - 2))
@@ -526,9 +528,9 @@ def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
 
 
 def tables(config: ModelConfig, length: int, begin: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of positions `begin` … length - 1 of a sequence of `length`, each float32 `[length - begin, D/2]`.
+    """Return cos and sin, float32 `[length - begin, D/2]` each, of positions `begin` … length - 1 of a sequence.
 
-    Where a part of a head is rotated, the other pairs are turned by nothing (`genesis_models.blocks.pairs`).
+    If only a part of a head is rotated, the angles of the other pairs are 0 (see `pairs`).
     """
     inverse, scale = frequencies(config, length)
     angles = np.arange(begin, length, dtype=np.float32)[:, None] * inverse
@@ -539,29 +541,29 @@ def tables(config: ModelConfig, length: int, begin: int = 0) -> tuple[np.ndarray
 
 
 class Rotary:
-    """cos and sin by position, grown as longer sequences come. It has no parameters and may be shared by threads.
+    """cos and sin by position; the tables grow with the sequences. It has no parameters, and threads may share it.
 
-    On the CPU the rows are looked up in numpy. Positions on a device are not read back: the whole table goes there
-    once.
+    On the CPU rows are looked up in numpy. Positions on a device are not read back; the whole table is copied to the
+    device once.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self._device_tables: dict[tuple[int, genesis.Device], tuple[Tensor, Tensor]] = {}
-        # By regime; replaced as a whole, so that no thread sees one table without the other.
+        # By regime; each pair is replaced as one value, so that no thread sees one table without the other.
         self._tables: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, positions: np.ndarray, device: genesis.Device) -> tuple[Tensor, Tensor]:
-        """cos and sin `[*positions.shape, D/2]`, float32."""
+        """Return cos and sin `[*positions.shape, D/2]`, float32."""
         cos, sin = self._for_length(int(positions.max(initial=-1)) + 1)
         cos, sin = cos[positions], sin[positions]
         return genesis.from_numpy(cos).to(device=device), genesis.from_numpy(sin).to(device=device)
 
     def rows(self, positions: np.ndarray, totals: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin `[B, T, D/2]` of positions `[B, T]` of sequences of their own; on the CPU.
+        """Return cos and sin `[B, T, D/2]` of the positions `[B, T]` of separate sequences, on the CPU.
 
         Args:
-            totals: the length of each sequence that stretched angles are for; the positions' unless given.
+            totals: sequence lengths that scale the angles; derived from the positions by default.
         """
         ends = [int(row.max(initial=-1)) + 1 for row in positions] if totals is None else totals
         if not any(map(self.is_stretched, ends)):
@@ -571,7 +573,7 @@ class Rotary:
         return cos, sin
 
     def last(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin `[length, D/2]`, float32: row p is for the last token of a sequence of p + 1."""
+        """Return cos and sin `[length, D/2]`, float32; row p is for the last token of a sequence of p + 1."""
         plain = self.config.packed_length if self.is_stretched(length) else length
         found = [table[:plain] for table in self._for_length(plain)]
         if self.config.regime(length) == 1:
@@ -582,12 +584,12 @@ class Rotary:
         return cos, sin
 
     def span(self, begin: int, end: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions `begin` … `end` - 1 on a device, `[T, D/2]` float32."""
+        """Return cos and sin `[T, D/2]`, float32, of positions `begin` … `end` - 1 on a device."""
         cos, sin = self._on_device(end, device)
         return cos.narrow(0, begin, end - begin), sin.narrow(0, begin, end - begin)
 
     def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """cos and sin `[*positions.shape, D/2]` of positions below `end`, which are on a device."""
+        """Return cos and sin `[*positions.shape, D/2]` of positions on a device, all of them below `end`."""
         cos, sin = self._on_device(end, positions.device)
         return F.embedding(positions, cos), F.embedding(positions, sin)
 
@@ -595,13 +597,13 @@ class Rotary:
         cos, sin = self._for_length(length)
         key = (len(cos), device)
         if key not in self._device_tables:
-            if self.config.regime(len(cos)) > 1:  # each length has a table of its own: keep the last one alone
+            if self.config.regime(len(cos)) > 1:  # each length has its own table: keep only the last one
                 self._device_tables.clear()
             self._device_tables[key] = genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)
         return self._device_tables[key]
 
     def is_stretched(self, length: int) -> bool:
-        """Whether frequencies are not those of the trained length: under dynamic scaling and longrope beyond it."""
+        """Whether a sequence of `length` has other frequencies than the trained length has."""
         return self.config.regime(length) > 0
 
     def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:

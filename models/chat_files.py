@@ -1,5 +1,5 @@
-"""The files of a model folder that texts and chats depend on: how tokens are drawn, the ids that end a text, and the
-chat template.
+"""The files of a model folder that generation and chats use: sampling settings, the ids that end a text, and the chat
+template.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from genesis.train.bounds import BOUNDS
 from genesis_models.config import ModelConfig
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
-# How transformers draws tokens where a generation_config.json says that they are drawn, and not how.
+# transformers' defaults for a generation_config.json that enables sampling without its settings.
 _DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": 0.0}
 _SILENT = {("top_k", None), ("top_p", None), ("min_p", 0.0), ("repetition_penalty", 1.0)}
-# What changes a text and is not applied here, unless it is 0, 1 or empty.
+# Settings that change a text but are not applied here, unless they are 0, 1 or empty.
 _UNAPPLIED = (
     *("num_beams", "num_beam_groups", "no_repeat_ngram_size", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"),
     *("encoder_repetition_penalty", "exponential_decay_length_penalty", "penalty_alpha", "guidance_scale"),
@@ -33,10 +33,10 @@ _UNAPPLIED = (
 
 
 def end_ids(raw: Mapping[str, Any], where: str) -> list[int]:
-    """The ids of `eos_token_id` in a `generation_config.json` or `config.json`; none where it names none.
+    """Return the ids of `eos_token_id` in a `generation_config.json` or `config.json`; an empty list if it has none.
 
     Raises:
-        ModelError: it is neither an id nor a list of ids.
+        ModelError: the value is neither an id nor a list of ids.
     """
     value = raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -47,11 +47,11 @@ def end_ids(raw: Mapping[str, Any], where: str) -> list[int]:
 
 
 def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The ids that end a text: every `eos_token_id` of the generation_config.json and config.json in the folders of a
-    model; the tokenizer's, where they name none and there is one.
+    """Return the ids that end a text: every `eos_token_id` in generation_config.json and config.json of a model's
+    folders, otherwise the tokenizer's.
 
     Raises:
-        ModelError: an `eos_token_id` that is neither an id nor a list of ids.
+        ModelError: an `eos_token_id` is neither an id nor a list of ids.
     """
     listed = [] if folders is None else [Path(folders)] if isinstance(folders, str | os.PathLike) else folders
     found: set[int] = set()
@@ -64,18 +64,18 @@ def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer:
 
 
 def file_drawing(folders: Iterable[Path]) -> dict[str, Any]:
-    """What the first generation_config.json in the folders of a model says about how tokens are drawn, by the names of
-    `Sampling`; nothing where it says nothing.
+    """Return the sampling settings of the first generation_config.json in a model's folders, under the names of
+    `Sampling`; an empty dict if it has none.
 
-    As in transformers `do_sample: false` takes the likeliest token, and a setting that is absent beside another one has
-    transformers' default. As in vLLM a temperature, top_k, top_p or min_p counts without `do_sample`, too.
+    As in transformers, `do_sample: false` takes the likeliest token, and a setting that is absent although another one
+    exists has transformers' default. As in vLLM, temperature, top_k, top_p and min_p also count without `do_sample`.
 
     Raises:
-        ModelError: a value that is not within `BOUNDS`.
+        ModelError: a value is not within `BOUNDS`.
     """
     content, where = _generation_config(folders)
     named = {name: content[name] for name in (*_DRAWN, "repetition_penalty") if content.get(name) is not None}
-    for name, neutral in (("top_k", (0, -1)), ("top_p", (1,))):  # other ways to say that all tokens count
+    for name, neutral in (("top_k", (0, -1)), ("top_p", (1,))):  # other values that keep all tokens
         if named.get(name) in neutral:
             named[name] = None
     try:
@@ -88,20 +88,20 @@ def file_drawing(folders: Iterable[Path]) -> dict[str, Any]:
 
 
 def drawing_line(folders: Iterable[Path], given: Mapping[str, Any] | None = None) -> str | None:
-    """A line about what `file_drawing` found and was not `given` otherwise, and what is not applied, if anything is."""
+    """Return a line about the settings of `file_drawing` that `given` does not override and about those not applied."""
     listed, known = [*folders], given or {}
     found, (content, where) = file_drawing(listed), _generation_config(listed)
-    # Beside temperature 0 no other setting but the penalty counts.
+    # At temperature 0 only the repetition penalty has an effect.
     idle = ("top_k", "top_p", "min_p") if {**found, **known}.get("temperature") == 0 else ()
-    told = [(name, value) for name, value in found.items() if name not in (*known, *idle)]
-    said = [f"{name} {value:g}" for name, value in told if (name, value) not in _SILENT]
-    vain = [name for name in _UNAPPLIED if content.get(name) not in (None, 0, 1, [], {})]
-    parts = [", ".join(said)] * bool(said) + [f"not applied: {', '.join(vain)}"] * bool(vain)
+    effective = [(name, value) for name, value in found.items() if name not in (*known, *idle)]
+    shown = [f"{name} {value:g}" for name, value in effective if (name, value) not in _SILENT]
+    ignored = [name for name in _UNAPPLIED if content.get(name) not in (None, 0, 1, [], {})]
+    parts = [", ".join(shown)] * bool(shown) + [f"not applied: {', '.join(ignored)}"] * bool(ignored)
     return f"sampling: {'; '.join(parts)} ({where})" if parts else None
 
 
 def _generation_config(folders: Iterable[Path]) -> tuple[dict[str, Any], str]:
-    """The content of the first generation_config.json, and its path for errors. Raises: ModelError."""
+    """Return the content of the first generation_config.json, and its path for errors. Raises: ModelError."""
     for folder in folders:
         if _has(folder, GENERATION_CONFIG):
             where = escape(folder / GENERATION_CONFIG)
@@ -110,18 +110,18 @@ def _generation_config(folders: Iterable[Path]) -> tuple[dict[str, Any], str]:
 
 
 def new_tokens(tokenizer: Tokenizer, config: ModelConfig) -> list[str]:
-    """The added tokens that the model's embedding has no row for."""
+    """Return the added tokens that have no row in the model's embedding."""
     return [token["content"] for token in tokenizer.added_tokens if token["id"] >= config.vocab_size]
 
 
 def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str, *, only_new: bool = True) -> None:
-    """Refuse a tokenizer of another model. Raises: ModelError: it has ids that the model has not.
+    """Refuse a tokenizer of another model. Raises: ModelError: it has ids that the model lacks.
 
     Args:
-        only_new: added tokens may have such ids.
+        only_new: accept such ids of added tokens.
     """
     if tokenizer.vocab_size - config.vocab_size > (len(new_tokens(tokenizer, config)) if only_new else 0):
-        what = f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows"
+        what = f"the tokenizer has {tokenizer.vocab_size:,} ids, but the embedding has {config.vocab_size:,} rows"
         raise ModelError(what, where=where, next="use the tokenizer and the config.json of the same model")
 
 
@@ -131,16 +131,16 @@ def generation_config(
     ends: Sequence[int] = (),
     default: int | None = None,
 ) -> bytes:
-    """A `generation_config.json` that names the tokens at which generation stops.
+    """Return a `generation_config.json` that lists the tokens at which generation stops.
 
-    transformers, vLLM and Genesis stop at each id of a list, so those that the source's file names stay, behind the
-    trained ones, as all its other keys do.
+    transformers, vLLM and Genesis stop at each id of a list. The ids in the source's file therefore remain, after the
+    trained ones; so do all its other keys.
 
     Args:
-        config: of the model, whose ids are taken where there is no source's file.
-        source: a folder that may have such a file.
-        ends: the ids that end what the model was trained to generate.
-        default: the only id where neither the source nor `ends` names one, before the config's.
+        config: the model's config; its ids are used if the source has no such file.
+        source: folder that may have such a file.
+        ends: ids that end what the model was trained to generate.
+        default: the only id if neither the source nor `ends` has one; it takes precedence over the config's.
 
     Raises:
         ModelError: the source's file is malformed.
@@ -151,7 +151,7 @@ def generation_config(
         content = read_json(safe_join(source, GENERATION_CONFIG, where=escape(source)))
     elif default is not None and not ends:
         content["eos_token_id"] = default
-    # With this mark transformers takes no other key from the file.
+    # transformers ignores all other keys of a file with this mark.
     content.pop("_from_model_config", None)
     found = list(dict.fromkeys([*ends, *end_ids(content, where)]))
     if found:
@@ -165,12 +165,12 @@ def _has(folder: str | os.PathLike[str], name: str) -> bool:
 
 
 def chat_files(texts: Mapping[str, str], files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The tokenizer's files `files` with the chat templates `texts`, wherever readers look for them.
+    """Return the tokenizer's files with the chat templates `texts` in every place where readers look for them.
 
-    `chat_template.jinja` goes before the same text in `tokenizer_config.json`; older readers know the latter alone.
+    `chat_template.jinja` takes precedence over the same text in `tokenizer_config.json`, which older readers use.
 
     Args:
-        texts: name -> Jinja text, of which "default" is one.
+        texts: name -> Jinja text; one of the names is "default".
         files: name -> bytes of a tokenizer's files.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What a model's `config.json` says, checked: the keys that shape the computation, with Hugging Face's defaults.
+"""Reads and checks a model's `config.json`: the keys that shape the computation, with Hugging Face's defaults.
 
-Keys that Genesis does not read are kept and written back; keys that would change the computation in a way that it does
-not implement are refused. Every dimension has a bound, so that nothing is made of a wild number.
+Keys that Genesis does not read are kept and written back. Keys that would change the computation in an unsupported way
+are refused. Every dimension has an upper bound, so that a corrupt number cannot allocate memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, ModelError, escape
 
-# The largest value of each dimension: far above every published model, and small enough to count with.
+# The largest value of each dimension: far above every published model, and small enough for integer arithmetic.
 MOST: Mapping[str, int] = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -29,8 +29,8 @@ MOST: Mapping[str, int] = {
     "sliding_window": (1 << 31) - 1,
     "max_window_layers": (1 << 31) - 1,
 }
-ROPE_THETA = 10000.0  # the base of the rotary embedding where nothing names another
-# Scaling rule of the rotary embedding -> the parameters that it needs.
+ROPE_THETA = 10000.0  # the default base of the rotary embedding
+# Scaling rule of the rotary embedding -> the parameters that it requires.
 ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -39,16 +39,16 @@ ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
-# The rule that a config means by each name that it may give one; phi3 has its own (models/phi3.py).
+# Name in a config -> scaling rule; phi3 has its own table (models/phi3.py).
 ROPE_KINDS: Mapping[str, str] = {kind: kind for kind in ROPE_NEEDS if kind != "longrope"}
 FACTORS = ("short_factor", "long_factor")
-# Every parameter of a rule that is a number, with the least and the most it may be.
+# Every numeric parameter of a rule -> its smallest and its largest value.
 ROPE_NUMBERS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), (1e-6, 1e6)),
     **dict.fromkeys(("beta_fast", "beta_slow"), (1e-6, 1e6)),
     **dict.fromkeys(("mscale", "mscale_all_dim"), (0, 1e6)),
 }
-# Others that a config may have: names, what is checked elsewhere, and a remark of old YaRN configs.
+# Other keys that may appear: names of rules, keys that are checked elsewhere, and a remark in old YaRN configs.
 ROPE_OTHERS = frozenset(
     (
         "rope_type",
@@ -62,7 +62,7 @@ ROPE_OTHERS = frozenset(
     )
 )
 KINDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text", list: "a list"}
-# Dropout that other programs apply in training; it has no part in evaluation and generation.
+# Dropout that other programs apply in training; it does not affect evaluation or generation.
 DROPOUT = ("attention_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
@@ -75,7 +75,7 @@ class RopeConfig:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def json(self) -> dict[str, Any]:
-        """As `rope_parameters` has it."""
+        """Return the object that `rope_parameters` holds."""
         return {**self.parameters, "rope_theta": self.theta, "rope_type": self.kind}
 
 
@@ -84,11 +84,11 @@ class ModelConfig:
     """The shape of a decoder-only transformer, under Hugging Face's key names.
 
     Attributes:
-        ACTIVATION: of a family, the key of the MLP's activation and the names that it may have.
-        ROTATES_PARTS: of a family, whether `partial_rotary_factor` may be below 1.
-        DEFAULTS: of a family, the values of keys that a config leaves out, where they are not those of most families.
-        layer_windows: per layer, how many keys up to the query it sees; 0 means all.
-        raw: the whole config as it was read, for writing back.
+        ACTIVATION: the family's key of the MLP's activation, followed by the names that it may have.
+        ROTATES_PARTS: whether `partial_rotary_factor` may be below 1 in this family.
+        DEFAULTS: the family's values of absent keys, where they differ from the usual ones.
+        layer_windows: for each layer, how many keys up to the query's own it attends to; 0 means all.
+        raw: the whole config as it was read; saving writes it back.
     """
 
     model_type: str
@@ -115,34 +115,34 @@ class ModelConfig:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Read and check a config, the family first.
+        """Read and check a config; its family comes first.
 
         Raises:
-            ModelError: naming the key, what was found and what was expected.
+            ModelError: a key is wrong; the error has its name, its value and what was expected.
         """
         kind = Reader(raw, where).family().config
         return replace(kind.read(Reader({**kind.DEFAULTS, **raw}, where)), raw=dict(raw))
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """The config of this family: what is its own, with the defaults of Hugging Face's class of it."""
+        """Return the config of this family, with the defaults of Hugging Face's config class."""
         raise NotImplementedError
 
     def with_rows(self, rows: int) -> Self:
-        """The same with an embedding of at least `rows` rows: it never shrinks to a tokenizer's size."""
+        """Return the config with an embedding of at least `rows` rows; an embedding never shrinks."""
         if rows <= self.vocab_size:
             return self
         return replace(self, vocab_size=rows, raw={**self.raw, "vocab_size": rows})
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotary embeddings that layers choose from."""
+        """The rotary embeddings; each layer uses one of them."""
         return (self.rope,)
 
     def rope_json(self) -> dict[str, Any]:
-        """The keys that older and newer readers look for."""
+        """Return the rotary keys that older and newer readers look for."""
         found = {"rope_theta": self.rope.theta, "rope_parameters": self.rope.json()}
-        # Older programs refuse keys that they do not know: what was read stays as it is.
+        # Older programs refuse unknown keys, so `rope_scaling` is written back as it was read.
         if self.rope.kind != "default":
             own = {**self.rope.parameters, "rope_type": self.rope.kind}
             found["rope_scaling"] = self.raw.get("rope_scaling") or own
@@ -150,7 +150,7 @@ class ModelConfig:
 
     @property
     def context_length(self) -> int:
-        """The most positions of a sequence: what was trained, or as far as dynamic and YaRN scaling stretch it."""
+        """The most positions of a sequence: the trained length, or more under dynamic and YaRN scaling."""
         trained, p = self.max_position_embeddings, self.rope.parameters
         if self.rope.kind == "dynamic":
             return max(trained, int(trained * p["factor"]))
@@ -160,14 +160,16 @@ class ModelConfig:
 
     @property
     def packed_length(self) -> int:
-        """The most positions of a packed row: the trained ones where scaling depends on each sequence's own length."""
+        """The most positions of a packed row: the trained length if the scaling depends on each sequence's length."""
         if self.rope.kind == "longrope":
             return min(self.context_length, self.rope.parameters["original_max_position_embeddings"])
         return self.max_position_embeddings if self.rope.kind == "dynamic" else self.context_length
 
     def regime(self, length: int) -> int:
-        """Which rotary frequencies a sequence of `length` has: 0 for the plain ones; beyond the trained length 1 under
-        longrope and, under dynamic scaling, a number for each length.
+        """Return a number for the rotary frequencies of a sequence of `length` tokens.
+
+        0 means the frequencies of the trained length. Longer sequences have regime 1 under longrope, and one regime for
+        each length under dynamic scaling.
         """
         if length <= self.packed_length or self.rope.kind not in ("dynamic", "longrope"):
             return 0
@@ -180,7 +182,7 @@ class ModelConfig:
 
     @property
     def stored_dtype(self) -> str | None:
-        """The float type that the config names for its weights (`dtype`, before transformers 5 `torch_dtype`)."""
+        """The float type that the config names for its weights (`dtype`; `torch_dtype` before transformers 5)."""
         for key in ("dtype", "torch_dtype"):
             try:
                 found = as_dtype(self.raw.get(key))
@@ -192,7 +194,7 @@ class ModelConfig:
 
     @property
     def dropout(self) -> dict[str, float]:
-        """The probabilities above 0 of dropout that the config asks for, which Genesis does not apply."""
+        """The config's dropout probabilities above 0, which Genesis does not apply."""
         return {key: self.raw[key] for key in DROPOUT if self.raw.get(key)}
 
 
@@ -200,17 +202,17 @@ C = TypeVar("C", bound=ModelConfig)
 
 
 class Family(NamedTuple):
-    """A `model_type`: the published models that are of it, and the class that reads its configs."""
+    """A `model_type`: the published models that use it, and the class that reads its configs."""
 
     models: str
     config: type[ModelConfig]
 
 
-FAMILIES: dict[str, Family] = {}  # by `model_type`; the registry imports the modules that fill it
+FAMILIES: dict[str, Family] = {}  # by `model_type`; the registry imports the modules that register here
 
 
 def family(model_type: str, models: str) -> Callable[[type[C]], type[C]]:
-    """Declares the config class of a `model_type`; `models` are named where another one is refused."""
+    """Register the config class of a `model_type`; the error for an unknown type lists `models`."""
 
     def declare(config: type[C]) -> type[C]:
         FAMILIES[model_type] = Family(models, config)
@@ -220,16 +222,16 @@ def family(model_type: str, models: str) -> Callable[[type[C]], type[C]]:
 
 
 class Reader:
-    """Reads typed values out of a raw config and reports what is wrong with the key's name."""
+    """Reads typed values from a raw config; its errors name the key."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw, self.where = raw, where
 
-    def fail(self, what: str, next: str = "correct the config, or take it again from its source") -> ModelError:
+    def fail(self, what: str, next: str = "correct the config, or download it again from its source") -> ModelError:
         return ModelError(what, where=self.where, next=next)
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of `key`; null counts as absent; without a default it is required."""
+        """Return the value of `key`. null counts as absent; a key without a default is required."""
         value = self.raw.get(key)
         if value is None:
             if default is None:
@@ -253,19 +255,19 @@ class Reader:
         return float(value)
 
     def require(self, **expected: Any) -> None:
-        """Refuse a key that asks for what models of this family do not have; absent and null ask for nothing."""
+        """Refuse values of these keys that the family does not support; absent and null are accepted."""
         for key, value in expected.items():
             found = self.raw.get(key)
             if found is not None and (type(found) is not type(value) or found != value):
                 has = "none" if value is None else _shown(value)
-                raise self.fail(f"{key} is {_shown(found)}, and Genesis has {has} for {self.raw['model_type']}")
+                raise self.fail(f"{key} is {_shown(found)}; Genesis supports {has} for {self.raw['model_type']}")
 
     def family(self) -> Family:
-        """That of `model_type`, before any key that only some families have."""
+        """Return the family that `model_type` names."""
         kind = self.raw.get("model_type")
-        known = f"Genesis has {', '.join(FAMILIES)}: {'; '.join(each.models for each in FAMILIES.values())}"
+        known = f"use one of {', '.join(FAMILIES)}: {'; '.join(each.models for each in FAMILIES.values())}"
         if kind is None:
-            raise self.fail("model_type is missing, so the kind of model is not known", next=known)
+            raise self.fail("model_type is missing, so the kind of model is unknown", next=known)
         if not isinstance(kind, str):
             raise self.fail(f"model_type is {_shown(kind)}, expected a text", next=known)
         if kind not in FAMILIES:
@@ -276,7 +278,7 @@ class Reader:
     def refuse_unsupported(self, kind: type[ModelConfig]) -> None:
         key, name, *others = kind.ACTIVATION
         if (found := self.get(key, str, name)) not in (name, *others):
-            raise self.fail(f"{key} is {_shown(found)}, and Genesis has {name}", next=f"take a model that uses {name}")
+            raise self.fail(f"{key} is {_shown(found)}; Genesis supports {name}", next=f"use a model with {name}")
         if not kind.ROTATES_PARTS and self.get("partial_rotary_factor", float, 1) != 1:
             raise self.partial_heads()
         self.require(is_causal=True)
@@ -284,17 +286,18 @@ class Reader:
             method = how.get("quant_method") if isinstance(how, Mapping) else None
             of = f" by {escape(method)[:40]}" if isinstance(method, str) else ""
             raise self.fail(
-                f"quantization_config: the weights are quantised{of}, which Genesis does not read",
-                next="take the model's original weights, in bfloat16, float16 or float32",
+                f"quantization_config: the weights are quantised{of}, which Genesis cannot read",
+                next="use the model's original weights in bfloat16, float16 or float32",
             )
 
     def partial_heads(self) -> ModelError:
         shown = _shown(self.raw["partial_rotary_factor"])
-        what = f"partial_rotary_factor is {shown}, and Genesis, as transformers, rotates whole heads in such models"
-        return self.fail(what, next="set it to 1 if the model was trained with whole heads; else it is of another kind")
+        what = f"partial_rotary_factor is {shown}, but such models rotate whole heads (in transformers too)"
+        next = "set it to 1 if the model was trained with whole heads; otherwise use another model"
+        return self.fail(what, next=next)
 
     def check_unused(self) -> None:
-        """Keys that do not shape the computation but are read later, or would be missed if they were ignored."""
+        """Check keys that do not shape the computation but are read later or must not be ignored silently."""
         for key in DROPOUT:
             if not 0 <= self.get(key, float, 0.0) < 1:
                 raise self.fail(f"{key} is {_shown(self.raw[key])}, expected a probability below 1")
@@ -307,13 +310,13 @@ class Reader:
                 raise self.fail(f"{key} is {_shown(value)}, expected a token id, a list of them, or null")
 
     def config(self, kind: type[C], *, head_dim: int, **own: Any) -> C:
-        """A config of `kind`: what all families have, and the fields that are the family's own."""
+        """Return a config of `kind`: the keys that all families share, and the family's `own` fields."""
         self.refuse_unsupported(kind)
         self.check_unused()
         heads, layers = self.count("num_attention_heads"), self.count("num_hidden_layers")
         kv_heads = self.count("num_key_value_heads", heads)
         if heads % kv_heads:
-            raise self.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+            raise self.fail(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         shared: dict[str, Any] = {
             "model_type": self.raw["model_type"],
             **{key: self.count(key) for key in ("vocab_size", "hidden_size", "intermediate_size")},
@@ -334,21 +337,23 @@ class Reader:
         return kind(**shared | own)
 
     def head_dim(self, default: int | None = None) -> int:
-        """The size of a head; unless there is a default, the heads share the hidden size."""
+        """Return the size of a head; without a `default` it is the hidden size divided by the heads."""
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
         if self.raw.get("head_dim") is None and default is None and hidden % heads:
-            raise self.fail(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}", next="set head_dim")
+            what = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+            raise self.fail(what, next="set head_dim")
         head_dim = self.count("head_dim", hidden // heads if default is None else default)
         if head_dim % 2:
-            raise self.fail(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
+            raise self.fail(f"head_dim {head_dim} is odd, but the rotary embedding rotates pairs")
         return head_dim
 
     def rope(self, head_dim: int, names: Mapping[str, str] = ROPE_KINDS, *, rotates_parts: bool = False) -> RopeConfig:
-        """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before), which comes first where
-        there are both, as in transformers.
+        """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (earlier versions).
+
+        If a config has both, `rope_scaling` takes precedence, as in transformers.
 
         Args:
-            names: see `ROPE_KINDS`.
+            names: name in the config -> scaling rule, as in `ROPE_KINDS`.
             rotates_parts: whether `partial_rotary_factor` may be below 1.
         """
         parameters, scaling = self.object("rope_parameters"), self.object("rope_scaling")
@@ -356,16 +361,17 @@ class Reader:
         kinds = (given.get("rope_type"), given.get("type"), "default")
         kind = next(kind for kind in kinds if kind is not None)
         if not isinstance(kind, str) or kind not in names:
-            raise self.fail(f"rope_type is {_shown(kind)}, Genesis has {', '.join(names)} for such models")
+            raise self.fail(f"rope_type is {_shown(kind)}; Genesis supports {', '.join(names)} for such models")
         kind = names[kind]
         unknown = [key for key in given if key not in ROPE_NUMBERS and key not in ROPE_OTHERS]
         if unknown:
-            found = f"{name} has {_shown(unknown[0])}, which Genesis does not know"
-            raise self.fail(f"{found}: it may change the computation", next="remove it if it changes nothing")
+            found = f"{name} has the unknown key {_shown(unknown[0])}"
+            raise self.fail(f"{found}, which may change the computation", next="remove it if it changes nothing")
         theta = self.raw.get("rope_theta") if given.get("rope_theta") is None else given["rope_theta"]
         if theta is None and parameters.get("rope_theta") not in (None, ROPE_THETA):
-            what = f"rope_scaling has no rope_theta, and that of rope_parameters, {_shown(parameters['rope_theta'])}"
-            raise self.fail(f"{what}, would not be used", next="move what rope_scaling has to rope_parameters")
+            base = _shown(parameters["rope_theta"])
+            what = f"rope_scaling has no rope_theta, and rope_theta {base} of rope_parameters"
+            raise self.fail(f"{what} would be ignored", next="move the content of rope_scaling to rope_parameters")
         if kind in ("yarn", "llama3", "longrope") and self.raw.get("original_max_position_embeddings") is not None:
             given["original_max_position_embeddings"] = self.count("original_max_position_embeddings")
         if rotates_parts and self.raw.get("partial_rotary_factor") is not None:
@@ -376,32 +382,33 @@ class Reader:
         if (factor := reader.fraction("partial_rotary_factor", 1.0, 1.0)) != 1 and not rotates_parts:
             raise reader.partial_heads()
         if (size := int(head_dim * factor)) % 2 or not size:
-            raise reader.fail(f"partial_rotary_factor {_shown(factor)} rotates {size} of {head_dim} values, no pairs")
+            found = f"partial_rotary_factor {_shown(factor)} rotates {size} of {head_dim} values"
+            raise reader.fail(f"{found}, but the rotary embedding rotates pairs")
         for key in FACTORS if kind == "longrope" else ():
             reader.check_factors(key, size // 2)
         if kind == "dynamic" and head_dim < 4:
-            raise self.fail(f"head_dim is {head_dim}, and rope_type dynamic needs at least 4")
+            raise self.fail(f"head_dim is {head_dim}, but rope_type dynamic needs at least 4")
         return RopeConfig(theta, kind, given)
 
     def object(self, key: str) -> dict[str, Any]:
-        """A copy of an object of the config; empty where it is absent or null."""
+        """Return a copy of an object of the config; it is empty if the key is absent or null."""
         found = self.raw.get(key)
         if found is not None and not isinstance(found, Mapping):
             raise self.fail(f"{key} is {_shown(found)}, expected an object")
         return dict(found or {})
 
     def theta(self, key: str) -> float:
-        """A base of the rotary embedding."""
+        """Return a base of the rotary embedding."""
         theta = self.get(key, float, ROPE_THETA)
         if not 1 < theta < 1e12:
             raise self.fail(f"{key} is {_shown(theta)}, expected a number above 1 and below 1e12")
         return float(theta)
 
     def check_rope(self, kind: str) -> None:
-        """The parameters of a scaling rule, read from `raw`: the needed ones are there, all are numbers in bounds."""
+        """Check a scaling rule's parameters in `raw`: the required ones exist, and numbers are within their bounds."""
         missing = [key for key in ROPE_NEEDS[kind] if self.raw.get(key) is None]
         if missing:
-            raise self.fail(f"{missing[0]} is missing: rope_type {kind} needs it")
+            raise self.fail(f"{missing[0]} is missing, but rope_type {kind} needs it")
         for key, (least, most) in ROPE_NUMBERS.items():
             if self.raw.get(key) is not None and not least <= self.get(key, float) <= most:
                 raise self.fail(f"{key} is {_shown(self.raw[key])}, expected {least:g} to {most:g}")
@@ -414,26 +421,26 @@ class Reader:
             raise self.fail(f"high_freq_factor {high} is not above low_freq_factor {low}")
 
     def check_factors(self, key: str, count: int) -> None:
-        """A list of what divides each frequency of longrope."""
+        """Check a list of longrope's divisors, one for each frequency."""
         factors = self.get(key, list)
         if len(factors) != count:
-            raise self.fail(f"{key} has {len(factors):,} numbers, expected {count}: half of what is rotated of a head")
+            raise self.fail(f"{key} has {len(factors):,} numbers, expected {count}: half of a head's rotated values")
         least, most = ROPE_NUMBERS["factor"]
         wrong = [f for f in factors if isinstance(f, bool) or not isinstance(f, int | float) or not least <= f <= most]
         if wrong:
             raise self.fail(f"{key} has {_shown(wrong[0])}, expected numbers from {least:g} to {most:g}")
 
     def same_windows(self) -> tuple[int, ...]:
-        """`sliding_window` for every layer; 0 where it is null or absent."""
+        """Return `sliding_window` for every layer; 0 where it is null or absent."""
         self.require(layer_types=None)
         size = 0 if self.raw.get("sliding_window") is None else self.count("sliding_window")
         return (size,) * self.count("num_hidden_layers")
 
     def windows(self, types: Sequence[str] | None = None) -> tuple[int, ...]:
-        """`sliding_window` for the layers that `layer_types` names, 0 for the others.
+        """Return `sliding_window` for the layers that `layer_types` lists as sliding, 0 for the others.
 
         Args:
-            types: those where the config has none; unless given, as Qwen configs state them.
+            types: default of `layer_types`. None derives it from the keys of Qwen configs.
         """
         has_window = self.get("use_sliding_window", bool, False) and self.get("sliding_window", int, 0) != 0
         if types is None and self.raw.get("layer_types") is None:
@@ -447,17 +454,17 @@ class Reader:
         return tuple(size if t == "sliding_attention" else 0 for t in types)
 
     def by_layer(self, key: str, known: tuple[Any, ...], default: Sequence[Any]) -> Sequence[Any]:
-        """A list with one of the `known` values for each layer."""
+        """Return a list that has one of the `known` values for each layer."""
         found, layers = self.raw.get(key), self.count("num_hidden_layers")
         if found is None:
             return default
         if not isinstance(found, list):
             raise self.fail(f"{key} is {_shown(found)}, expected a list")
         if len(found) != layers:
-            raise self.fail(f"{key} lists {len(found):,} layers, num_hidden_layers is {layers:,}")
+            raise self.fail(f"{key} lists {len(found):,} layers, but num_hidden_layers is {layers:,}")
         wrong = [each for each in found if type(each) is not type(known[0]) or each not in known]
         if wrong:
-            raise self.fail(f"{key} has {_shown(wrong[0])}, Genesis has {' and '.join(map(str, known))}")
+            raise self.fail(f"{key} has {_shown(wrong[0])}; Genesis supports {' and '.join(map(str, known))}")
         return found
 
 

@@ -1,8 +1,8 @@
-"""A trained model or adapter as a folder for other programs: whole, merged, or as the adapter that it is.
+"""Exports a trained model or adapter for other programs: whole, merged, or as an adapter.
 
-`write_export` writes it, with a model card (`card_of`). `check_weights_of` and `check_answers` compare it with what was
-trained: weights with ones that are computed again in float64, so a mistake in merging shows. How far each may be off
-follows from its type: half a unit in the last place, and for merged ones what float32 sums lose.
+`write_export` writes the folder with a model card (`card_of`). `check_weights_of` and `check_answers` compare it with
+the trained model. Weights are compared with values recomputed in float64, so that a mistake in merging shows. Their
+tolerance follows from the dtype: half a unit in the last place, and for merged weights the error of float32 sums.
 """
 
 from __future__ import annotations
@@ -41,34 +41,35 @@ from genesis_models.config import ModelConfig
 from genesis_models.folder import side_bytes, write_model
 from genesis_models.source import ModelSource
 
-EXPORT = "export"  # in the metadata of an export's manifest; what has it may be written over
-MAX_README = 1 << 20  # of a README, in bytes
-TEXTS = {("data", "template_args"), ("data", "fields"), ("eval", "prompts")}  # settings that hold no paths
+EXPORT = "export"  # key in the metadata of an export's manifest; folders that have it may be overwritten
+MAX_README = 1 << 20  # bytes
+TEXTS = {("data", "template_args"), ("data", "fields"), ("eval", "prompts")}  # settings that contain no paths
 LICENSE = ("license", "license_name", "license_link")
-# Half a unit in the last place, relative, and the least positive number.
+# Relative size of half a unit in the last place. _LEAST: the smallest positive number.
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _LEAST = {"float64": 2.0**-1074, "float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24}
 Answers = list[np.ndarray]  # logits [T, V] of each text
 
 
 def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: bool, dtype: str | None) -> None:
-    """Write the folder `target`, which appears whole; an export there is replaced.
+    """Write the folder `target`, which appears as a whole; an earlier export is replaced.
 
     Args:
-        model: of the source, loaded as float32 or in the type that it has there.
-        merge: write an adapter merged into the weights of its base.
-        dtype: "float32", "bfloat16" or "float16": of whole weights; None: of each tensor the one that it has.
+        model: the source's model, loaded as float32 or in its stored dtype.
+        merge: merge an adapter into the weights of its base.
+        dtype: "float32", "bfloat16" or "float16" for whole weights; None keeps each tensor's own.
 
     Raises:
-        UsageError: there is nothing to merge, or a dtype for an adapter. ConfigError: as in `check_target`.
-        NumericError: float16 is too narrow for a weight. DiskError: writing failed; what was there is intact.
+        UsageError: the source has no adapter to merge, or a dtype is given for an adapter. ConfigError: as in
+            `check_target`. NumericError: a weight exceeds float16's range. DiskError: writing failed; existing files
+            are intact.
     """
     if merge and source.adapter is None:
-        what = f"{escape(source.folder)} is a whole model: there is no adapter to merge"
-        raise UsageError(what, next="leave --merge out")
+        what = f"{escape(source.folder)} is a whole model, not an adapter to merge"
+        raise UsageError(what, next="remove --merge")
     is_whole = merge or source.adapter is None
     if dtype is not None and not is_whole:
-        raise UsageError("an adapter is written in float32", next="leave --dtype out, or merge it: --merge")
+        raise UsageError("an adapter is always written in float32", next="remove --dtype, or add --merge")
     check_target(target, source)
     with boundary(ConfigError, "looking at the folder", target):
         if is_folder(target) and not list_folder(target):
@@ -89,38 +90,38 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
 
 
 def _base_name(source: ModelSource) -> str:
-    """The base's name on the hub where the adapter has that, else the base's folder."""
+    """Return the base's name on the hub if the adapter has it, otherwise the base's folder."""
     named = None if source.config is None else source.config.base
     is_hub = named and hub_name(named) is not None and not os.path.lexists(named)
     return named if named and is_hub else os.fspath(source.folder)
 
 
 def check_target(target: Path, source: ModelSource) -> None:
-    """Refuse a folder that an export must not be written to: only a new or empty one, and an earlier export, is ours.
+    """Refuse a target folder that is neither new, empty nor an earlier export.
 
     Raises:
-        ConfigError: what is there is something else, or a part of what is exported.
+        ConfigError: the folder holds something else, or overlaps with what is exported.
     """
-    where, next = "--out", "name a new or an empty folder"
+    where, next = "--out", "name a new or empty folder"
     real = Path(os.path.realpath(target))
     for folder in source.folders:
         other = Path(os.path.realpath(folder))
         if real == other or other.is_relative_to(real) or real.is_relative_to(other):
-            what = f"{escape(target)} and {escape(folder)}, which is exported, are in one another"
+            what = f"{escape(target)} overlaps with {escape(folder)}, which is exported"
             raise ConfigError(what, where=where, next=next)
     with boundary(ConfigError, "looking at the folder", target):
         if not os.path.lexists(target):
             return
         if target.is_symlink() or not is_folder(target):
-            raise ConfigError(f"{escape(target)} is no plain folder", where=where, next=next)
+            raise ConfigError(f"{escape(target)} is not a plain folder", where=where, next=next)
         names = set(list_folder(target))
         if names and not _is_export(target, names):
-            what = f"{escape(target)} holds files of something else than an export"
+            what = f"{escape(target)} holds files that are not an export's"
             raise ConfigError(what, where=where, next=next)
 
 
 def _is_export(folder: Path, names: set[str]) -> bool:
-    """Whether an export wrote the folder, and all that is in it; the card is one's own once it was changed."""
+    """Whether an export wrote the folder and all files in it; an edited model card does not count as its file."""
     if not exists(folder / MANIFEST_NAME):
         return False
     try:
@@ -133,8 +134,13 @@ def _is_export(folder: Path, names: set[str]) -> bool:
 
 
 class Difference(NamedTuple):
-    """How far one model's answers are from another's: how many tokens were answered; the largest absolute difference of
-    a logit; the mean of KL(first ‖ second) of a token's distribution, in nats; ‖difference‖ / ‖logits‖ over all.
+    """The distance between the answers of two models.
+
+    Attributes:
+        tokens: number of compared tokens.
+        logit: the largest absolute difference of a logit.
+        kl: mean of KL(first ‖ second) of a token's distribution, in nats.
+        relative: ‖difference‖ / ‖logits‖ over all tokens.
     """
 
     tokens: int
@@ -144,14 +150,14 @@ class Difference(NamedTuple):
 
 
 def answers(model: CausalLM, texts: Sequence[np.ndarray]) -> Answers:
-    """The logits after each token of texts `[T]` of ids."""
+    """Return the logits after each token of texts of ids `[T]`."""
     model.eval()
     with genesis.no_grad():
         return [model(genesis.from_numpy(ids[None].astype(np.int64))).numpy()[0].astype(np.float32) for ids in texts]
 
 
 def difference(expected: Answers, found: Answers) -> Difference:
-    """How far `found` is from `expected`.
+    """Return the distance of `found` from `expected`.
 
     Raises:
         NumericError: an answer is NaN or infinite.
@@ -170,44 +176,45 @@ def difference(expected: Answers, found: Answers) -> Difference:
 
 
 def check_answers(found: Difference, dtype: str, config: ModelConfig, where: Path) -> None:
-    """Refuse answers further from the trained model's than rounding its weights to `dtype` explains.
+    """Refuse answers that differ from the trained model's by more than rounding its weights to `dtype` explains.
 
-    Each of about 7 matmuls in a layer adds an error of a rounding of its weight, and of sums of K products in float32:
-    u + 2^-24·√K. They are independent of each other, so n of them add up to √n of one; 4 times that leaves room for
-    what a model makes of them.
+    Each of about 7 matmuls in a layer adds the rounding error of its weight, and the error of sums of K products in
+    float32: u + 2^-24·√K. These errors are independent, so n of them add up to √n times one. A factor of 4 leaves room
+    for how the model amplifies them.
 
     Raises:
-        ModelError: with the difference and the bound.
+        ModelError: it has the difference and the bound.
     """
     sums = _UNIT["float32"] * math.sqrt(config.intermediate_size)
     bound = 4 * math.sqrt(7 * config.num_hidden_layers + 1) * (_UNIT[dtype] + sums)
     if not found.relative <= bound:
-        what = f"the answers differ by {found.relative:.2g} of their size, and rounding to {dtype} explains {bound:.2g}"
-        raise ModelError(what, where=escape(where), next="do not use this folder: it is not what was trained")
+        what = f"the answers differ by {found.relative:.2g} of their size, but rounding to {dtype} explains {bound:.2g}"
+        next = "do not use this folder: it is not the trained model"
+        raise ModelError(what, where=escape(where), next=next)
 
 
 def check_weights_of(model: CausalLM, folder: Path) -> tuple[int, str]:
-    """Compare every tensor that was written with the one that was trained.
+    """Compare every written tensor with the trained one.
 
     Args:
-        model: the trained one, in float32.
-        folder: an adapter of it, or the whole model, with adapters merged.
+        model: the trained model in float32.
+        folder: its exported adapter, or the whole model with adapters merged.
 
     Returns:
-        how many tensors these are, and the coarsest of their types.
+        The number of tensors, and the coarsest of their dtypes.
     Raises:
-        ModelError: naming at most 10 tensors that are further off than their type explains.
+        ModelError: at most 10 names of tensors that differ by more than their dtype explains.
     """
     compared = list((_compared_adapter if is_adapter(folder) else _compared_weights)(model, folder))
     wrong = [name for name, _, same in compared if not same]
     if wrong:
-        what = f"the folder holds other weights than those that were trained, in tensors: {list_names(wrong)}"
+        what = f"the folder's weights are not the trained ones, in tensors: {list_names(wrong)}"
         raise ModelError(what, where=escape(folder), next="do not use this folder; export it again")
     return len(compared), max((kind for _, kind, _ in compared), key=_UNIT.__getitem__)
 
 
 def _compared_adapter(model: CausalLM, folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """Each tensor of an adapter, its type, and whether it has its parameter's bits."""
+    """Yield each tensor of an adapter, its dtype, and whether it has its parameter's bits."""
     layers = adapted_layers(model)
     for name, values in load_file(folder / ADAPTER_WEIGHTS).items():
         owner, _, part = name.removeprefix("base_model.model.").partition(".lora_")
@@ -220,7 +227,7 @@ def _compared_adapter(model: CausalLM, folder: Path) -> Iterator[tuple[str, str,
 
 
 def _compared_weights(model: CausalLM, folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """Each tensor of a whole model, its type, and whether it is as near as that allows."""
+    """Yield each tensor of a whole model, its dtype, and whether it is within the tolerance."""
     layers = adapted_layers(model)
     with WeightFolder(folder) as weights:
         for name, parameter in model.named_parameters():
@@ -238,26 +245,26 @@ def _compared_weights(model: CausalLM, folder: Path) -> Iterator[tuple[str, str,
 
 
 def _merged(layer: LoRALinear) -> tuple[np.ndarray, np.ndarray]:
-    """A layer's merged weight in float64, and how far one whose sums are in float32 may be off, rounding apart."""
+    """Return a layer's merged weight in float64, and the error of a merge in float32 before it is rounded."""
     w, a, b = (p.detach().numpy().astype(np.float64) for p in (layer.weight, layer.lora_A.weight, layer.lora_B.weight))
     whole = w + layer.scaling * (b @ a)
-    # Sums of r products and what follows them: an error of (r + 4) roundings of the sum of all sizes at most.
+    # Sums of r products, followed by a few operations: at most (r + 4) rounding errors of the sum of absolute values.
     sizes = np.abs(w) + abs(layer.scaling) * (np.abs(b) @ np.abs(a))
     lost = (layer.r + 4) * _UNIT["float32"] * sizes
     if layer.lora_magnitude_vector is None:
         return whole, lost
     norm = np.sqrt((whole**2).sum(-1, keepdims=True))
     factor = layer.lora_magnitude_vector.weight.detach().numpy().astype(np.float64)[:, None] / norm
-    # The norm's own error: that of its elements, and of a sum of squares in float32.
+    # The norm's own error: from the errors of its elements, and from summing squares in float32.
     of_norm = np.sqrt((lost**2).sum(-1, keepdims=True)) / norm + whole.shape[-1] * _UNIT["float32"]
     return whole * factor, np.abs(factor) * (lost + np.abs(whole) * (of_norm + 4 * _UNIT["float32"]))
 
 
 def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str | None) -> bytes:
-    """The README of an export: of what no run of Genesis made its own one as it is, else a model card.
+    """Return the README of an export: the existing one if no Genesis run made the model, otherwise a model card.
 
     Args:
-        base: what an adapter calls its base.
+        base: the base's name in the adapter.
     """
     saved = Path(os.path.abspath(source.adapter or source.folder))
     is_checkpoint = CHECKPOINT.fullmatch(saved.name) is not None
@@ -267,7 +274,7 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
         return read_limited(safe_join(saved, README), MAX_README)
     config, sources = None, list[Any]()
     if record is not None:
-        with suppress(ConfigError):  # a record of another version of Genesis
+        with suppress(ConfigError):  # another version of Genesis may have written the record
             config = parse_config(read_limited(record, MAX_BYTES), RESOLVED)
             sources = [
                 DATA_SOURCE.fullmatch(each if isinstance(each, str) else each.path) for each in config.data.train
@@ -288,13 +295,13 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
     flags = " --merge" * merged + (f" --dtype {dtype}" if dtype else "")
     commands = f"    genesis export {name}{f'/{saved.name}' * is_checkpoint}{flags}\n"
     if config is not None:
-        commands = f"    genesis train config.yaml\n{commands}\nIn `config.yaml`, absolute paths are cut:\n\n"
+        commands = f"    genesis train config.yaml\n{commands}\nIn `config.yaml`, absolute paths are shortened:\n\n"
         commands += textwrap.indent(emit(_without_places(config.model_dump())), "    ")
     return with_head(head, f"{text}\n## How it was made\n\n{commands}")
 
 
 def _state(saved: Path) -> dict[str, str]:
-    """What the files of a run say of its data, steps and weights; those of another version say less."""
+    """Return the card's rows about data, steps and weights; files of another version may lack some of them."""
     if (path := run_file(saved, TRAINER)) is None:
         return {}
     state = read_json(path)
@@ -303,14 +310,14 @@ def _state(saved: Path) -> dict[str, str]:
     values = (*map(data.get, ("documents", "tokens", "targets")), state.get("step"), state.get("num_tokens"))
     counts = [f"{value:,}" if type(value) is int else "?" for value in values]
     return {
-        "data": "{} documents, {} tokens, {} of them learned".format(*counts) if data else "",
+        "data": "{} documents, {} tokens, {} of them targets".format(*counts) if data else "",
         "trained": "{3} steps, {4} tokens".format(*counts),
         "state hash": str(state.get("state_hash", "")),
     }
 
 
 def _head_of_base(base: str, folder: Path) -> dict[str, Any]:
-    """The base's name on the hub, where it has one, and the license that its own card names."""
+    """Return the base's name on the hub, if it has one, and the license in its own card."""
     pulled = name_of(folder)
     try:
         card = read_head(folder)
@@ -321,7 +328,7 @@ def _head_of_base(base: str, folder: Path) -> dict[str, Any]:
 
 
 def public(text: str) -> str:
-    """A path without what it says of the machine: the name on the hub of what was pulled, else its last part."""
+    """Return a path without parts that reveal the machine: a pulled model's name on the hub, else the last part."""
     pulled = name_of(text) if os.path.isabs(text) else None
     says = os.path.isabs(text) or ".." in PurePath(text).parts
     return pulled.id if pulled is not None else PurePath(text).name if says else text

@@ -1,4 +1,4 @@
-"""Model folders as Hugging Face writes them: load one into a model, save a model into one."""
+"""Loads and saves model folders in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREFIX = "model."
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
-PIECE = 8 << 20  # elements on their way to a device
+PIECE = 8 << 20  # elements in one copy to a device
 
 
 def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
-    """The checked `config.json` of a model folder.
+    """Return the checked `config.json` of a model folder.
 
     Raises:
-        ModelError: the path is no model folder, or its config is malformed or of a model that Genesis does not have.
+        ModelError: the path is not a model folder, or its config is malformed or of an unsupported model.
     """
     check_model_folder(folder)
     path = safe_join(folder, "config.json", where=escape(folder))
@@ -51,10 +51,10 @@ def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
 
 
 def stored_dtype(folder: str | os.PathLike[str]) -> str:
-    """The type of a folder's weights: what its config names, else that of most bytes of its tensors.
+    """Return the dtype of a folder's weights: the one that its config names, otherwise the one of most bytes.
 
     Raises:
-        ModelError: as in `read_config`; no weights, or unsafe or damaged files.
+        ModelError: as in `read_config`, or the weights are missing, unsafe or damaged.
     """
     config = read_config(folder)
     if config.stored_dtype is not None:
@@ -64,7 +64,7 @@ def stored_dtype(folder: str | os.PathLike[str]) -> str:
 
 
 def _main_type(weights: hf.WeightFolder) -> str:
-    """The float type of most bytes; float32 where there is none."""
+    """Return the float dtype of most bytes; float32 if there are no float tensors."""
     sizes: Counter[str] = Counter()
     for entry in map(weights.entry, weights.names):
         if entry.dtype in WEIGHT_TYPES:
@@ -80,40 +80,40 @@ def load(
     base: str | os.PathLike[str] | None = None,
     vocab_size: int = 0,
 ) -> CausalLM:
-    """The model in `folder`: `config.json` and safetensors, in one file or in shards; or an adapter on its base.
+    """Load the model in `folder`: `config.json` and safetensors in one file or in shards, or an adapter on its base.
 
-    The model is in eval mode: call `train()` on it before training, which turns on dropout of adapters,
-    `activation_checkpointing` and `precision`.
+    The model is in eval mode. Call `train()` on it before training: dropout of adapters, `activation_checkpointing` and
+    `precision` need it.
 
-    Loading is strict: every parameter is found once, with its shape, and nothing is left over; the check is made on the
-    headers, before memory is taken.
+    Loading is strict: every parameter must exist exactly once with its shape, and no tensor may be left over. The check
+    reads only headers, before any memory is allocated.
 
     Args:
-        device: where the weights go.
-        dtype: "float32", "bfloat16" or "float16" (or "fp32", "bf16", "fp16", a DType); stored weights of another float
-            type are cast. None or "auto": float32 on the CPU, the folder's own type on a GPU; `save` then writes each
-            tensor in the type that it had in the folder.
-        base: the folder of an adapter's base, instead of the one that it names.
-        vocab_size: the fewest rows of the embedding and of the head: a larger tokenizer's size. Rows that the folder
-            does not have are the mean of those that it has.
+        device: device of the weights.
+        dtype: "float32", "bfloat16" or "float16" (or "fp32", "bf16", "fp16", a DType); other float weights are cast.
+            None and "auto" mean float32 on the CPU and the folder's dtype on a GPU; `save` then writes each tensor in
+            the dtype that it has in the folder.
+        base: folder of an adapter's base, instead of the one that the adapter names.
+        vocab_size: the fewest rows of the embedding and the head, such as a larger tokenizer's size. Rows that the
+            folder lacks become the mean of the others.
 
     Raises:
-        ModelError: the path is no model folder; what is missing, left over or mis-shaped, at most 10 names of each,
-            with the counts; the base of an adapter is missing or another one. DTypeError: weights cannot have the type.
-            OutOfMemoryError: they do not fit.
+        ModelError: the path is not a model folder; tensors are missing, left over or mis-shaped (at most 10 names of
+            each, with the counts); the base of an adapter is missing or another model. DTypeError: weights cannot have
+            the dtype. OutOfMemoryError: the weights do not fit.
     """
     return load_source(find_source(folder, base), device, dtype, vocab_size)
 
 
 def load_source(source: ModelSource, device: str = "cpu", dtype: object = None, vocab_size: int = 0) -> CausalLM:
-    """The model of a source, in eval mode; arguments and errors as in `load`."""
+    """Return the model of a source in eval mode; arguments and errors as in `load`."""
     model = _load_whole(source.folder, device, dtype, vocab_size).eval()
     model.folders = tuple(source.folders)
     return model if source.adapter is None else load_adapter(model, source.adapter)
 
 
 def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM:
-    """The model in a folder of whole weights."""
+    """Return the model in a folder of whole weights."""
     config, target = read_config(folder), as_device(device)
     shapes = parameter_shapes(config)
     with _weights(folder, shapes) as weights:
@@ -134,7 +134,7 @@ def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM
                 parameter.detach().narrow(0, len(stored), new).copy_(stored.mean(0, keepdim=True))
         stores_tied = config.tie_word_embeddings and HEAD in weights.names
         if stores_tied and not np.array_equal(weights.read(HEAD), weights.read(EMBEDDING)):
-            what = f"tie_word_embeddings is set, and {HEAD} differs from {EMBEDDING}"
+            what = f"tie_word_embeddings is set, but {HEAD} differs from {EMBEDDING}"
             next = "set tie_word_embeddings to false in config.json, or remove the head's tensor"
             raise ModelError(what, where=escape(folder), next=next)
         if chosen.reason:
@@ -155,7 +155,7 @@ def check_weights(folder: str | os.PathLike[str]) -> None:
 
 
 def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...]]) -> hf.WeightFolder:
-    """The weights by the names of parameters; as in transformers, a file may leave `model.` out, or double it."""
+    """Open the weights under the parameters' names; as in transformers, a file may omit or repeat `model.`."""
     weights = hf.WeightFolder(folder)
     known, taken, names = {*shapes, HEAD}, set(weights.names), dict[str, str]()
     for name in weights.names:
@@ -170,14 +170,14 @@ def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...
 def _check_names(
     config: ModelConfig, expected: Mapping[str, tuple[int, ...]], weights: hf.WeightFolder, where: str
 ) -> None:
-    """Compare a folder with the shapes of the parameters that it should have.
+    """Compare a folder's tensors with the shapes of the expected parameters.
 
     Raises:
-        ModelError: with everything that is wrong with the folder's names, shapes and types.
+        ModelError: it lists everything that is wrong with the names, shapes and dtypes.
     """
     found = set(weights.names)
     allowed = set(expected) | ({HEAD} if config.tie_word_embeddings else set())
-    # Rotary tables that old checkpoints carry are derived values.
+    # Old checkpoints contain rotary tables, which are derived values.
     extra = {n for n in found - allowed if not n.endswith(".rotary_emb.inv_freq")}
     missing = set(expected) - found
     problems = []
@@ -189,20 +189,20 @@ def _check_names(
     for name in sorted(found & set(shaped)):
         entry = weights.entry(name)
         if tuple(entry.shape) != shaped[name]:
-            problems.append(f"{escape(name)} has shape {tuple(entry.shape)}, the config says {shaped[name]}")
+            problems.append(f"{escape(name)} has shape {tuple(entry.shape)}, but the config says {shaped[name]}")
         elif entry.dtype not in WEIGHT_TYPES:
-            problems.append(f"{escape(name)} has type {entry.dtype}, weights are float64, float32, float16 or bfloat16")
+            problems.append(f"{escape(name)} has type {entry.dtype}, not float64, float32, float16 or bfloat16")
         if len(problems) == 10:
             break
     if problems:
         next = "use weights and config.json of the same model"
         if missing == {HEAD}:
-            next = "take weights with a language-model head: these are of a base model, a classifier or an embedder"
+            next = "use weights with a language-model head: these are of a base model, a classifier or an embedder"
         raise ModelError("; ".join(problems), where=where, next=next)
 
 
 def _send(weights: hf.WeightFolder, name: str, parameter: Tensor) -> None:
-    """One tensor into its parameter on a device, by pieces in pinned memory: one is read while another travels."""
+    """Copy a tensor to its parameter on a device through pinned memory; reading one piece overlaps copying another."""
     stored = as_dtype(weights.entry(name).dtype.name)
     with no_grad():
         target = parameter.detach().view(-1)
@@ -215,32 +215,32 @@ def _send(weights: hf.WeightFolder, name: str, parameter: Tensor) -> None:
 
 
 def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
-    """The source's config for weights of type `dtype`, with the keys that older and newer readers look for."""
+    """Return the source's config for weights of dtype `dtype`, with the keys that older and newer readers look for."""
     raw = dict(model.config.raw)
-    if "CausalLM" not in str(raw.get("architectures")):  # such as LlamaModel, of base weights
+    if "CausalLM" not in str(raw.get("architectures")):  # LlamaModel, for example, in a folder of base weights
         raw["architectures"] = [type(model).__name__]
     raw.update(dtype=dtype, torch_dtype=dtype, **model.config.rope_json())
     raw.setdefault("head_dim", model.config.head_dim)
     raw.setdefault("num_key_value_heads", model.config.num_key_value_heads)
-    raw["tie_word_embeddings"] = model.lm_head is None  # an adapter may give it a head of its own
+    raw["tie_word_embeddings"] = model.lm_head is None  # an adapter may untie the head
     return raw
 
 
 def _plain_weights(
     model: CausalLM, dtype: str | None, values: Mapping[str, TensorSource] | None
 ) -> dict[str, TensorSource]:
-    """The tensors of a plain model folder by name: adapters are merged in float32, and each is rounded once.
+    """Return the tensors of a plain model folder by name: adapters are merged in float32 and rounded once.
 
     Args:
-        values: of the parameters; None: those that the model has.
-        dtype: of all; None: of each its own, or the 16-bit one of its tensor in the folder where `load` chose a wider
-            one itself.
+        values: values of the parameters by name; None uses the model's.
+        dtype: dtype of all tensors. None uses each tensor's own, or its 16-bit dtype in the folder if `load` chose a
+            wider one.
 
     Raises:
-        NumericError: where one is read, and float16 is too narrow for it.
+        NumericError: on reading a tensor that exceeds float16's range.
     """
     if is_quantized(model):
-        raise UsageError("a model with weights in 8 bits cannot be saved", next="load it again, unquantized")
+        raise UsageError("a model with 8-bit weights cannot be saved", next="load it again without quantization")
     layers, found = adapted_layers(model), {}
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")
@@ -263,12 +263,12 @@ def _host_values(tensor: Callable[[], Tensor]) -> Callable[[], np.ndarray]:
 
 
 def _rounded(name: str, read: Callable[[], np.ndarray], kind: str) -> np.ndarray:
-    """What `read` gives, in another float type. Raises: NumericError where values are beyond what it holds."""
+    """Return `read`'s result in another float dtype. Raises: NumericError: a value exceeds its range."""
     values = read()
     with np.errstate(over="ignore"):
         found = values.astype(as_dtype(kind).numpy, copy=False)
     if kind == "float16" and not np.array_equal(np.isfinite(found), np.isfinite(values)):
-        what = f"{escape(name)} has a weight of {np.abs(values).max():.3g}, and float16 ends at 65,504"
+        what = f"{escape(name)} has a weight of {np.abs(values).max():.3g}, but float16 only reaches 65,504"
         raise NumericError(what, next="write it as float32 or bfloat16")
     return found
 
@@ -288,14 +288,14 @@ def write_model(
     """Write a model folder's files through `writer`; adapters are merged into the weights.
 
     Args:
-        source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
-        extra_files: further files (a tokenizer made by the run), by name; they take precedence over those of `source`,
-            of whose tokenizer none is kept where these hold another one.
-        eos_token_id: what ends a text, for `generation_config.json` where the source has none.
-        ends: the ids that end what the model was trained to say; they go before those that the source's file names,
-            which is kept byte for byte where none is given.
-        dtype: "float32", "bfloat16" or "float16": that of all weights; None: of each the one that it has.
-        values: of the parameters, by name; None: those that the model has.
+        source: folder whose license, tokenizer, template and generation files are copied byte for byte.
+        extra_files: additional files by name, such as the run's tokenizer. They take precedence over `source`; if they
+            include another tokenizer, none of the source's tokenizer files is copied.
+        eos_token_id: end of a text for `generation_config.json` if the source has no such file.
+        ends: ids that end what the model was trained to generate; they come before those in the source's file. If
+            empty, the file is copied byte for byte.
+        dtype: "float32", "bfloat16" or "float16" for all weights; None keeps each tensor's own.
+        values: values of the parameters by name; None uses the model's.
     """
     tensors = _plain_weights(model, dtype, values)
     writer.write("config.json", indented_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
@@ -315,13 +315,13 @@ def write_model(
 
 @boundary(ModelError, "reading the adapter's folder")
 def side_bytes(folder: Path) -> Mapping[str, bytes]:
-    """The tokenizer, template, generation and license files of an adapter's folder."""
+    """Return the tokenizer, template, generation and license files of an adapter's folder."""
     names, largest = hf.side_files(folder), max(hf.SIDE_FILES.values())
     return {name: read_limited(safe_join(folder, name), hf.SIDE_FILES.get(name, largest)) for name in names}
 
 
 def _set_tokenizer(model: CausalLM) -> Tokenizer | None:
-    """The model's tokenizer, where it is not the one of its folder, whose files are kept as they are."""
+    """Return the model's tokenizer if it is not its folder's, whose files are copied unchanged."""
     if model.tokenizer is None:
         return None
     name = "tokenizer.json"
@@ -342,35 +342,36 @@ def save(
 ) -> None:
     """Write `model` into `folder` so that transformers loads it.
 
-    A new folder appears whole; in an existing one the model's files are replaced one by one. Adapters are merged.
+    A new folder appears as a whole; in an existing one the model's files are replaced one by one. Adapters are merged.
 
     Args:
-        source: a folder whose license, tokenizer, template and generation files are kept byte for byte. None: the one
-            that the model was loaded from, where it was; of an adapter those of its own, then of its base.
-        tokenizer: a tokenizer, or the folder of one, whose files are written instead of those of `source`. None: the
-            one that was set as `model.tokenizer`, where no `source` is named.
-        max_shard_bytes: weights beyond it are written as shards and an index.
+        source: folder whose license, tokenizer, template and generation files are copied byte for byte. By default the
+            folder that the model was loaded from; for an adapter its own folder takes precedence over its base's.
+        tokenizer: tokenizer, or its folder, whose files replace those of `source`. By default the one that was assigned
+            to `model.tokenizer`, unless `source` is given.
+        max_shard_bytes: larger weights are written as shards and an index.
         dtype: as in `write_model`.
 
     Raises:
-        DiskError: writing failed; what was there is intact. ModelError: `source` or `tokenizer` cannot be used.
+        DiskError: writing failed; existing files are intact. ModelError: `source` or `tokenizer` cannot be used.
     """
     folders, end = [Path(source)] if source is not None else [*model.folders], None
     for each in folders:
         with boundary(ModelError, "looking for the folder", each):
             is_there = is_folder(each)
         if not is_there:
-            what = f"there is no folder {escape(each)}, whose tokenizer is to be kept"
+            what = f"the folder {escape(each)} does not exist, and its tokenizer was to be copied"
             next = "give source=, a folder with the model's tokenizer, or an empty one"
             raise ModelError(what, where="save", next=next)
-    files = dict[str, bytes]() if len(folders) < 2 else dict(side_bytes(folders[0]))  # an adapter's, before its base's
+    files = dict[str, bytes]() if len(folders) < 2 else dict(side_bytes(folders[0]))  # an adapter's replace its base's
     if tokenizer is None and source is None:
         tokenizer = _set_tokenizer(model)
     if tokenizer is not None:
         tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
         if tokenizer.vocab_size > model.config.vocab_size:
-            what = f"{EMBEDDING} has {model.config.vocab_size:,} rows, and the tokenizer {tokenizer.vocab_size:,} ids"
-            next = f"load the model with vocab_size={tokenizer.vocab_size}, which gives it the rows"
+            rows, ids = f"{model.config.vocab_size:,} rows", f"{tokenizer.vocab_size:,} ids"
+            what = f"{EMBEDDING} has {rows}, but the tokenizer has {ids}"
+            next = f"load the model with vocab_size={tokenizer.vocab_size}, which adds the rows"
             raise ModelError(what, where="save", next=next)
         files = {name: data for name, data in files.items() if not hf.TOKENIZER_FILES.fullmatch(name)}
         files, end = files | tokenizer.files(), tokenizer.eos_id

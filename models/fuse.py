@@ -1,12 +1,12 @@
-"""Fused ops instead of a model's plain blocks: the step that `build` and `load` end with.
+"""Replaces a model's plain blocks with fused ops; `build` and `load` end with this step.
 
-A rule is a pair: a block in plain form, and the class that computes the same in fused ops. To see which rule is a
-block's, its forward is run on values that are written down instead of computed; where what it writes is what a rule's
-plain form writes, the block gets the rule's class. A block that no rule knows stays as it is. Parameters, their names
-and their order do not change.
+A rule pairs a block in plain form with the class that computes the same in fused ops. To find a block's rule, its
+forward is traced symbolically: its modules and values record what is computed as text. A block whose trace equals that
+of a rule's plain form gets the rule's class. Other blocks remain plain. Parameters, their names and their order do not
+change.
 
-Inside a fused block the modules are called one after the other where one of them is no plain layer, such as an adapter,
-or is watched by a hook (`genesis.nn.fused`).
+A fused block calls its modules one by one if one of them is not a plain layer (an adapter, for instance) or has a hook
+(`genesis.nn.fused`).
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ class Fused:
 
 
 class FusedAttention(Fused):
-    """Attention: one matmul for queries, keys and values, side by side. With `norm`: x + attention(norm(x))."""
+    """Attention with one matmul for packed queries, keys and values. With `norm`: x + attention(norm(x))."""
 
     def forward(self: Any, x: Tensor, context: Context, norm: nn.RMSNorm | None = None) -> Tensor:
         b, t, _ = x.shape
         layers = self.projections()
         qkv = fused.packed_linear(x, layers, norm, context.recompute, context.fp8)  # [B, T, (Q + 2·K)·D]
         o = self.attended(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q, D]
-        del qkv  # what it holds is no longer needed, unless backward keeps it
+        del qkv  # frees it, unless backward needs it
         if norm is None:
             return fused.packed_linear(o.view(b, t, -1), (self.o_proj,), fp8=context.fp8)
         return fused.linear_sum(o.view(b, t, -1), self.o_proj, x, context.fp8)
 
     def projections(self: Any) -> tuple[nn.Module, ...]:
-        """Of queries, keys and values."""
+        """Return the projections of queries, keys and values."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        """Attention of `[B, T, Q + 2·K, D]`, and over the cache."""
+        """Return attention `[B, T, Q, D]` of `[B, T, Q + 2·K, D]`, including cached keys and values."""
         form: PackedHeads = self.form()
         if context.cache is not None:
             return context.cache.attention_packed(qkv, form, context.starts, context.tables)
-        tables = None if form.rope is None else context.tables[form.rope]  # which rotate queries and keys on their way
+        tables = None if form.rope is None else context.tables[form.rope]  # attention rotates queries and keys itself
         if form.norms is not None:
             qkv, tables = form.prepared(qkv, context.tables), None
         how: dict[str, Any] = {"starts": context.starts, "scale": self.scale, "causal": True, "window": self.window}
         return F.attention_packed(qkv, self.heads, self.key_heads, tables=tables, **how)
 
     def form(self: Any) -> PackedHeads:
-        """What is done with queries, keys and values."""
+        """Return what happens to queries, keys and values before attention."""
         return PackedHeads(self.layer, self.heads, self.key_heads, self.window, self.scale)
 
 
@@ -69,7 +69,7 @@ class FusedPackedAttention(FusedAttention):
         return (self.qkv_proj,)
 
     def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        """Where a part of each head is rotated, queries and keys are brought into the order of `pairs` first."""
+        """Reorder queries and keys by `pairs` first if only a part of each head is rotated."""
         if self.rotary_dim < self.head_dim:
             qk, v = qkv.split([self.heads + self.key_heads, self.key_heads], 2)
             qkv = genesis.cat([pairs(qk, self.rotary_dim), v], 2)
@@ -84,14 +84,14 @@ class FusedNoPEAttention(FusedAttention):
 
 
 class FusedHeadNormAttention(FusedAttention):
-    """Attention whose query and key heads are normalised, in one op with the rotation."""
+    """Attention whose query and key heads are normalised and rotated by one op."""
 
     def form(self: Any) -> PackedHeads:
         return super().form()._replace(norms=(self.q_norm, self.k_norm))
 
 
 class FusedRopeHeadNormAttention(FusedHeadNormAttention):
-    """The same with one of several rotary embeddings."""
+    """Attention with normalised heads and one of several rotary embeddings."""
 
     def form(self: Any) -> PackedHeads:
         return super().form()._replace(rope=self.rope)
@@ -107,7 +107,7 @@ class FusedMLP(Fused):
         return fused.gated_mlp(x, norm, self.projections(), self.down_proj, recompute, fp8)
 
     def projections(self: Any) -> tuple[nn.Module, ...]:
-        """Of gate and up."""
+        """Return the projections of gate and up."""
         return self.gate_proj, self.up_proj
 
 
@@ -128,21 +128,21 @@ class FusedGEGLU(FusedMLP):
 
 
 class FusedPreNormLayer(Fused):
-    """A layer whose blocks compute its norms and the addition to the stream with them.
+    """A layer whose two blocks compute its norms and its additions to the stream.
 
-    Only such layers recompute selectively and compute in 8-bit floats.
+    Only such layers support selective recomputation and 8-bit floats.
     """
 
     is_fused_layer = True
 
     def forward(self: Any, x: Tensor, context: Context) -> Tensor:
-        if not all(isinstance(each, Fused) for each in (self.self_attn, self.mlp)):  # one was unfused by itself
+        if not all(isinstance(each, Fused) for each in (self.self_attn, self.mlp)):  # a block alone was unfused
             return super().forward(x, context)  # type: ignore[misc]
         x = self.self_attn(x, context, norm=self.input_layernorm)
         return self.mlp(x, context, norm=self.post_attention_layernorm)
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        """A layer that gets another block or norm is looked at anew."""
+        """Assign, and fuse the layer again if the value is a module."""
         if isinstance(value, nn.Module):
             unfuse(self)
             setattr(self, name, value)
@@ -215,7 +215,7 @@ def _pre_norm_layer(self: Any, x: Any, context: Any) -> Any:
     return x + self.mlp(self.post_attention_layernorm(x))
 
 
-# A block in plain form, given itself and forward's arguments, and the class that fuses it.
+# A block's plain forward, and the class that fuses it.
 RULES: tuple[tuple[Callable[..., Any], type[Fused]], ...] = (
     (_attention, FusedAttention),
     (_packed_attention, FusedPackedAttention),
@@ -230,12 +230,12 @@ RULES: tuple[tuple[Callable[..., Any], type[Fused]], ...] = (
 
 
 def fuse(model: M) -> M:
-    """Give `model` and the blocks in it the fused forms that rules know; returns it."""
+    """Give `model` and its blocks the fused forms that the rules define, and return it."""
     return model.apply(_fuse)
 
 
 def unfuse(block: M) -> M:
-    """Give a block and those in it their plain forms back; returns it."""
+    """Give a block and the blocks in it their plain forms back, and return it."""
     for module in block.modules():
         if isinstance(module, Fused):
             module.__class__ = type(module).__bases__[1]
@@ -264,11 +264,11 @@ def _class_of(fused: Any, plain: Any) -> Any:
     return type(f"Fused{plain.__name__}", (fused, plain), {"__doc__": fused.__doc__})
 
 
-# --- Writing a forward down -------------------------------------------------------------------------------------------
+# --- Symbolic tracing of a forward ------------------------------------------------------------------------------------
 
 
 class _Value:
-    """A value that is written down: what made it, as text."""
+    """A symbolic value: the expression that computes it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -290,7 +290,7 @@ class _Value:
 
 
 class _Part:
-    """A module in a block, whose calls are written down."""
+    """A module of a block; it records its calls."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name, self.module = name, module
@@ -300,14 +300,14 @@ class _Part:
 
 
 class _Block:
-    """A block as its forward sees it: its modules are parts, its settings are what they are."""
+    """A block as its forward sees it during the trace: modules record calls, other attributes have their values."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.module, name)
-        if isinstance(found, MethodType):  # it sees the block's modules as parts, too
+        if isinstance(found, MethodType):  # methods, too, see modules that record calls
             return MethodType(found.__func__, self)
         return _Part(name, found) if isinstance(found, nn.Module) else found
 
@@ -321,9 +321,9 @@ def _text(value: object) -> str:
 
 
 def _written(forward: Callable[..., Any], block: nn.Module) -> str | None:
-    """What `forward` of a block computes, as text; None where it does what values that are written down cannot do."""
+    """Return what `forward` of a block computes, as text; None if symbolic values do not support what it does."""
     count = forward.__code__.co_argcount - 1
     try:
         return _text(forward(_Block(block), *map(_Value, ("x", "context")[:count])))
-    except Exception:  # whatever a forward does with values of a kind that it does not expect
+    except Exception:  # a forward may do anything with values of an unexpected kind
         return None

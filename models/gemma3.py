@@ -1,5 +1,5 @@
-"""Gemma 3's text model (Gemma Team, "Gemma 3 Technical Report", 2025): five of six layers attend to a sliding
-window, with a rotary embedding of their own; norms before and after each block.
+"""Gemma 3's text model (Gemma Team, "Gemma 3 Technical Report", 2025): five of six layers attend to a sliding window
+and have their own rotary embedding; norms before and after each block.
 
 Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
 """
@@ -24,8 +24,8 @@ class Gemma3Config(ModelConfig):
     """`config.json` of `model_type: gemma3_text`.
 
     Attributes:
-        local_rope: the rotary embedding of the layers with a sliding window.
-        query_pre_attn_scalar: scores are divided by its root.
+        local_rope: rotary embedding of the sliding-window layers.
+        query_pre_attn_scalar: scores are divided by its square root.
     """
 
     local_rope: RopeConfig
@@ -64,12 +64,13 @@ class Gemma3Config(ModelConfig):
 
     @staticmethod
     def read_ropes(reader: Reader, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-        """From `rope_parameters` by kind of layer (transformers 5), or `rope_theta` and `rope_local_base_freq`; what
-        `rope_scaling` has changes full layers, as in transformers.
+        """Read `rope_parameters` for each kind of layer (transformers 5), or `rope_theta` and `rope_local_base_freq`.
+
+        As in transformers, `rope_scaling` applies to the full layers only.
         """
         given = reader.object("rope_parameters")
         if not given.keys() <= {FULL, SLIDING}:
-            raise reader.fail(f"rope_parameters is not what Genesis reads: an object of {FULL} and {SLIDING}")
+            raise reader.fail(f"rope_parameters is not an object of {FULL} and {SLIDING}")
         thetas = {FULL: reader.theta("rope_theta"), SLIDING: reader.theta("rope_local_base_freq")}
         found = []
         for kind, theta in thetas.items():
@@ -93,7 +94,7 @@ class Gemma3Config(ModelConfig):
 
 
 def norm(size: int, config: Gemma3Config) -> nn.RMSNorm:
-    """x / √(mean(x²) + eps)·(1 + weight)."""
+    """An RMSNorm that computes x / √(mean(x²) + eps)·(1 + weight)."""
     return nn.RMSNorm(size, eps=config.rms_norm_eps, offset=1.0)
 
 
@@ -112,7 +113,7 @@ class Attention(blocks.Attention):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP on the normalised stream; their results are normalised before they are added to it."""
+    """Attention and MLP on the normalised stream; their results are normalised and added to it."""
 
     def __init__(self, config: Gemma3Config, layer: int) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(blocks.Decoder):
-    """Token embedding, which is scaled by √H, the layers, the final norm."""
+    """Token embedding scaled by √H, layers and final norm."""
 
     def __init__(self, config: Gemma3Config, make_layer: Any) -> None:
         super().__init__(config, make_layer)
@@ -138,7 +139,7 @@ class Decoder(blocks.Decoder):
 
     def embed(self, input_ids: Tensor) -> Tensor:  # [B, T]
         x = self.embed_tokens(input_ids)  # [B, T, H]
-        return x * float(x.dtype.numpy.type(self.embed_scale))  # the factor, too, has the type of the weights
+        return x * float(x.dtype.numpy.type(self.embed_scale))  # the factor is rounded to the weights' dtype
 
 
 class Gemma3ForCausalLM(CausalLM):

@@ -1,4 +1,4 @@
-"""Generation in Python: texts or ids go in, texts and ids come out; and the engine for where a model is."""
+"""Generation in Python, from texts or ids to texts and ids; and the choice of the engine for a model's device."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from genesis_models.engine.engine import check_prompt
 if TYPE_CHECKING:
     from genesis_models.engine.device import DeviceEngine
 
-WHERE = "generate"  # of errors
-MAX_TOKENS = 128  # as the schema's eval.sample_tokens
-ROWS = 16  # sequences at a time: a CPU's matmuls gain little from more
-GPU_ROWS = 32  # as many rows as the kernels of a step take
+WHERE = "generate"  # the place that errors name
+MAX_TOKENS = 128  # the same as the schema's eval.sample_tokens
+ROWS = 16  # concurrent sequences: a CPU's matmuls gain little from more
+GPU_ROWS = 32  # the most rows that the decoding kernels take
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What continues a prompt.
+    """The continuation of a prompt.
 
     Attributes:
-        ids: all that were drawn, those of a stop string too.
-        text: what they add to that of the prompt, up to a stop string; None for a model without a tokenizer.
+        ids: all drawn ids, including a stop string's.
+        text: text that the ids add to the prompt's, up to a stop string; None for a model without a tokenizer.
         finish: why it ends: "stop" at a stop id or a stop string, "length" at `max_tokens`, "context" at the end of the
             model's context.
-        log_probs: of each id under the model's logits as they are; None where nobody asked.
+        log_probs: log-probability of each id under the model's unmodified logits; None unless requested.
     """
 
     ids: list[int]
@@ -89,26 +89,26 @@ def generate(
     log_probs: bool = False,
     special: bool = False,
 ) -> Generated | list[Generated]:
-    """What continues a prompt, or each of a list of prompts, which run together.
+    """Continue a prompt, or each of a list of prompts, which run together.
 
-    The text of a prompt depends neither on what runs beside it nor on the machine's load: number i of a list draws the
+    The text of a prompt depends neither on the other prompts nor on the machine's load: prompt i of a list draws the
     random numbers of (seed, i).
 
     Args:
-        prompt: a text, or the ids of one; or a list of texts or of lists of ids, which may be of unequal length.
-            Tensors and numpy arrays of ids do as well.
-        max_tokens: the most tokens of a continuation, 1 or more. It ends earlier at an id that the model's folder names
-            as an end, or its tokenizer, and at the end of the model's context.
-        temperature, top_k, top_p, min_p, repetition_penalty, seed: as of `Sampling`; temperature 0 takes the likeliest
-            token. None is what the generation_config.json of the model's folder says, without one the likeliest token.
-        stop: texts that end a continuation and are no part of its text, and further ids that end it.
-        log_probs: whether to give the log-probability of each id.
-        special: special tokens written out in a text prompt are read, and those in the continuation shown.
+        prompt: a text or its ids, or a list of texts or of lists of ids, which may differ in length. Tensors and numpy
+            arrays of ids are accepted too.
+        max_tokens: the most tokens of a continuation, 1 or more. It ends earlier at an end id of the model's folder or
+            its tokenizer, and at the end of the model's context.
+        temperature, top_k, top_p, min_p, repetition_penalty, seed: as in `Sampling`; temperature 0 takes the likeliest
+            token. None uses generation_config.json of the model's folder, or the likeliest token without one.
+        stop: texts that end a continuation and are excluded from its text, and additional end ids.
+        log_probs: whether to return the log-probability of each id.
+        special: whether to parse special tokens in a text prompt and show them in the continuation.
 
     Raises:
-        UsageError: an impossible setting, an empty prompt or one that fills the context, or a text for a model without
-            a tokenizer. ModelError: an id beyond the vocabulary, or a tokenizer that cannot be used. NumericError: the
-            logits are NaN or infinite. OutOfMemoryError.
+        UsageError: a setting is out of bounds, a prompt is empty or fills the context, or a text was given for a model
+            without a tokenizer. ModelError: an id exceeds the vocabulary, or the tokenizer cannot be used.
+            NumericError: the logits are NaN or infinite. OutOfMemoryError.
     """
     _check_kinds(model, log_probs=log_probs, special=special)
     max_tokens = BOUNDS["max_tokens"].checked(max_tokens, "max_tokens", where=WHERE)
@@ -120,7 +120,7 @@ def generate(
     tokenizer, (texts, ends) = tokenizer_of(model), _stops(stop, model.config.vocab_size)
     if tokenizer is None and (texts or any(isinstance(each, str) for each in prompts)):
         next = "give ids, or set model.tokenizer to a genesis.data.tokenizer.Tokenizer"
-        raise UsageError("the model has no tokenizer, which a text needs", where=WHERE, next=next)
+        raise UsageError("the model has no tokenizer, but a text needs one", where=WHERE, next=next)
     ends += end_ids(model.config.raw, "config.json")
     all_ends, requests = stop_ids(model.folders, tokenizer) | {*ends}, list[Request]()
     for sequence, each in enumerate(prompts):
@@ -136,17 +136,17 @@ def generate(
 
 def _generated(pieces: Sequence[Piece], *, has_text: bool, log_probs: bool) -> Generated:
     ids, finish = [piece.id for piece in pieces if piece.id is not None], pieces[-1].finish
-    assert finish is not None, "the last piece says why the text ends"
+    assert finish is not None, "the last piece has the reason why the text ends"
     chances = [piece.log_prob for piece in pieces if piece.log_prob is not None]
     text = "".join(piece.text for piece in pieces) if has_text else None
     return Generated(ids, text, finish, chances if log_probs else None)
 
 
 def tokenizer_of(model: CausalLM) -> Tokenizer | None:
-    """The model's tokenizer, read from its folder at the first call; None where there is none.
+    """Return the model's tokenizer, read from its folder at the first call; None if the folder has none.
 
     Raises:
-        ModelError: it cannot be used, or has ids that the model has not.
+        ModelError: it cannot be used, or has ids that the model lacks.
     """
     if model.tokenizer is None:
         for folder in model.folders:
@@ -159,7 +159,7 @@ def tokenizer_of(model: CausalLM) -> Tokenizer | None:
 
 
 def _check_kinds(model: Any, **switches: Any) -> None:
-    """Raises: UsageError for what is no model, or neither true nor false."""
+    """Raises: UsageError: `model` is not a model, or a switch is neither true nor false."""
     if not isinstance(model, CausalLM):
         next = "give a model: genesis_models.load(FOLDER)"
         raise UsageError(f"the model is {_shown(model)}", where=WHERE, next=next)
@@ -169,7 +169,7 @@ def _check_kinds(model: Any, **switches: Any) -> None:
 
 
 def _stops(stop: Any, vocab_size: int) -> tuple[list[str], list[int]]:
-    """The texts and the ids, of Python or numpy, that end a continuation. Raises: UsageError for anything else."""
+    """Return the texts and the ids, of Python or numpy, that end a continuation. Raises: UsageError."""
     stops, next = [stop] if isinstance(stop, str) else _plain(stop), "give a text, or a list of texts and ids"
     if not isinstance(stops, list):
         raise UsageError(f"stop is {_shown(stop)}", where=WHERE, next=next)
@@ -180,7 +180,7 @@ def _stops(stop: Any, vocab_size: int) -> tuple[list[str], list[int]]:
         if not _is_id(each):
             raise UsageError(f"stop has {_shown(each)}", where=WHERE, next=next)
         if not 0 <= each < vocab_size:
-            what = f"stop has the id {each}, and the model's vocabulary {vocab_size:,}"
+            what = f"stop has the id {each}, but the model's vocabulary has {vocab_size:,}"
             raise UsageError(what, where=WHERE, next="give ids of the model's own tokenizer")
         ids.append(int(each))
     return texts, ids
@@ -191,7 +191,7 @@ def _shown(value: Any) -> str:
 
 
 def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
-    """Whether it is a single one, and all of them, each a text or ids."""
+    """Return whether the prompt is a single one, and the list of prompts, each a text or ids."""
     if isinstance(prompt, str):
         return True, [prompt]
     plain = _plain(prompt)
@@ -201,7 +201,7 @@ def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
         prompts, is_single = [_plain(each) for each in plain], False
     for each in prompts:
         if not isinstance(each, str) and not _are_ids(each):
-            what = f"a prompt is {type(each).__name__}, neither a text nor ids"
+            what = f"a prompt is a {type(each).__name__}, neither a text nor ids"
             raise UsageError(what, where=WHERE, next="give a str, a list of int, or a list of either")
     return is_single, prompts
 
@@ -221,7 +221,7 @@ def _is_id(token: Any) -> bool:
 
 
 def _ids(model: CausalLM, prompt: str | list[int], special: bool, where: str) -> Sequence[int]:
-    """The ids of a prompt. Raises: UsageError, ModelError, DataError: a prompt that cannot be continued."""
+    """Return the ids of a prompt. Raises: UsageError, ModelError, DataError: it cannot be continued."""
     if prompt == "":
         raise UsageError("the prompt is empty", where=where, next="give at least one character")
     try:
@@ -243,22 +243,22 @@ def engine_for(
     log_probs: bool = False,
     cache: Literal["auto", "fp8"] = "auto",
 ) -> Engine | DeviceEngine:
-    """An engine for these requests where the model is.
+    """Return an engine for these requests on the model's device.
 
     Args:
-        rows: the most sequences at a time; None for as many as suit the device.
+        rows: the most concurrent sequences; None chooses a number for the device.
         log_probs: whether tokens have their log-probability.
-        cache: the type of keys and values: "auto", that of the weights, or on a GPU "fp8", e4m3.
+        cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3) on a GPU.
 
     Raises:
-        UsageError: a cache in fp8 on the CPU.
+        UsageError: an fp8 cache on the CPU.
     """
     capacity = max([length_of(model, request) for request in requests], default=1)
     most, on_host = max(1, len(requests)), model.model.embed_tokens.weight.device == CPU
     rows = min(rows or (ROWS if on_host else GPU_ROWS), most)
     if on_host:
         if cache != "auto":
-            raise UsageError(f"a KV cache in {cache} on the CPU", next="leave it at auto, or use a GPU")
+            raise UsageError(f"the KV cache is {cache} on the CPU", next="leave it at auto, or use a GPU")
         return Engine(model, rows=rows, capacity=capacity, log_probs=log_probs)
     from genesis_models.engine.device import DeviceEngine
 

@@ -1,4 +1,4 @@
-"""Granite 3 (IBM, "Granite 3.0 Language Models", 2024): Llama's layers with four factors in them.
+"""Granite 3 (IBM, "Granite 3.0 Language Models", 2024): Llama's layers with four scaling factors.
 
 Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
 """
@@ -20,10 +20,10 @@ class GraniteConfig(ModelConfig):
     """`config.json` of `model_type: granite`.
 
     Attributes:
-        embedding_multiplier: of the embedded tokens.
-        attention_multiplier: of the scores, instead of 1/√D.
-        residual_multiplier: of what attention and MLP add to the stream.
-        logits_scaling: what the logits are divided by.
+        embedding_multiplier: factor of the embedded tokens.
+        attention_multiplier: factor of the scores, instead of 1/√D.
+        residual_multiplier: factor of the results of attention and MLP before they are added to the stream.
+        logits_scaling: divisor of the logits.
     """
 
     embedding_multiplier: float
@@ -44,7 +44,7 @@ class GraniteConfig(ModelConfig):
 
 
 class Attention(blocks.Attention):
-    """Grouped-query attention whose scores have a factor of the config."""
+    """Grouped-query attention whose scores are scaled by `attention_multiplier`."""
 
     def __init__(self, config: GraniteConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -52,7 +52,7 @@ class Attention(blocks.Attention):
 
 
 class DecoderLayer(PreNormLayer):
-    """Attention and MLP, each on the normalised stream and added to it with a factor."""
+    """Attention and MLP, each applied to the normalised stream and added to it with a factor."""
 
     make_attention = Attention
 
@@ -66,7 +66,7 @@ class DecoderLayer(PreNormLayer):
 
 
 class Decoder(blocks.Decoder):
-    """All but the head; the factors of both ends are here, so that the head is a plain matmul."""
+    """All but the head. It applies the logits' factor to the hidden states, so that the head is a plain matmul."""
 
     def __init__(self, config: GraniteConfig, make_layer: Any) -> None:
         super().__init__(config, make_layer)

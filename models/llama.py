@@ -1,4 +1,4 @@
-"""Llama 2 and 3 (Grattafiori et al., "The Llama 3 Herd of Models", 2024): no biases unless the config asks for them."""
+"""Llama 2 and 3 (Grattafiori et al., "The Llama 3 Herd of Models", 2024): biases only if the config enables them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al., "Mistral 7B", 2023): Llama's layers, and all of them attend to a sliding window."""
+"""Mistral (Jiang et al., "Mistral 7B", 2023): Llama's layers, all with a sliding window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genesis_models.config import ModelConfig, Reader, family
 @family("mistral", "Mistral 7B, Mistral Nemo")
 @dataclass(frozen=True, slots=True)
 class MistralConfig(ModelConfig):
-    """`config.json` of `model_type: mistral`; `sliding_window: null` (from version 0.2 on) means that all is seen."""
+    """`config.json` of `model_type: mistral`; `sliding_window: null` (from version 0.2 on) attends to all keys."""
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
         "num_key_value_heads": 8,

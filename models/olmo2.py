@@ -1,4 +1,4 @@
-"""OLMo 2 (Team OLMo, "2 OLMo 2 Furious", 2024): norms after the blocks, and RMSNorm on all queries and keys at once.
+"""OLMo 2 (Team OLMo, "2 OLMo 2 Furious", 2024): norms after the blocks, and one RMSNorm over all heads.
 
 Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
 """
@@ -46,7 +46,7 @@ class Attention(blocks.Attention):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP on the stream as it is; their normalised results are added to it."""
+    """Attention and MLP on the unnormalised stream; their results are normalised and added to it."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()

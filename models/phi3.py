@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4 (Abdin et al., "Phi-3 Technical Report", 2024): one matrix for queries, keys and values, one for gate
-and up.
+"""Phi-3 and Phi-4 (Abdin et al., "Phi-3 Technical Report", 2024): one matrix for queries, keys and values, and one for
+gate and up.
 
 Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
 """
@@ -19,13 +19,13 @@ ROPE_KINDS = {
     "longrope": "longrope",
     "su": "longrope",
     "yarn": "longrope",
-}  # as older configs say
+}  # names in older configs
 
 
 @family("phi3", "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4-mini")
 @dataclass(frozen=True, slots=True)
 class Phi3Config(ModelConfig):
-    """`config.json` of `model_type: phi3`; long versions have `longrope`, Phi-4-mini rotates a part of each head."""
+    """`config.json` of `model_type: phi3`; long versions use `longrope`, and Phi-4-mini rotates a part of each head."""
 
     ROTATES_PARTS: ClassVar[bool] = True
     DEFAULTS: ClassVar[dict[str, Any]] = {
@@ -43,7 +43,7 @@ class Phi3Config(ModelConfig):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions of a head's first values, or of all."""
+    """Grouped-query attention that rotates the first values of each head, or all of them."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(PreNormLayer):
-    """Attention and MLP, each on the normalised stream and added to it."""
+    """Attention and MLP, each applied to the normalised stream and added to it."""
 
     make_attention, make_mlp = Attention, MLP
 

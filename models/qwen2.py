@@ -13,7 +13,7 @@ from genesis_models.config import ModelConfig, Reader, family
 @family("qwen2", "Qwen2, Qwen2.5")
 @dataclass(frozen=True, slots=True)
 class Qwen2Config(ModelConfig):
-    """`config.json` of `model_type: qwen2`; the layers that it names attend to a sliding window."""
+    """`config.json` of `model_type: qwen2`; it lists the layers that attend to a sliding window."""
 
     DEFAULTS: ClassVar[dict[str, Any]] = {"sliding_window": 4096}
 
@@ -30,13 +30,13 @@ class Qwen2Config(ModelConfig):
 
 
 class DecoderLayer(PreNormLayer):
-    """Attention and MLP, each on the normalised stream and added to it."""
+    """Attention and MLP, each applied to the normalised stream and added to it."""
 
     make_attention = staticmethod(partial(Attention, bias=True, out_bias=False))
 
 
 def size(hidden: int, inner: int, layers: int, heads: int, kv: int, tied: bool, **own: Any) -> dict[str, Any]:
-    """The config of a published size of Qwen2, or with keys of its `own` of Qwen3."""
+    """Return the config of a published size of Qwen2, or of Qwen3 with the keys in `own`."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",

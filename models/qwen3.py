@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al., "Qwen3 Technical Report", 2025): RMSNorm on each query and key head, a head size of its own.
+"""Qwen3 (Yang et al., "Qwen3 Technical Report", 2025): RMSNorm on each query and key head, an independent head size.
 
 Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
 """
@@ -18,7 +18,7 @@ from genesis_models.qwen2 import size
 @family("qwen3", "Qwen3 without experts")
 @dataclass(frozen=True, slots=True)
 class Qwen3Config(ModelConfig):
-    """`config.json` of `model_type: qwen3`; the layers that it names attend to a sliding window."""
+    """`config.json` of `model_type: qwen3`; it lists the layers that attend to a sliding window."""
 
     DEFAULTS: ClassVar[dict[str, Any]] = {"sliding_window": 4096}
 
@@ -47,12 +47,12 @@ class Attention(blocks.Attention):
 
 
 class DecoderLayer(PreNormLayer):
-    """Attention and MLP, each on the normalised stream and added to it."""
+    """Attention and MLP, each applied to the normalised stream and added to it."""
 
     make_attention = Attention
 
 
-OWN = {  # beside the keys of Qwen2
+OWN = {  # in addition to the keys of Qwen2
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 151936,

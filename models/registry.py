@@ -1,4 +1,4 @@
-"""Which class builds which `model_type`: one line a family. What a config builds: its parameters' shapes, the model."""
+"""The class of each `model_type`, and what a config builds: the model or only its parameters' shapes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 
 def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float32") -> CausalLM:
-    """The model of a config in fused form, its weights undefined.
+    """Return the model of a config in fused form with undefined weights.
 
-    On a GPU those of layers on one input are neighbours, also where no optimizer's flat buffers hold them: q, k and v
-    are one product in generation, in evaluation, and under adapters. On the CPU, where one product saves little, BLAS
-    would sum it in another order than three: results keep their bits.
+    On a GPU the weights of layers that share an input are neighbours in memory, even without an optimizer's flat
+    buffers, so that q, k and v are one product in generation, in evaluation and under adapters. On the CPU each weight
+    has its own array: one product saves little there, and BLAS would change the bits by summing in another order.
     """
     if as_device(device) == CPU:
         with nn.init.skip_init(device, dtype):
@@ -55,7 +55,7 @@ def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float
 
 
 def without_memory(config: ModelConfig) -> CausalLM:
-    """The model of a config as `build` fuses it, with shapes for parameters; no memory is taken."""
+    """Return the fused model of a config; its parameters have shapes but no memory."""
     with nn.init.shapes_only():
         return fuse(ARCHITECTURES[config.model_type](config))
 
@@ -71,24 +71,24 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Parameters of the model of a config; a tied head counts once."""
+    """The number of parameters of the model of a config; a tied head counts once."""
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 def build(
     config: Mapping[str, Any] | ModelConfig, seed: int = 0, *, device: str = "cpu", dtype: str = "float32"
 ) -> CausalLM:
-    """A model with fresh weights, as Hugging Face initialises these families.
+    """Return a model with fresh weights, initialised as Hugging Face does for these families.
 
-    Matrices are normal with standard deviation `initializer_range`, biases 0, norms 1. The draws depend on `seed` and
-    on the order of parameters only.
+    Matrices are normal with standard deviation `initializer_range`, biases are 0 and norm weights 1. The draws depend
+    only on `seed` and on the order of the parameters.
 
     Args:
         config: the keys of a `config.json`, or a checked config.
-        seed: of the weights.
+        seed: seed of the weights.
 
     Raises:
-        ModelError: the config is malformed. OutOfMemoryError: the weights need more than all memory of the device.
+        ModelError: the config is malformed. OutOfMemoryError: the weights do not fit in the device's memory.
     """
     checked = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
     check_fits(parameter_count(checked), "float32", as_device(device), where="the model's config")
@@ -110,10 +110,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The config of a published size.
+    """Return the config of a published size.
 
     Raises:
-        ConfigError: naming the sizes there are.
+        ConfigError: the size is unknown; the error lists the known ones.
     """
     if name not in PRESETS:
         raise ConfigError(f"model size {name!r} is not known", next=f"use one of {', '.join(PRESETS)}")

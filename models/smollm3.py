@@ -20,8 +20,8 @@ class SmolLM3Config(ModelConfig):
     """`config.json` of `model_type: smollm3`.
 
     Attributes:
-        layer_ropes: which layers rotate queries and keys: `no_rope_layers`, whose 1 means that one does, or all but
-            every `no_rope_layer_interval`-th.
+        layer_ropes: for each layer, whether it rotates queries and keys: from `no_rope_layers` (1 means that it does),
+            otherwise all except every `no_rope_layer_interval`-th.
     """
 
     layer_ropes: tuple[bool, ...]
@@ -53,7 +53,7 @@ class SmolLM3Config(ModelConfig):
 
 
 class Attention(blocks.Attention):
-    """Grouped-query attention, with rotary positions or without."""
+    """Grouped-query attention with or without rotary positions."""
 
     def __init__(self, config: SmolLM3Config, layer: int) -> None:
         super().__init__(config, layer)
@@ -64,7 +64,7 @@ class Attention(blocks.Attention):
 
 
 class DecoderLayer(PreNormLayer):
-    """Attention and MLP, each on the normalised stream and added to it."""
+    """Attention and MLP, each applied to the normalised stream and added to it."""
 
     make_attention = Attention
 

@@ -1,6 +1,6 @@
-"""What a folder that a user names stands for: a model folder, or an adapter with the model folder of its base.
+"""Finds the model that a path means: a model folder, or an adapter with the model folder of its base.
 
-Of what is neither an error says what it holds, and the way to a folder that Genesis loads.
+For any other path the error says what it holds and how to get a folder that Genesis can load.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAX_LISTED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model's files are.
+    """The folders of a model.
 
     Attributes:
-        folder: of the model, or of an adapter's base.
-        adapter: the folder of the adapter, if it is one.
-        config: that adapter's.
-        base: what the adapter says about its base beside the path, where a run of ours saved it.
+        folder: model folder, or the folder of an adapter's base.
+        adapter: adapter folder, or None.
+        config: the adapter's config, or None.
+        base: what Genesis recorded about the adapter's base in addition to its path, or None.
     """
 
     folder: Path
@@ -46,13 +46,13 @@ class ModelSource:
 
     @property
     def folders(self) -> Iterator[Path]:
-        """The adapter's folder, whose tokenizer and generation files go before the base's; then the model's."""
+        """The adapter's folder, whose tokenizer and generation files take precedence, then the model's."""
         if self.adapter is not None:
             yield self.adapter
         yield self.folder
 
     def holding(self, name: str) -> Path:
-        """The first folder that has a file of this name; the model's where none has."""
+        """Return the first folder that has a file of this name, or the model's if none has."""
         with boundary(ModelError, "looking for a file"):
             return next((folder for folder in self.folders if exists(folder / name)), self.folder)
 
@@ -64,30 +64,30 @@ class ModelSource:
 
 
 def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | None = None) -> ModelSource:
-    """What `path` stands for.
+    """Return the model that `path` means.
 
-    A base's path in an adapter is taken as it is, from the adapter's folder, or from the current one. Names on the hub
-    stand for what was pulled of them.
+    A relative base path in an adapter is looked up from the adapter's folder, then from the current one. A name on the
+    hub means the pulled copy.
 
     Args:
-        base: the folder of an adapter's base, instead of the one that the adapter names.
+        base: folder of an adapter's base, instead of the one that the adapter names.
 
     Raises:
-        ModelError: `path` is neither a model nor an adapter; an adapter's base is missing, or not the model that it was
-            trained on, with both paths.
+        ModelError: `path` is neither a model nor an adapter, or an adapter's base is missing or not the model that it
+            was trained on; the error has both paths.
     """
     path = local_path(path)
     if not _is_adapter_alone(path):
         check_model_folder(path)
         if base is not None:
-            what = f"{escape(path)} is a model, not an adapter, and has no base"
-            raise ModelError(what, next="leave --base out, or name an adapter")
+            what = f"{escape(path)} is a model, not an adapter, so it has no base"
+            raise ModelError(what, next="remove --base, or name an adapter")
         return ModelSource(Path(path))
     config, known = adapters.read_adapter(path), adapters.read_base(path)
     folder = _named_base(Path(path), config) if base is None else Path(local_path(base))
     if _is_adapter_alone(folder):
-        what = f"the base of the adapter in {escape(path)} would be {escape(folder)}, which is an adapter, too"
-        next = "merge that one first (genesis export --merge), and name the merged folder with --base"
+        what = f"the base of the adapter in {escape(path)} is {escape(folder)}, which is an adapter too"
+        next = "merge that adapter first (genesis export --merge), and name the merged folder with --base"
         raise ModelError(what, next=next)
     check_model_folder(folder)
     if known is not None:
@@ -96,7 +96,7 @@ def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | Non
 
 
 def _is_adapter_alone(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds an adapter and no whole model, which would go before it."""
+    """Whether a folder holds an adapter but no whole model, which would take precedence."""
     folder = Path(path)
     with boundary(ModelError, "looking for the model", folder):
         if not is_folder(folder) or not adapters.is_adapter(folder):
@@ -106,12 +106,12 @@ def _is_adapter_alone(path: str | os.PathLike[str]) -> bool:
 
 
 def _named_base(adapter: Path, config: adapters.AdapterConfig) -> Path:
-    """The folder of the base that an adapter names. Raises: ModelError."""
+    """Return the folder of the base that an adapter names. Raises: ModelError."""
     where = escape(adapter / adapters.ADAPTER_CONFIG)
     if not config.base:
         raise ModelError(f"the adapter in {escape(adapter)} names no base model", where=where, next=_NEXT)
     named, shown = Path(config.base), config.base
-    # A run that goes another way moves its later checkpoints one folder down.
+    # A run that continues from an earlier checkpoint moves its later ones one folder down.
     moved = [adapter.parent] if adapter.parent.name.startswith("abandoned-") else []
     with boundary(ModelError, "looking for the base model", named):
         for start in (adapter, *moved):
@@ -123,13 +123,13 @@ def _named_base(adapter: Path, config: adapters.AdapterConfig) -> Path:
     advice = hub_advice(config.base)
     if config.base.startswith(os.pardir):
         shown = os.path.realpath(adapter / named)
-    what = f"the adapter in {escape(adapter)} is of the base model {quote(shown, 300)}, which is not there"
+    what = f"the base model {quote(shown, 300)} of the adapter in {escape(adapter)} does not exist"
     raise ModelError(what, where=where, next=_NEXT if advice is None else f"{_NEXT}; {advice}")
 
 
 @boundary(ModelError, "looking for the model")
 def saved_model(path: str | os.PathLike[str]) -> Path:
-    """The folder `path` itself, or the newest complete checkpoint of a run that has no final model yet."""
+    """Return the folder `path` itself, or the newest complete checkpoint of a run without a final model."""
     folder = Path(local_path(path))
     has_weights = any(exists(folder / name) for name in (WEIGHTS_NAME, INDEX_NAME, adapters.ADAPTER_CONFIG))
     return folder if has_weights else newest_checkpoint(folder) or folder
@@ -137,10 +137,10 @@ def saved_model(path: str | os.PathLike[str]) -> Path:
 
 @boundary(ModelError, "looking for checkpoints")
 def newest_checkpoint(run: str | os.PathLike[str]) -> Path | None:
-    """The newest complete checkpoint in the folder of a run; None where it has none.
+    """Return the newest complete checkpoint in a run's folder, or None.
 
     Raises:
-        ModelError: another user than this one and the folder's has put it there.
+        ModelError: it belongs to another user than this one or the folder's owner.
     """
     folder = Path(run)
     if not is_folder(folder):
@@ -149,25 +149,25 @@ def newest_checkpoint(run: str | os.PathLike[str]) -> Path | None:
     names = (folder / f"checkpoint-{step}" for step in steps)
     newest = next((path for path in names if exists(path / MANIFEST_NAME)), None)
     if newest is not None:
-        check_owner(newest, next="name a checkpoint of your own, or remove it", trusted=os.stat(folder).st_uid)
+        check_owner(newest, next="name one of your own checkpoints, or remove it", trusted=os.stat(folder).st_uid)
     return newest
 
 
 def check_model_folder(path: str | os.PathLike[str]) -> None:
-    """Look at names only: whether `path` can be a model folder.
+    """Check whether `path` can be a model folder; only file names are read.
 
     Raises:
-        ModelError: it is something else: nothing, a hub id, a file, an adapter, a run without its final model, pickled
-            or GGUF weights, or a folder that holds model folders.
+        ModelError: it does not exist, or it is a hub id, a file, an adapter, a run without its final model, pickled or
+            GGUF weights, or a folder of model folders.
     """
     folder = Path(path)
     with boundary(ModelError, "looking for the model", folder):
         is_there, is_a_folder = exists(folder), is_folder(folder)
     if not is_there:
         if (advice := hub_advice(os.fspath(path))) is None:
-            raise ModelError(f"there is no folder {escape(path)}", next=f"name a model folder: {NEEDED}")
-        what = f"there is no folder {escape(path)}; it looks like a model of the Hugging Face hub that is not on this"
-        raise ModelError(f"{what} machine, and Genesis downloads nothing unasked", next=advice)
+            raise ModelError(f"the folder {escape(path)} does not exist", next=f"name a model folder: {NEEDED}")
+        what = f"the folder {escape(path)} does not exist; it looks like a Hugging Face model that is not on this"
+        raise ModelError(f"{what} machine, and Genesis downloads only on request", next=advice)
     if not is_a_folder:
         raise _a_file(folder)
     try:
@@ -186,7 +186,7 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
 
 
 def hub_advice(name: str) -> str | None:
-    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name."""
+    """Return how to get the Hugging Face model of this name; None if it is not such a name."""
     found = hub_name(name)
     return None if found is None else pull_advice(found)
 
@@ -203,43 +203,44 @@ def _a_file(path: Path) -> ModelError:
         return _pickle(where)
     if name == CONFIG or name.endswith((".safetensors", ".safetensors.index.json")):
         return ModelError(f"{where} is one file of a model", next=f"name its folder: {escape(path.parent)}")
-    return ModelError(f"{where} is no folder", next=f"name a model folder: {NEEDED}")
+    return ModelError(f"{where} is not a folder", next=f"name a model folder: {NEEDED}")
 
 
 def _gguf(where: str) -> ModelError:
-    what = f"{where} holds GGUF, the format of llama.cpp, which Genesis does not read"
-    return ModelError(what, next=f"take the model's original folder: {NEEDED}")
+    what = f"{where} holds GGUF, the format of llama.cpp, which Genesis cannot read"
+    return ModelError(what, next=f"use the model's original folder: {NEEDED}")
 
 
 def _pickle(where: str) -> ModelError:
-    what = f"{where} holds pickled weights, which can run code when they are read; Genesis reads safetensors"
-    return ModelError(what, next=f"take a version with safetensors, or convert it with transformers, {_CONVERT}")
+    what = f"{where} holds pickled weights, which can run code when they are loaded; Genesis reads safetensors"
+    return ModelError(what, next=f"use a version with safetensors, or convert it with transformers, {_CONVERT}")
 
 
 def _other_contents(folder: Path, names: list[str]) -> Iterator[ModelError]:
-    """What a folder holds that is not a model's, as errors, the surest first."""
+    """Yield an error for each thing that a folder holds instead of a model, the most certain first."""
     where = escape(folder)
     if adapters.ADAPTER_CONFIG in names:
         base = read_json(safe_join(folder, adapters.ADAPTER_CONFIG, where=where)).get("base_model_name_or_path")
         of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
-        next = "name its base, or merge the two: genesis export --merge; a run trains it further with init_from"
-        yield ModelError(f"{where} is a PEFT adapter{of}, and a whole model is needed here", next=next)
+        next = "name its base, or merge the two: genesis export --merge; init_from continues its training"
+        yield ModelError(f"{where} is a PEFT adapter{of}, but this needs a whole model", next=next)
     steps = [int(m[1]) for m in map(CHECKPOINT.fullmatch, names) if m]
     complete = [step for step in steps if (folder / f"checkpoint-{step}" / MANIFEST_NAME).is_file()]
     if complete:
         next = f"name its newest checkpoint: {escape(folder / f'checkpoint-{max(complete)}')}"
         yield ModelError(f"{where} is a run without a final model", next=next)
     if RESOLVED in names:
-        what = f"{where} is a run that has no model and no complete checkpoint yet"
-        yield ModelError(what, next="go on with it (genesis train CONFIG --resume), or name another folder")
+        what = f"{where} is a run that has neither a model nor a complete checkpoint yet"
+        yield ModelError(what, next="continue it (genesis train CONFIG --resume), or name another folder")
     if not any(name.endswith(".safetensors") for name in names):
         if any(name.lower().endswith(".gguf") for name in names):
             yield _gguf(where)
         if any(name.lower().endswith(_PICKLES) and name != "training_args.bin" for name in names):
             yield _pickle(where)
-    if CONFIG not in names:  # it may hold model folders: of several models, or `snapshots` of the hub's cache
+    if CONFIG not in names:  # it may hold several models, or the `snapshots` folder of the hub's cache
         snapshots = folder / "snapshots"
         inside = sorted(snapshots.iterdir()) if snapshots.is_dir() else [folder / name for name in names[:1000]]
         if found := [path for path in inside if (path / CONFIG).is_file()]:
             shown = ", ".join(escape(path) for path in found[:3]) + (", …" if len(found) > 3 else "")
-            yield ModelError(f"{where} is no model folder, but holds {len(found):,}", next=f"name one: {shown}")
+            what = f"{where} is not a model folder, but holds {len(found):,}"
+            yield ModelError(what, next=f"name one: {shown}")

@@ -1,7 +1,7 @@
-"""Low-rank adapters of a model, in PEFT's words and files.
+"""Low-rank adapters of a model, with PEFT's terms and files.
 
-`config` says what an adapter is; `layers` which layers it means, and gives them adapters; `folder` reads and writes
-them, and remembers which model they were trained on.
+`config` defines an adapter. `layers` finds the layers that it targets and adapts them. `folder` reads and writes
+adapters, and records which model they were trained on.
 """
 
 from genesis.files.hub import ADAPTER_CONFIG

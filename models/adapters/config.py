@@ -1,6 +1,6 @@
-"""What an adapter is: rank, scale and layers, in the words of PEFT's `adapter_config.json`, read and written.
+"""Reads and writes an adapter's `adapter_config.json`: rank, scale and layers, in PEFT's terms.
 
-Fields that change what is computed in a way that Genesis does not have are refused; all others are read or ignored.
+Fields that would change the computation in an unsupported way are refused; all others are read or ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_PATTERNS = 4096
 MAX_RANK = 1 << 16
 MAX_ALPHA = 1e9
 
-# What PEFT 0.21 writes, in full; what Genesis sets is left out.
+# All fields that PEFT 0.21 writes, except those that Genesis sets.
 _WRITTEN: Mapping[str, Any] = {
     "alora_invocation_tokens": None,
     "arrow_config": None,
@@ -51,22 +51,22 @@ _WRITTEN: Mapping[str, Any] = {
     "use_qalora": False,
     "velora_config": None,
 }
-# Fields that add to the computation unless they are absent, null, false or empty, and what they do.
+# Fields that change the computation unless they are absent, null, false or empty, and what they do.
 _REFUSED: Mapping[str, str] = {
     "lora_bias": "B has a bias",
     "layer_replication": "layers are repeated",
     "use_qalora": "inputs of the low-rank path are pooled (QA-LoRA)",
     "use_bdlora": "A or B is block-diagonal (BD-LoRA)",
-    "alora_invocation_tokens": "the adapter works after certain tokens only (aLoRA)",
-    "arrow_config": "several adapters are routed to (Arrow)",
+    "alora_invocation_tokens": "the adapter is active only after certain tokens (aLoRA)",
+    "arrow_config": "inputs are routed to several adapters (Arrow)",
     "kasa_config": "the base's weights are truncated (KaSA)",
     "monteclora_config": "weights are sampled (MonteCLoRA)",
     "trainable_token_indices": "rows of the embedding are trained",
-    "target_parameters": "parameters that are no linear layer's are adapted",
+    "target_parameters": "parameters outside linear layers are adapted",
     "megatron_config": "layers are Megatron's",
 }
-# Draws of A and B that leave the base as it is. The others (pissa, olora, corda, loftq, lora_ga) subtract their first
-# B·A from it, and PEFT computes that again whenever it loads such a folder.
+# Initializations of A and B that leave the base unchanged. The others (pissa, olora, corda, loftq, lora_ga) subtract
+# their first B·A from it, which PEFT recomputes whenever it loads such a folder.
 _PURE_INIT = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _CONVERT = "have PEFT write it as a plain LoRA: save_pretrained(…, path_initial_model_for_weight_conversion=…)"
 MERGE = "merge it into its base with PEFT (merge_and_unload, save_pretrained), and use the merged folder"
@@ -77,20 +77,21 @@ class AdapterConfig:
     """Which linear layers get adapters, and of which kind.
 
     Attributes:
-        r: the rank.
+        r: rank.
         alpha: the scale is alpha / r, or alpha / √r with `use_rslora`.
-        target_modules: "all-linear" (all but the head), a regular expression that matches a layer's whole name, or
+        target_modules: "all-linear" (all except the head), a regular expression that matches a layer's full name, or
             names and ends of names ("q_proj").
-        dropout: of the low-rank path's input.
-        use_rslora, use_dora: whether the adapters are these.
-        rank_pattern, alpha_pattern: other ranks and alphas for layers whose names end in what a key, a regular
-            expression, matches; the first such key counts.
-        exclude_modules: layers that get none, as in `target_modules`.
-        layers_to_transform: of layers that ends of names mean those with these indices; none given: all.
-        layers_pattern: what stands before the index in a name ("layers"); none given: anything.
-        modules_to_save: ends of names of modules that are trained and saved whole, beside the adapters.
-        ensure_weight_tying: a head that is the embedding stays so where one of them is trained whole; else each then
-            has its own weight.
+        dropout: dropout probability of the low-rank path's input.
+        use_rslora: divide alpha by √r instead of r.
+        use_dora: train magnitudes (DoRA).
+        rank_pattern: regular expression -> rank of the layers whose name ends in a match; the first match counts.
+        alpha_pattern: the same for alphas.
+        exclude_modules: layers without adapters, in the form of `target_modules`.
+        layers_to_transform: indices of the layers to which ends of names apply; empty means all.
+        layers_pattern: text before the index in a name ("layers"); empty means any.
+        modules_to_save: ends of names of modules that are trained and saved whole, in addition to the adapters.
+        ensure_weight_tying: keep a tied head tied if it or the embedding is trained whole; otherwise each gets its own
+            weight.
         base: the base model's folder, or its name on the hub.
     """
 
@@ -111,10 +112,10 @@ class AdapterConfig:
 
 
 def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
-    """The config in the JSON object of an `adapter_config.json`, with PEFT's own defaults for what is absent.
+    """Return the config in the JSON object of an `adapter_config.json`; absent fields have PEFT's defaults.
 
     Raises:
-        ModelError: naming the field, what was found, and what was expected or why it is refused.
+        ModelError: a field is wrong or refused; the error has its name, its value, and what was expected or the reason.
     """
     _check_kind(raw, where)
 
@@ -142,7 +143,7 @@ def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
         return bool(get(key, lambda value: value is None or type(value) is bool, "true or false"))
 
     def listed(key: str, kind: type, expected: str) -> tuple[Any, ...]:
-        """A list of values of a kind; one of them stands for itself, and null for none."""
+        """Return a list of values of a kind; a single value counts as a list of one, and null as an empty list."""
         found = raw.get(key)
         values = [] if found is None else [found] if type(found) is kind else found
         is_list = isinstance(values, list) and len(values) <= MAX_PATTERNS
@@ -179,43 +180,44 @@ def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
     if not config.target_modules:
         raise error("target_modules", "names of layers, or a regular expression", wanted)
     if isinstance(config.target_modules, str) and config.layers_to_transform:
-        raise error("layers_to_transform", "null where target_modules is a text", raw["layers_to_transform"])
+        raise error("layers_to_transform", "null because target_modules is a text", raw["layers_to_transform"])
     return config
 
 
 def _check_kind(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no LoRA, or one that computes something else.
+    """Refuse other adapters than LoRA, and variants that change the computation.
 
     Raises:
-        ModelError: naming the field.
+        ModelError: it has the name of the field.
     """
     if raw.get("peft_type") != "LORA":
-        what = f"`peft_type` is {quote(raw.get('peft_type'))}; of PEFT's adapters Genesis has LORA"
+        what = f"`peft_type` is {quote(raw.get('peft_type'))}; the only PEFT adapter that Genesis supports is LORA"
         raise ModelError(what, where=where, next=MERGE)
     if raw.get("bias") not in (None, "none"):
-        what = f"`bias` is {quote(raw['bias'])}: biases of the base are trained too, and an adapter of Genesis has none"
+        what = f"`bias` is {quote(raw['bias'])}: it also trains the base's biases, which Genesis does not support"
         raise ModelError(what, where=where, next=MERGE)
     init = raw.get("init_lora_weights")
     if not any(init is known or (isinstance(known, str) and init == known) for known in _PURE_INIT):
-        what = f"`init_lora_weights` is {quote(init)}: the base that it was trained on is not the one it names"
+        what = f"`init_lora_weights` is {quote(init)}: the adapter was trained on a base that it modified"
         raise ModelError(what, where=where, next=_CONVERT)
     for key, value in raw.items():
         known = key in _WRITTEN or key in ("use_rslora", "use_dora")
         reason = _REFUSED.get(key)
-        if not known and key.isidentifier() and key.startswith("use_"):  # as PEFT names all its variants
-            reason = "a variant of LoRA that it does not know"
+        if not known and key.isidentifier() and key.startswith("use_"):  # PEFT's name for a variant
+            reason = "an unknown variant of LoRA"
         if not value or reason is None:
             continue
-        raise ModelError(f"`{key}` is {quote(value)}: {reason}, which Genesis does not do", where=where, next=MERGE)
+        what = f"`{key}` is {quote(value)}: {reason}, which Genesis does not support"
+        raise ModelError(what, where=where, next=MERGE)
 
 
 def adapter_json(config: AdapterConfig) -> bytes:
-    """`adapter_config.json` as PEFT 0.21 writes it."""
+    """Return the bytes of `adapter_config.json` as PEFT 0.21 writes it."""
 
     def plain(number: float) -> float | int:
         return int(number) if number == int(number) else number
 
-    assert not (config.exclude_modules or config.layers_to_transform or config.layers_pattern), "write what they mean"
+    assert not (config.exclude_modules or config.layers_to_transform or config.layers_pattern), "list layers instead"
     modules = config.target_modules
     content = {
         **_WRITTEN,

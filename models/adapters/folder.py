@@ -1,10 +1,10 @@
-"""The folder of an adapter as PEFT has it, `adapter_config.json` and `adapter_model.safetensors`, and its base model.
+"""Reads and writes adapter folders in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-An adapter is shared, so its files say nothing about the machine. `adapter_config.json` has the base's name on the hub,
-or its path from the adapter's folder. `base.json`, next to an adapter that a run saved, has the sha256 of the base's
-config and weight files, so that nothing goes on from another one. To read gigabytes again whenever a run is resumed
-would be slow, so the user's cache keeps what the system says of each file: device, inode, size and both times. Where
-all of these are as before, the contents are, too: nobody sets a file's time of change (ctime), which every write moves.
+Adapters are shared, so their files must not reveal the machine: `adapter_config.json` has the base's name on the hub,
+or its path relative to the adapter. `base.json`, next to an adapter that a run saved, has the sha256 of the base's
+config and weight files, so that nothing continues from another base. Hashing gigabytes at every resume would be slow,
+so the user's cache stores each file's device, inode, size, mtime and ctime next to the digest. If none of them changed,
+the contents did not change either: every write moves the ctime, and nobody can set it.
 """
 
 from __future__ import annotations
@@ -50,44 +50,44 @@ from genesis_models.adapters.layers import (
 BASE_NAME, ADAPTER_WEIGHTS = "base.json", "adapter_model.safetensors"
 MAX_ENTRY = 1 << 20  # bytes of a cache entry
 _FLOATS = [d.numpy for d in (float64, float32, float16, bfloat16)]
-_PREFIX = "base_model.model."  # what PEFT puts before a module's name
-_MAGNITUDE = "lora_magnitude_vector"  # whose parameter PEFT saves without `.weight`
+_PREFIX = "base_model.model."  # PEFT's prefix of a module's name
+_MAGNITUDE = "lora_magnitude_vector"  # PEFT saves its parameter without `.weight`
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base model as an adapter was trained on it.
+    """The base model on which an adapter was trained.
 
     Attributes:
-        path: its folder, absolute, or its name on the hub; for errors.
-        sha256: of the names and contents of its config and weight files.
+        path: its absolute folder, or its name on the hub; only errors use it.
+        sha256: digest of the names and contents of its config and weight files.
     """
 
     path: str
     sha256: str
 
     def to_json(self) -> bytes:
-        """What `base.json` holds."""
+        """Return the content of `base.json`."""
         return indented_bytes({"sha256": self.sha256})
 
 
 @cache
 def _hashed_bases() -> Cache:
-    """What the system said of the files of bases when the user's processes hashed them."""
+    """The user's cache of base digests, keyed by the identity of the base's files."""
     return Cache.of_user(user_folder("bases"))
 
 
 @boundary(ModelError, "reading the base model")
 def base_of(folder: str | os.PathLike[str], known: Base | None = None) -> Base:
-    """The base model in `folder`.
+    """Return the base model in `folder`.
 
     Args:
-        known: one whose sha256 is taken if its files, as the user's cache has them, are those of `folder`, unchanged.
+        known: a base whose sha256 is reused if the user's cache says that it has the files of `folder`, unchanged.
 
     Raises:
-        ModelError: it is not a model folder, or cannot be read.
+        ModelError: `folder` is not a model folder, or cannot be read.
     """
     with WeightFolder(folder) as weights:
         names = sorted(["config.json", *weights.files])
@@ -108,16 +108,16 @@ def _identity(path: Path) -> list[int]:
 
 
 def base_name(base: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> str:
-    """What the adapter in the folder `adapter` calls the base in another folder: as in the module's docstring.
+    """Return how the adapter in the folder `adapter` refers to a base: its hub name, or a path relative to the adapter.
 
-    The path is that of real folders, because the system follows links before it goes up.
+    The path is relative to real folders, because the system follows links before it resolves `..`.
     """
     pulled = name_of(base)
     return pulled.id if pulled is not None else os.path.relpath(os.path.realpath(base), os.path.realpath(adapter))
 
 
 def read_base(folder: str | os.PathLike[str]) -> Base | None:
-    """The base that the adapter in `folder` was trained on; None where it does not say.
+    """Return the base on which the adapter in `folder` was trained, or None if it is not recorded.
 
     Raises:
         ModelError: `base.json` is malformed.
@@ -138,43 +138,43 @@ def read_base(folder: str | os.PathLike[str]) -> Base | None:
 
 
 def check_same_base(found: Base, expected: Base, where: str, *, setting: str = "--base") -> None:
-    """Refuse a base that is not the one that an adapter was trained on, wherever either of them is.
+    """Refuse a base other than the one on which an adapter was trained, wherever the two are stored.
 
     Args:
-        setting: what the user names a base by, for the error.
+        setting: option that names a base, for the error.
 
     Raises:
-        ModelError: with both folders and both fingerprints.
+        ModelError: it has both folders and both digests.
     """
     if found.sha256 == expected.sha256:
         return
     if found.path == expected.path:
         what = f"the base model in {escape(found.path)} has changed"
-        next = f"put the former files back, or name the folder that holds them: {setting}=FOLDER"
+        next = f"restore the original files, or name the folder that has them: {setting}=FOLDER"
     else:
         own = escape(expected.path)
         what = f"the model in {escape(found.path)} is not the base of this adapter, which was in {own}"
-        next = f"name the folder of that base, wherever it is now: {setting}=FOLDER"
-    prints = f"its sha256 begins {found.sha256[:12]}, that of the base {expected.sha256[:12]}"
+        next = f"name the current folder of that base: {setting}=FOLDER"
+    prints = f"its sha256 begins with {found.sha256[:12]}, the base's with {expected.sha256[:12]}"
     raise ModelError(f"{what}: {prints}", where=where, next=next)
 
 
 @boundary(ModelError, "looking for an adapter")
 def is_adapter(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds an adapter as PEFT writes it."""
+    """Whether a folder holds an adapter in PEFT's format."""
     return exists(Path(folder) / ADAPTER_CONFIG)
 
 
 @boundary(ModelError, "reading the adapter")
 def read_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
-    """The config of the adapter in `folder`; no tensor is read.
+    """Return the config of the adapter in `folder` without reading a tensor.
 
     Raises:
-        ModelError: there is none, it is malformed, or Genesis does not do what it says.
+        ModelError: the adapter is missing, malformed or unsupported.
     """
     where = escape(folder)
     if not exists(Path(folder) / ADAPTER_CONFIG):
-        what = f"{where} has no {ADAPTER_CONFIG}" if is_folder(folder) else f"there is no folder {where}"
+        what = f"{where} has no {ADAPTER_CONFIG}" if is_folder(folder) else f"the folder {where} does not exist"
         raise ModelError(what, next=f"name the folder of an adapter: {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
     path = safe_join(folder, ADAPTER_CONFIG, where=where)
     return read_adapter_config(read_json(path), escape(Path(folder) / ADAPTER_CONFIG))
@@ -184,17 +184,16 @@ def read_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
 def load_adapter(
     model: M, folder: str | os.PathLike[str], *, dropout: float | None = None, generator: Generator | None = None
 ) -> M:
-    """Give a base model the adapter in `folder`, as PEFT wrote it or `write_adapter`; returns the model.
+    """Give a base model the adapter in `folder`, which PEFT or `write_adapter` wrote, and return the model.
 
-    A model that has adapters gets new values for them. All is checked before the model is changed.
+    If the model has adapters already, they get new values. Everything is checked before the model changes.
 
     Args:
-        dropout: of the low-rank path's input, instead of the folder's.
-        generator: of dropout; None means the default one.
+        dropout: dropout of the low-rank path's input, instead of the folder's.
+        generator: generator of dropout; None uses the default one.
 
     Raises:
-        ModelError: as in `read_adapter`; tensors that are missing, left over, or of other shapes than the model's
-            layers have.
+        ModelError: as in `read_adapter`, or tensors are missing, left over, or differ in shape from the model's layers.
     """
     apply_adapters_of(model, folder, dropout=dropout, generator=generator)
     values = adapter_values(model, folder)
@@ -209,8 +208,9 @@ def load_adapter(
 def apply_adapters_of(
     model: M, folder: str | os.PathLike[str], *, dropout: float | None = None, generator: Generator | None = None
 ) -> M:
-    """Give a base model fresh adapters like the one in `folder`, of whose tensors only the headers are read; returns
-    the model. One that has such adapters stays as it is.
+    """Give a base model fresh adapters like the one in `folder`, and return it; only headers of tensors are read.
+
+    A model that has such adapters already does not change.
 
     Args:
         dropout, generator: as in `load_adapter`.
@@ -226,7 +226,7 @@ def apply_adapters_of(
     if layers := adapted_layers(model):
         _check_same(layers, chosen, config, escape(folder))
         if (has := model.modules_to_save) != tuple(saved):
-            raise ModelError(f"the folder saves {saved} whole, the model {list(has)}", where=escape(folder))
+            raise ModelError(f"the folder saves {saved} whole, but the model {list(has)}", where=escape(folder))
     else:
         adapt(model, chosen, saved, config, generator)
     return model
@@ -242,7 +242,7 @@ def _parts(
 
 @boundary(ModelError, "reading the adapter")
 def adapter_values(model: nn.Module, folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The tensors in `folder` as it stores them, by the names of the parameters of a model with such adapters.
+    """Return the tensors in `folder` as stored, by the parameters' names in a model with such adapters.
 
     Raises:
         ModelError: as in `load_adapter`.
@@ -258,23 +258,23 @@ def _open_weights(folder: str | os.PathLike[str]) -> SafeTensors:
         pickled = exists(Path(folder) / "adapter_model.bin")
         what = f"{escape(folder)} has no {ADAPTER_WEIGHTS}"
         if pickled:
-            what += ", but adapter_model.bin, a pickle, which can run code when it is read"
+            what += ", only adapter_model.bin, a pickle, which can run code when it is loaded"
         raise ModelError(what, next="save it again with PEFT: save_pretrained(FOLDER, safe_serialization=True)")
     return SafeTensors(safe_join(folder, ADAPTER_WEIGHTS, where=escape(folder)))
 
 
 def _saved_name(name: str) -> str:
-    """What PEFT calls a parameter of an adapter in its file."""
+    """Return PEFT's name of an adapter's parameter in the file."""
     return _PREFIX + name.replace(f"{_MAGNITUDE}.weight", _MAGNITUDE)
 
 
 def _check_tensors(
     model: Any, chosen: Mapping[str, Target], saved: Iterable[str], config: AdapterConfig, file: SafeTensors
 ) -> dict[str, str]:
-    """The name in the file of each tensor, by the name of its parameter.
+    """Return parameter's name -> tensor's name in the file.
 
     Raises:
-        ModelError: with everything that is wrong with names, shapes and types.
+        ModelError: it lists everything that is wrong with names, shapes and dtypes.
     """
     expected, is_tied = dict[str, tuple[int, ...]](), model.lm_head is None
     for name, target in chosen.items():
@@ -288,7 +288,7 @@ def _check_tensors(
     found: dict[str, str] = {}
     missing = []
     for name in expected:
-        # PEFT wrote m's name with and without `.weight`.
+        # PEFT versions write m's name with and without `.weight`.
         forms = (_saved_name(name), _PREFIX + name)
         held = next((form for form in forms if form in file.entries), None)
         if held is None:
@@ -297,18 +297,18 @@ def _check_tensors(
             found[name] = held
     extra = set(file.names) - set(found.values())
     if f"{EMBEDDING}.weight" in found and is_tied and config.ensure_weight_tying:
-        extra.discard(f"{_PREFIX}{HEAD}.weight")  # PEFT writes the embedding again as the head
+        extra.discard(f"{_PREFIX}{HEAD}.weight")  # PEFT writes the tied embedding a second time as the head
     problems = [f"missing: {list_names(missing)}"] if missing else []
     if extra:
-        problems.append(f"not of a layer that {ADAPTER_CONFIG} means: {list_names(extra)}")
+        problems.append(f"outside the layers that {ADAPTER_CONFIG} targets: {list_names(extra)}")
     for key, held in found.items():
         entry = file.entries[held]
         if tuple(entry.shape) != expected[key]:
             shape = tuple(entry.shape)
-            problems.append(f"{escape(held)} has shape {shape}, the layer and its rank say {expected[key]}")
+            problems.append(f"{escape(held)} has shape {shape}, but the layer and its rank need {expected[key]}")
         elif entry.dtype not in _FLOATS:
             kinds = "float64, float32, float16 or bfloat16"
-            problems.append(f"{escape(held)} has type {entry.dtype}, adapters are {kinds}")
+            problems.append(f"{escape(held)} has type {entry.dtype}, not {kinds}")
         if len(problems) == 10:
             break
     if problems:
@@ -320,7 +320,7 @@ def _check_tensors(
 def _check_same(
     layers: Mapping[str, nn.LoRALinear], chosen: Mapping[str, Target], config: AdapterConfig, where: str
 ) -> None:
-    """Raises: ModelError where the model's adapters are not those of the folder."""
+    """Raises: ModelError: the model's adapters differ from the folder's."""
     has = {name: (a.r, a.alpha, a.use_rslora, a.lora_magnitude_vector is not None) for name, a in layers.items()}
     reads = {name: (t.r, t.alpha, config.use_rslora, config.use_dora) for name, t in chosen.items()}
     for name in {**has, **reads}:
@@ -329,7 +329,7 @@ def _check_same(
                 "no adapter" if each is None else "r {}, alpha {:g}, use_rslora {}, use_dora {}".format(*each)
                 for each in (reads.get(name), has.get(name))
             )
-            raise ModelError(f"{name}: the folder has {one}, the model {other}", where=where)
+            raise ModelError(f"{name}: the folder has {one}, but the model has {other}", where=where)
 
 
 def write_adapter(
@@ -339,11 +339,11 @@ def write_adapter(
     base: str | os.PathLike[str] | None,
     values: Mapping[str, TensorSource] | None = None,
 ) -> None:
-    """Write the adapters of a model as PEFT does: `adapter_config.json` and, in float32, `adapter_model.safetensors`.
+    """Write a model's adapters in PEFT's format: `adapter_config.json` and float32 `adapter_model.safetensors`.
 
     Args:
-        base: the folder of the base model, which is named by its path from the adapter's; or its name on the hub.
-        values: of the adapters' parameters, by name; None: those that the model has.
+        base: folder of the base model, recorded relative to the adapter's, or its name on the hub.
+        values: values of the adapters' parameters by name; None uses the model's.
 
     Raises:
         UsageError: as in `adapter_of`. DiskError: writing failed.

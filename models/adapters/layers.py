@@ -1,8 +1,8 @@
-"""The adapters of a model: which layers a config means by PEFT's rules for names, giving them adapters, finding these.
+"""Finds the layers that an adapter config targets by PEFT's rules for names, and adapts them.
 
-A layer that gets an adapter keeps its name, so a block stays the fused one that it is. Names are matched by regular
-expressions out of files. Python's `re` takes exponential time for some and has no limit, so whatever repeats or
-branches runs in a child process with a second of processor time.
+A layer that gets an adapter keeps its name, so its block remains fused. Names are matched by regular expressions from
+files. Some of them take Python's `re` exponential time, and it has no limit. Expressions that repeat or branch
+therefore run in a child process with one second of processor time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from genesis.files.paths import quote
 from genesis.random import Generator
 from genesis_models.adapters.config import ALL_LINEAR, MAX_PATTERNS, MERGE, AdapterConfig
 
-MAX_CHARACTERS = 4096  # of a pattern
+MAX_CHARACTERS = 4096  # in a pattern
 N = TypeVar("N", int, float)
 M = TypeVar("M", bound=nn.Module)
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
-CPU_SECONDS, WALL_SECONDS = 1, 60  # the second for a machine that is busy
-# Neither repeats nor branches: takes time in proportion to the name.
+CPU_SECONDS, WALL_SECONDS = 1, 60  # the wall time is generous for a busy machine
+# Patterns without repetition or branches take time proportional to the name.
 _PLAIN = re.compile(r"[\w.^$-]*")
 _CHILD = """
 import json, re, resource, sys
@@ -43,29 +43,29 @@ json.dump(found, sys.stdout)
 """
 
 
-Fail = Callable[..., GenesisError]  # an error of what is wrong and what to do next; where it is, is set
+Fail = Callable[..., GenesisError]  # builds an error from what is wrong and what to do next; the place is bound
 
 
 def match_names(form: str, patterns: Sequence[str], names: Sequence[str], fail: Fail) -> list[list[str | None]]:
-    """For each pattern what it gives for each of `names`: the group `idx` or "" where it matches, None where not.
+    """Return a row for each pattern with a match for each name: the group `idx` or "" if it matches, otherwise None.
 
     Args:
-        form: what is matched, from the name's start on, with `{}` for the pattern; a bare `{}` is the whole name.
+        form: expression matched from the name's start, with `{}` for the pattern; a bare `{}` matches the full name.
 
     Raises:
-        GenesisError: by `fail`; a pattern that is no regular expression, too long, or does not end in time.
+        GenesisError: built by `fail`; a pattern is not a regular expression, is too long, or takes too long.
     """
     if len(patterns) > MAX_PATTERNS:
-        raise fail(f"{len(patterns):,} patterns, over {MAX_PATTERNS:,}", next="name the layers by suffix")
-    whole, next = [form.replace("{}", each) for each in patterns], "write a regular expression of Python's, or names"
+        raise fail(f"{len(patterns):,} patterns exceed the limit of {MAX_PATTERNS:,}", next="name the layers by suffix")
+    whole, next = [form.replace("{}", each) for each in patterns], "write a Python regular expression, or list names"
     for pattern, embedded in zip(patterns, whole, strict=True):
         if len(pattern) > MAX_CHARACTERS:
-            raise fail(f"a pattern of {len(pattern):,} characters, over {MAX_CHARACTERS:,}", next=next)
+            raise fail(f"a pattern of {len(pattern):,} characters exceeds {MAX_CHARACTERS:,}", next=next)
         try:
             re.compile(pattern)
             re.compile(embedded)
         except (re.error, RecursionError, OverflowError) as error:
-            raise fail(f"{quote(pattern)} is no regular expression: {error}", next=next) from None
+            raise fail(f"{quote(pattern)} is not a regular expression: {error}", next=next) from None
     if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
         matches = [re.compile(each).fullmatch if form == "{}" else re.compile(each).match for each in whole]
         return [
@@ -86,7 +86,7 @@ def match_names(form: str, patterns: Sequence[str], names: Sequence[str], fail: 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A layer that gets an adapter."""
+    """A layer that gets an adapter, with its rank and alpha."""
 
     linear: nn.Linear
     r: int
@@ -94,16 +94,16 @@ class Target:
 
 
 def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool) -> dict[str, Target]:
-    """The layers that `config` means by PEFT's rules, in the model's order.
+    """Return the layers that `config` targets by PEFT's rules, in the model's order.
 
     Args:
-        strict: each entry of `target_modules` must mean a layer.
+        strict: require that each entry of `target_modules` matches a layer.
 
     Raises:
-        GenesisError: by `fail`.
+        GenesisError: built by `fail`.
     """
     modules = {name: module for name, module in model.named_modules() if name and not is_part(name)}
-    modules.setdefault(HEAD, model)  # one that is the embedding can be named, too
+    modules.setdefault(HEAD, model)  # a tied head can be named too
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear) and name != HEAD}
     names, wanted = list(modules), config.target_modules
     lines = f"name linear layers: {', '.join(dict.fromkeys(map(_end, linears)))}"
@@ -114,7 +114,7 @@ def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool
             if not _matching((entry,), names, fail):
                 meant = nearest(entry, {end: None for name in linears for end in (name, _end(name))})
                 next = f"{lines}, or {ALL_LINEAR}" if meant is None else f"did you mean {meant}?"
-                raise fail(f"target_modules has {quote(entry)}, which is no layer of the model", next=next)
+                raise fail(f"target_modules has {quote(entry)}, which is not a layer of the model", next=next)
         found = {name for name in names if name in wanted}
         found |= _in_layers(_matching(wanted, names, fail) - found, config, fail)
     found -= _matching(config.exclude_modules, names, fail)
@@ -122,45 +122,45 @@ def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool
     for name in chosen:
         if name in linears:
             continue
-        what = f"{quote(name)} is a module of class {type(modules[name]).__name__}; adapters are of linear layers"
+        what = f"{quote(name)} is a {type(modules[name]).__name__}, but only linear layers can have adapters"
         next = lines
         if name == HEAD:
-            what = "the head gets no adapter: the loss multiplies its weight in pieces, without a low-rank path"
-            next = "leave lm_head out of target_modules; modules_to_save can have it: the head is then trained whole"
+            what = "the head cannot have an adapter: the loss computes logits in chunks, without a low-rank path"
+            next = "remove lm_head from target_modules; modules_to_save can train the whole head"
         if not strict and name in (HEAD, EMBEDDING):
             is_tied = getattr(model, HEAD, None) is None
             next = "train it with modules_to_save; the head is the embedding, and PEFT's merge would change both"
             next = next if is_tied else MERGE
         raise fail(what, next=next)
     if not chosen:
-        raise fail(f"target_modules {quote(config.target_modules)} means no layer of the model", next=lines)
+        raise fail(f"target_modules {quote(config.target_modules)} matches no layer of the model", next=lines)
     ranks = _by_pattern(chosen, config.rank_pattern, config.r, fail)
     alphas = _by_pattern(chosen, config.alpha_pattern, config.alpha, fail)
     return {name: Target(linears[name], ranks[name], alphas[name]) for name in chosen}
 
 
 def saved_modules(model: nn.Module, config: AdapterConfig, chosen: Iterable[str], fail: Fail) -> list[str]:
-    """The modules that are trained and saved whole: as in PEFT those whose names end in an entry of `modules_to_save`.
+    """Return the modules that are trained and saved whole: as in PEFT, names that end in an entry of `modules_to_save`.
 
     Args:
-        chosen: the layers that get adapters.
+        chosen: names of the layers that get adapters.
 
     Raises:
-        GenesisError: by `fail`; an entry is not the end of a name, or a module has an adapter.
+        GenesisError: built by `fail`; no name ends in an entry, or a module contains an adapter.
     """
     names = dict.fromkeys([*(name for name, _ in model.named_modules() if name and not is_part(name)), HEAD])
     for entry in config.modules_to_save:
         if not any(name.endswith(entry) for name in names):
             meant = nearest(entry, {end: None for name in names for end in (name, _end(name))})
             next = "name modules such as embed_tokens, lm_head or norm" if meant is None else f"did you mean {meant}?"
-            raise fail(f"modules_to_save has {quote(entry)}, which no module's name ends in", next=next)
+            raise fail(f"modules_to_save has {quote(entry)}, but no module's name ends in it", next=next)
     found = [name for name in names if name.endswith(config.modules_to_save)]
     if config.ensure_weight_tying and model.lm_head is None:
         found = list(dict.fromkeys(EMBEDDING if name == HEAD else name for name in found))
     for name in found:
         if any(f"{layer}.".startswith(f"{name}.") for layer in chosen):
-            what = f"{name} is in modules_to_save, and a layer of it gets an adapter"
-            raise fail(what, next="leave it out of modules_to_save or of target_modules")
+            what = f"{name} is in modules_to_save, but one of its layers gets an adapter"
+            raise fail(what, next="remove it from modules_to_save or from target_modules")
     return found
 
 
@@ -169,7 +169,7 @@ def _end(name: str) -> str:
 
 
 def _matching(wanted: str | tuple[str, ...], names: list[str], fail: Fail) -> set[str]:
-    """The names that a regular expression matches, or those that are or end in one of `wanted`."""
+    """Return the names that a regular expression matches, or that equal or end in one of `wanted`."""
     if not isinstance(wanted, str):
         return {name for name in names if name in wanted or name.endswith(tuple(f".{end}" for end in wanted))}
     found = match_names("{}", [wanted], names, fail)[0]
@@ -177,7 +177,7 @@ def _matching(wanted: str | tuple[str, ...], names: list[str], fail: Fail) -> se
 
 
 def _in_layers(names: set[str], config: AdapterConfig, fail: Fail) -> set[str]:
-    """Those of `names` whose layer's index is one of `layers_to_transform`."""
+    """Return the names whose layer index is in `layers_to_transform`."""
     if not config.layers_to_transform:
         return names
     ordered, patterns = sorted(names), config.layers_pattern or (r"[^.]*",)
@@ -189,26 +189,26 @@ def _in_layers(names: set[str], config: AdapterConfig, fail: Fail) -> set[str]:
 
 
 def _by_pattern(names: list[str], patterns: Mapping[str, N], default: N, fail: Fail) -> dict[str, N]:
-    """For each of `names` the value of the first pattern that its end matches, else the default."""
+    """Return name -> value of the first pattern that matches its end, otherwise the default."""
     found = [*zip(patterns, match_names(r"(.*\.)?({})$", list(patterns), names, fail), strict=True)]
     first = [next((key for key, row in found if row[i] is not None), None) for i in range(len(names))]
     return {name: default if key is None else patterns[key] for name, key in zip(names, first, strict=True)}
 
 
 def is_part(name: str) -> bool:
-    """Whether it is a part of an adapter."""
+    """Whether a module's name is a part of an adapter."""
     return _end(name) in ("lora_A", "lora_B", "lora_magnitude_vector")
 
 
 def shortened(chosen: set[str], names: list[str]) -> list[str]:
-    """The ends of names that mean just `chosen` of `names`, sorted; whole names where ends do not."""
+    """Return the ends of names that mean exactly `chosen` of `names`, sorted; full names if the ends are ambiguous."""
     by_end = {end: {name for name in names if _end(name) == end} for end in dict.fromkeys(map(_end, names))}
     found = [[end] if same <= chosen else sorted(same & chosen) for end, same in by_end.items() if same & chosen]
     return sorted(name for part in found for name in part)
 
 
 def pattern_of(values: Mapping[str, N], default: N) -> dict[str, N]:
-    """The shortest pattern that gives each name its value."""
+    """Return the shortest pattern that maps each name to its value."""
     found: dict[str, N] = {}
     for value in sorted(set(values.values()) - {default}):
         chosen = {name for name, its in values.items() if its == value}
@@ -217,12 +217,12 @@ def pattern_of(values: Mapping[str, N], default: N) -> dict[str, N]:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, nn.LoRALinear]:
-    """The layers of a model that have an adapter, by name."""
+    """Return the adapted layers of a model by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.LoRALinear)}
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model's adapters, and of the modules that are saved whole with them, by name."""
+    """Return the parameters of a model's adapters, and of the modules saved whole with them, by name."""
     layers, whole = adapted_layers(model), getattr(model, "modules_to_save", ())
     found = {f"{name}.{part}": p for name, each in layers.items() for part, p in each.named_parameters()}
     found = {name: p for name, p in found.items() if ".lora_" in name}
@@ -230,13 +230,13 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | None = None) -> M:
-    """Give the layers that `config` means adapters, in place, and freeze all other parameters; returns the model.
+    """Adapt the layers that `config` targets in place, freeze all other parameters, and return the model.
 
     Args:
-        generator: of the values of A; None means the default one.
+        generator: generator of the values of A; None uses the default one.
 
     Raises:
-        ConfigError: an entry of `target_modules` means no linear layer, or one of `modules_to_save` no module.
+        ConfigError: an entry of `target_modules` matches no linear layer, or one of `modules_to_save` no module.
             UsageError: the model has adapters already.
     """
     if adapted_layers(model):
@@ -250,9 +250,9 @@ def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | No
 def adapt(
     model: Any, chosen: Mapping[str, Target], saved: Sequence[str], config: AdapterConfig, generator: Generator | None
 ) -> None:
-    """Give each layer of `chosen` a fresh adapter of its rank and alpha, and freeze all but that and `saved`.
+    """Give each layer of `chosen` a fresh adapter of its rank and alpha, and freeze all except adapters and `saved`.
 
-    A head that is the embedding gets a weight of its own, with the same values, where one of the two is saved whole.
+    A tied head gets its own weight with the same values if it or the embedding is saved whole.
     """
     model.requires_grad_(False)
     if {HEAD, EMBEDDING} & set(saved) and model.lm_head is None and not config.ensure_weight_tying:
@@ -283,18 +283,18 @@ def adapt(
 
 
 def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:
-    """The config that gives a model the adapters that it has, its layers listed by the ends of names where these do.
+    """Return the config of a model's adapters; its layers are listed by the ends of their names where unambiguous.
 
     Args:
-        base: the folder of the base model.
+        base: folder of the base model.
 
     Raises:
-        UsageError: no layer has an adapter, or they are of different kinds, which PEFT cannot write.
+        UsageError: no layer has an adapter, or the adapters are of different kinds, which PEFT cannot write.
     """
     layers = adapted_layers(model)
     kinds = {(layer.use_rslora, layer.lora_magnitude_vector is not None, layer.dropout) for layer in layers.values()}
     if len(kinds) != 1:
-        what = "its adapters are of several kinds" if kinds else "the model has no adapters"
+        what = "the model's adapters are of several kinds" if kinds else "the model has no adapters"
         raise UsageError(what, next="give all layers the same use_rslora, use_dora and dropout")
     use_rslora, use_dora, dropout = next(iter(kinds))
     linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and not is_part(name)]

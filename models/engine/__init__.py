@@ -1,4 +1,4 @@
-"""Generation: sequences of unequal length in the rows of one KV cache; see docs/decisions/0011-generation.md."""
+"""Generates sequences of unequal length in the rows of one KV cache; see docs/decisions/0011-generation.md."""
 
 from genesis_models.engine.engine import EagerEngine, Engine, Finish, Request, Token, length_of
 from genesis_models.engine.sampling import Sampling, choose

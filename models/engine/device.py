@@ -1,15 +1,15 @@
-"""The engine on a GPU: steps of all rows are CUDA graphs, launched ahead of the host, which reads tokens late.
+"""The engine on a GPU: decoding steps are CUDA graphs launched ahead of the host, which reads the tokens later.
 
-A prompt but for its last token passes into a row's cache by the ordinary ops: short ones share a forward pass, long
-ones pass in chunks. A pass is a CUDA graph from its third time on, since its launches take the host several times as
-long as the device. It reads ids and positions where `DeviceRows` keeps them, and leaves keys and values there, so that
-there is one graph for a length, whatever passes. Chunks of a long prompt behind the first read what is in a row before
-them, and are graphs in the first row alone.
+Prefill writes a prompt except its last token into a row's cache with the ordinary ops. Short prompts share a forward
+pass; long ones run in chunks. From its third use on, a pass of a given length is a CUDA graph, because its launches
+take the host several times as long as the device. The graph reads ids and positions from fixed buffers of `DeviceRows`
+and writes keys and values to them, so one graph serves all prompts of that length. Later chunks of a long prompt read
+the row's cache before them, and are graphs only in the first row.
 
-A prompt's last token is the row's first step, so that every token is drawn in the same way. What a step reads and
-changes is on the device, and a row that is complete changes nothing: steps that the host launches before it knows cost
-time and do no harm. `Engine` leaves rows without a request out of a step, which a graph of fixed shapes cannot; so the
-CPU keeps it.
+A prompt's last token is the input of the row's first step, so that all tokens are drawn the same way. The state of a
+step is on the device, and a finished row changes nothing: the steps that the host launches before it reads the end
+waste time but do no harm. `Engine` skips rows without a request, which a graph of fixed shapes cannot do; the CPU
+therefore uses `Engine`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from genesis_models.engine.engine import Request, Running, Token, Waiting, runni
 from genesis_models.engine.sampling import not_finite
 
 CHUNK = 2048  # tokens in one forward pass
-FEWEST = 128  # of them, where memory is short
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of a pass, then multiples of the first below
-GRAIN = 256  # launches of a length are prepared once: there must be few lengths
-GRAPHS = 64  # of passes that are kept; the oldest goes
+FEWEST = 128  # the smallest chunk when memory is short
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # padded lengths of a pass; above, multiples of:
+GRAIN = 256  # few lengths, because launches are prepared once for each
+GRAPHS = 64  # the most cached graphs of passes; the oldest is dropped
 
 
 class Prompts:
-    """Passes prompts through a model, all but their last token: that is for a step, as every further one is.
+    """Prefills prompts except their last tokens, which are the inputs of the first steps.
 
     Args:
-        held: whose rows they are for.
+        held: the rows that receive the prompts.
         chunk: tokens in one forward pass.
     """
 
@@ -51,10 +51,10 @@ class Prompts:
         self._model, self._held, self._cache, self._chunk = model, held, held.cache, chunk
 
     def pass_all(self, prompts: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Let prompts pass, each into its row. Chunks become smaller where memory is short.
+        """Prefill prompts into their rows; chunks become smaller if memory is short.
 
         Raises:
-            OutOfMemoryError: for small chunks, too.
+            OutOfMemoryError: even the smallest chunk does not fit.
         """
         waiting = deque(prompts)
         while waiting:
@@ -75,7 +75,7 @@ class Prompts:
                 waiting.popleft()
 
     def _together(self, waiting: Sequence[tuple[int, np.ndarray]]) -> list[Document]:
-        """The first prompts that fit into one forward pass; none where the first alone does not."""
+        """Return the first prompts that fit into one forward pass; an empty list if the first alone does not fit."""
         found: list[Document] = []
         end = 0
         for row, ids in waiting:
@@ -86,7 +86,7 @@ class Prompts:
         return found
 
     def _pack(self, documents: Sequence[Document]) -> None:
-        """Some prompts behind one another, each of which sees itself alone."""
+        """Run packed prompts through the model; each attends only to itself."""
         end = documents[-1].begin + len(documents[-1].ids)
         if not end:
             return
@@ -97,7 +97,7 @@ class Prompts:
         for each in documents:
             part = slice(each.begin, each.begin + len(each.ids))
             ids[part], positions[part] = each.ids, np.arange(len(each.ids))
-            starts[part.start : min(aligned(part.stop), length)] = each.begin  # what fills it up is seen by nobody
+            starts[part.start : min(aligned(part.stop), length)] = each.begin  # no query attends to the padding
         self._held.make_room(length, filled(self._chunk))
         cache, packed = self._cache, self._held.packed
 
@@ -116,7 +116,7 @@ class Prompts:
                 self._pack([Document(row, ids[:end], 0)])
             else:
                 part = np.zeros((1, min(filled(end - begin), self._cache.capacity - begin)), np.int64)
-                part[0, : end - begin] = ids[begin:end]  # what is behind it is never read
+                part[0, : end - begin] = ids[begin:end]  # the padding is never read
                 key = None if row or is_stretched else (begin, part.shape[1])
                 self._part(part, row, begin, len(ids), key)
             begin = end
@@ -127,11 +127,11 @@ class Prompts:
         self._forward(values, lambda given: PromptCache(cache, row, begin, total), key)
 
     def _forward(self, values: np.ndarray, cache: Callable[[Tensor], EngineCache], key: tuple[int, int] | None) -> None:
-        """Pass ids, the first of `values` `[N, T]`, through the model.
+        """Run ids, the first row of `values` `[N, T]`, through the model.
 
         Args:
-            cache: made of `values` on the device.
-            key: under which the pass is a graph; None: it is none.
+            cache: builds the pass's cache from `values` on the device.
+            key: key of the pass's graph; None runs it without a graph.
         """
         held, (count, length) = self._held, values.shape
         given = held.inputs.narrow(0, 0, values.size).view(count, length)
@@ -155,23 +155,23 @@ class Prompts:
 
 
 def filled(count: int) -> int:
-    """The length to which a forward pass is filled up."""
+    """Return the padded length of a forward pass."""
     return next((each for each in LENGTHS if count <= each), -(-count // GRAIN) * GRAIN)
 
 
-STEPS = 4  # that the host launches at a time
-AHEAD = 2  # such batches are on the device while the host waits for the first
+STEPS = 4  # steps in one batch of launches
+AHEAD = 2  # batches in flight while the host waits for the first
 
 
 @dataclass(eq=False, slots=True)
 class _Sequence(Running):
-    """A request that has a row, or had one until all its steps were launched."""
+    """A request that occupies a row until all its steps are launched, and lives until its tokens are read."""
 
-    launched: int = 0  # steps
+    launched: int = 0  # launched steps
 
     @property
-    def rest(self) -> int:
-        """Steps that are still to be launched."""
+    def remaining(self) -> int:
+        """The steps that are still to be launched."""
         return self.most - self.launched
 
 
@@ -181,15 +181,15 @@ class _Batch(NamedTuple):
 
 
 class DeviceEngine:
-    """Generation with a model on a GPU.
+    """Generates with a model on a GPU.
 
     Args:
-        model: used as in evaluation while requests run; its weights may change between runs.
-        rows: sequences at a time; fewer where memory has no room for them.
-        capacity: the most tokens of a sequence, its prompt included.
+        model: in eval mode while requests run; its weights may change between runs.
+        rows: the most concurrent sequences; fewer if memory is short.
+        capacity: the most tokens of a sequence, including its prompt.
         log_probs: whether tokens have their log-probability.
         chunk: tokens of a prompt in one forward pass.
-        cache: the type of keys and values: "auto", that of the weights, or "fp8", e4m3.
+        cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
     """
 
     def __init__(
@@ -203,18 +203,18 @@ class DeviceEngine:
         cache: str = "auto",
     ) -> None:
         if cache not in ("auto", "fp8"):
-            raise UsageError(f"the cache's type is auto or fp8, not {cache!r}")
+            raise UsageError(f"the cache's type is {cache!r}, expected auto or fp8")
         self.model, self.log_probs, self._chunk = model, log_probs, chunk
         self.rows, self.capacity, self._cache = rows, capacity, cache
         self._held: DeviceRows | None = None
         self._sequences: list[_Sequence | None] = []  # by row
-        self._live: dict[int, _Sequence] = {}  # those that have not ended, by number
+        self._live: dict[int, _Sequence] = {}  # sequences that have not ended, by request number
         self._batches: deque[_Batch] = deque()
-        self._last: Step | None = None  # that was launched
+        self._last: Step | None = None  # the last launched step
         self._waiting = Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
-        """See `Engine.run`. Tokens come a few steps after the device has drawn them."""
+        """See `Engine.run`. Tokens arrive a few steps after the device has drawn them."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -273,24 +273,24 @@ class DeviceEngine:
             self._sequences[row] = self._live[each.number] = each
 
     def _launch(self, held: DeviceRows, is_more: bool) -> None:
-        """Launch some steps of all rows, and give rows free that need no further ones.
+        """Launch some steps of all rows, and free rows that need no further steps.
 
         Args:
             is_more: whether requests wait for a row.
         """
         sequences = [(row, each) for row, each in enumerate(self._sequences) if each is not None]
-        rests = [each.rest for _, each in sequences]
-        steps = min(STEPS, min(rests) if is_more else max(rests))
+        counts = [each.remaining for _, each in sequences]
+        steps = min(STEPS, min(counts) if is_more else max(counts))
         if any(not each.launched for _, each in sequences):
-            steps = 1  # a first token is not kept waiting
+            steps = 1  # deliver a first token without delay
         longest = max(len(each.request.ids) + each.launched for _, each in sequences) + steps
         self._last = step = held.step(self.model, sequences[-1][0] + 1, longest)
         for _ in range(steps):
             step()
-        self._batches.append(_Batch(sequences, held.state.made(steps, step.rows)))
+        self._batches.append(_Batch(sequences, held.state.read_later(steps, step.rows)))
         for row, each in sequences:
             each.launched += steps
-            if each.rest <= 0:
+            if each.remaining <= 0:
                 self._sequences[row] = None
 
     def _read(self, batch: _Batch) -> Iterator[Token]:
@@ -299,22 +299,22 @@ class DeviceEngine:
             for row, each in batch.sequences:
                 if drawn[row] == FAILED and not each.is_done:
                     assert self._last is not None and self._last.logits is not None
-                    logits = self._last.logits  # steps since then had the same input in this row
+                    logits = self._last.logits  # later steps had the same input in this row
                     found = logits[row].float().cpu().numpy() if row < len(logits) else np.zeros(1, np.float32)
                     raise not_finite(found, len(each.request.ids) + len(each.tokens))
             for row, each in batch.sequences:
                 token = drawn[row]
                 if each.is_done or token == INACTIVE:
                     continue
-                told, rest = each.take(self.model, token, float(chances[step, row]) if self.log_probs else None)
-                if told.finish is not None or rest is not None:
+                result, remainder = each.take(self.model, token, float(chances[step, row]) if self.log_probs else None)
+                if result.finish is not None or remainder is not None:
                     self._end(each)
-                if rest is not None:
-                    self._waiting.again(each.number, rest)
-                yield told
+                if remainder is not None:
+                    self._waiting.requeue(each.number, remainder)
+                yield result
 
     def _end(self, sequence: _Sequence) -> None:
-        """Nothing more of it is of interest, and its row is free."""
+        """Mark a sequence as done and free its row."""
         sequence.is_done = True
         del self._live[sequence.number]
         for row, each in enumerate(self._sequences):

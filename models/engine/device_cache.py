@@ -1,4 +1,4 @@
-"""The engine's KV cache on a GPU: one array `[L, 2, B, K, S, D]`, whose rows' lengths are on the device.
+"""The engine's KV cache on a GPU: one array `[L, 2, B, K, S, D]`; the lengths of its rows are on the device.
 
 Shapes: L layers, B rows, S capacity, T tokens, Q query heads, K key/value heads, D head size.
 """
@@ -18,15 +18,15 @@ from genesis.ops.attention_step import LARGEST
 from genesis_models.blocks import LayerCache, PackedHeads, Rotary, Tables
 from genesis_models.config import ModelConfig
 
-GRAIN = 16  # tokens: a copy of keys and values of each length is prepared once, so there must be few
+GRAIN = 16  # tokens; few lengths, because a copy of keys and values is prepared once for each
 
 
 class Document(NamedTuple):
-    """A prompt among others in one forward pass.
+    """A prompt in a packed forward pass.
 
     Attributes:
-        row: of the cache, that it is for.
-        begin: where in the pass it begins, a multiple of `GRAIN`.
+        row: row of the cache.
+        begin: start in the pass, a multiple of `GRAIN`.
     """
 
     row: int
@@ -35,23 +35,24 @@ class Document(NamedTuple):
 
 
 def aligned(length: int) -> int:
-    """How much room a prompt takes in a pass."""
+    """Return the space that a prompt takes in a pass, in tokens."""
     return -(-length // GRAIN) * GRAIN
 
 
 class DeviceCache:
-    """Keys and values of sequences of unequal length. What is behind a row's length is never read.
+    """Keys and values of sequences of unequal length. Positions beyond a row's length are never read.
 
     Args:
-        rows, capacity: sequences at a time, and the most tokens of each.
-        dtype: of keys and values.
+        rows: the most concurrent sequences.
+        capacity: the most tokens of each sequence.
+        dtype: dtype of keys and values.
         rotaries: the model's rotary embeddings.
 
     Attributes:
         data: `[L, 2, B, K, S, D]`, keys and values.
-        lengths: tokens of each row, int64 `[B]`.
-        left: how many tokens each row may still draw; those with none take no part in a step.
-        tables: of each rotary embedding cos and sin `[S, D/2]` of each position as a sequence's last.
+        lengths: tokens in each row, int64 `[B]`.
+        left: tokens that each row may still draw; rows with 0 are inactive.
+        tables: for each rotary embedding, cos and sin `[S, D/2]` of each position as a sequence's last.
     """
 
     def __init__(
@@ -72,52 +73,52 @@ class DeviceCache:
             self.tables.append((genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)))
 
     def packed_size(self, length: int) -> int:
-        """Keys and values of so many tokens in all layers."""
+        """Return the number of elements in the keys and values of `length` tokens of all layers."""
         return self.data.numel() // (self.rows * self.capacity) * length
 
     def packed_view(self, length: int, data: Tensor) -> Tensor:
-        """Memory for `packed_size(T)` elements as `[L, 2, K, T, D]`."""
+        """Return `packed_size(T)` elements of `data` as `[L, 2, K, T, D]`."""
         layers, _, _, key_heads, _, size = self.data.shape
         return data.narrow(0, 0, self.packed_size(length)).view(layers, 2, key_heads, length, size)
 
     def take_over(self, documents: Sequence[Document], length: int, data: Tensor) -> None:
-        """Copy each prompt's keys and values from where a pass of `length` tokens left them into its row."""
+        """Copy each prompt's keys and values from the buffer of a pass of `length` tokens into its row."""
         left = self.packed_view(length, data)  # [L, 2, K, T, D]
         for row, ids, begin in documents:
-            if count := min(aligned(len(ids)), self.capacity):  # what is behind a row's length is never read
+            if count := min(aligned(len(ids)), self.capacity):  # positions beyond a row's length are never read
                 self.data[:, :, row, :, :count].copy_(left.narrow(3, begin, count))
 
     def is_stretched(self, total: int) -> bool:
-        """Whether rotary angles of a sequence of `total` tokens are its own."""
+        """Whether the rotary angles of a sequence depend on its own length `total`."""
         return any(rotary.is_stretched(total) for rotary in self._rotaries)
 
 
 class _PassCache(LayerCache):
-    """The cache of one forward pass, which does not count tokens."""
+    """The cache of one forward pass; it does not count tokens."""
 
     def advance(self, t: int) -> None:
-        """Nothing: lengths are set when prompts are there, and by the op `next_tokens`, for rows that go on."""
+        """Do nothing: prefill sets the lengths, and the op `next_tokens` advances them."""
 
 
 class PromptCache(_PassCache):
-    """A row of a `DeviceCache`, to which a forward pass appends a part of a prompt.
+    """A row of a `DeviceCache` to which a forward pass appends a part of a prompt.
 
     Args:
-        begin: where in the prompt the part begins.
-        total: the prompt's length, which rotary angles may depend on.
+        begin: start of the part in the prompt.
+        total: length of the prompt, on which rotary angles may depend.
     """
 
     def __init__(self, cache: DeviceCache, row: int, begin: int, total: int) -> None:
         self._cache, self._at, self._begin, self._total = cache, row, begin, total
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
-        """cos and sin `[T, D/2]` of the part."""
+        """Return cos and sin `[T, D/2]` of the part."""
         end, found = self._begin + t, list[tuple[Tensor, Tensor]]()
         for rotary, (cos, sin) in zip(rotaries, self._cache.tables, strict=True):
             if rotary.is_stretched(self._total):
                 positions = np.minimum(
                     np.arange(self._begin, end), self._total - 1
-                )  # what is behind the end is padding
+                )  # positions beyond the end are padding
                 device, of_total = cos.device, rotary.rows(positions[None], [self._total])
                 cos, sin = (each[0].to(device=device) for each in of_total)
             else:
@@ -128,23 +129,23 @@ class PromptCache(_PassCache):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor:
-        """Append k, v `[1, T, K, D]`; attention of q `[1, T, Q, D]` over the prompt's keys so far."""
+        """Append k, v `[1, T, K, D]`, and return attention of q `[1, T, Q, D]` over the prompt's keys so far."""
         for kept, new in zip(self._row(layer, self._begin, q.shape[1]), (k, v), strict=True):
             _store(kept, new[0].transpose(0, 1))
         return self._attend(q, k, v, layer, window, scale)
 
     def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
-        """The same of `[1, T, Q + 2·K, D]`: keys and values are copied together."""
+        """Do the same with `[1, T, Q + 2·K, D]`; one copy stores keys and values."""
         qkv = form.prepared(qkv, tables)
         _store(self._row(form.layer, self._begin, qkv.shape[1]), _by_head(qkv, form))
         return self._attend(*form.split(qkv), form.layer, form.window, form.scale)
 
     def _row(self, layer: int, begin: int, count: int) -> Tensor:
-        """Keys and values of some positions of the row, `[2, K, count, D]`."""
+        """Return keys and values of some positions of the row, `[2, K, count, D]`."""
         return self._cache.data[layer, :, self._at].narrow(2, begin, count)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
-        """Attention over k and v, and over what is before them in the row."""
+        """Return attention over k and v, and over the row's earlier keys and values."""
         if self._begin:
             low = max(0, self._begin + 1 - window) if window else 0
             seen = self._row(layer, low, self._begin + q.shape[1] - low).transpose(1, 2).to(q.dtype)  # [2, n, K, D]
@@ -153,32 +154,32 @@ class PromptCache(_PassCache):
 
 
 class PackedCache(_PassCache):
-    """Keys and values of whole prompts behind one another in one forward pass, which their rows take over after it.
+    """Keys and values of packed prompts in one forward pass; they are copied to the prompts' rows afterwards.
 
     Args:
-        data: where they are left, `[L, 2, K, T, D]`.
-        starts: where each token's prompt begins `[T]`.
-        positions: of each token in its prompt `[T]`.
+        data: buffer of keys and values, `[L, 2, K, T, D]`.
+        starts: start of each token's prompt `[T]`.
+        positions: position of each token in its prompt `[T]`.
     """
 
     def __init__(self, cache: DeviceCache, data: Tensor, starts: Tensor, positions: Tensor) -> None:
         self._cache, self._data, self._starts, self._positions = cache, data, starts.unsqueeze(0), positions
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
-        """cos and sin `[T, D/2]` of the tokens' positions."""
+        """Return cos and sin `[T, D/2]` of the tokens' positions."""
         at = self._positions
         return [(F.embedding(at, cos), F.embedding(at, sin)) for cos, sin in self._cache.tables]
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor:
-        """Attention of q `[1, T, Q, D]` over the keys of each token's own prompt."""
+        """Return attention of q `[1, T, Q, D]` over the keys of each token's own prompt."""
         for kept, new in zip(self._data[layer], (k, v), strict=True):
             _store(kept, new[0].transpose(0, 1))
         return F.attention(q, k, v, self._starts, scale=scale, causal=True, window=window)
 
     def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
-        """The same of `[1, T, Q + 2·K, D]`: keys and values are copied together."""
+        """Do the same with `[1, T, Q + 2·K, D]`; one copy stores keys and values."""
         qkv = form.prepared(qkv, tables)
         _store(self._data[form.layer], _by_head(qkv, form))
         how: dict[str, Any] = {"scale": form.scale, "causal": True, "window": form.window}
@@ -186,26 +187,24 @@ class PackedCache(_PassCache):
 
 
 class StepCache(_PassCache):
-    """The first rows of a `DeviceCache`, of at most `keys` tokens each: a forward pass appends a token at the row's
-    length.
-    """
+    """The first rows of a `DeviceCache` with at most `keys` tokens each; a forward pass appends a token to each row."""
 
     def __init__(self, cache: DeviceCache, rows: int, keys: int) -> None:
         self._cache, self._rows, self._keys = cache, rows, keys
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
-        """cos and sin `[B, 1, D/2]` of the rows' next positions, looked up where a layer asks for them."""
+        """Return cos and sin `[B, 1, D/2]` of the rows' next positions; they are looked up on access."""
         return _Tables(self._cache, self._rows, len(rotaries))
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor:
-        """Append k, v `[B, 1, K, D]`; attention of q `[B, 1, Q, D]` over each row's keys so far."""
+        """Append k, v `[B, 1, K, D]`, and return attention of q `[B, 1, Q, D]` over each row's keys so far."""
         form = PackedHeads(layer, q.shape[2], k.shape[2], window, scale, rope=None)
         return self._attend(genesis.cat([q, k, v], 2), form)
 
     def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
-        """The same of `[B, 1, Q + 2·K, D]`, in one launch."""
+        """Do the same with `[B, 1, Q + 2·K, D]` in one launch."""
         return self._attend(qkv, form)
 
     def _attend(self, qkv: Tensor, form: PackedHeads) -> Tensor:
@@ -213,13 +212,13 @@ class StepCache(_PassCache):
         both = cache.data[form.layer].narrow(1, 0, rows).narrow(3, 0, self._keys)  # [2, B, K, S, D]
         lengths, active = (each.narrow(0, 0, rows) for each in (cache.lengths, cache.left))
         tables = None if form.rope is None else cache.tables[form.rope]
-        # A graph is one step, whose end counts lengths: all but qkv was there before it began.
+        # A graph is one step, which updates lengths at its end: every input but qkv is ready before it begins.
         how: dict[str, Any] = {"scale": form.scale, "window": form.window, "early": True}
         return fused.attention_step(qkv[:, 0], both, lengths, tables, form.norms, active, **how).unsqueeze(1)
 
 
 class _Tables(Sequence[tuple[Tensor, Tensor]]):
-    """Tables of rotary embeddings at the rows' lengths; fused layers need none of them."""
+    """Tables of rotary embeddings at the rows' lengths; fused layers do not use them."""
 
     def __init__(self, cache: DeviceCache, rows: int, count: int) -> None:
         self._cache, self._rows, self._count = cache, rows, count
@@ -234,11 +233,11 @@ class _Tables(Sequence[tuple[Tensor, Tensor]]):
 
 
 def _store(kept: Tensor, new: Tensor) -> None:
-    """Write into the cache, in its type; e4m3 has no infinity."""
+    """Write into the cache, in its dtype; values are clamped for e4m3, which has no infinity."""
     kept.copy_(new.clip(-LARGEST, LARGEST) if kept.dtype.itemsize == 1 else new)
 
 
 def _by_head(qkv: Tensor, form: PackedHeads) -> Tensor:
-    """Keys and values `[2, K, T, D]` of `[1, T, Q + 2·K, D]`."""
+    """Return keys and values `[2, K, T, D]` of `[1, T, Q + 2·K, D]`."""
     t, size = qkv.shape[1::2]
     return qkv.narrow(2, form.heads, 2 * form.key_heads).view(t, 2, form.key_heads, size).permute(1, 2, 0, 3)

@@ -1,6 +1,6 @@
-"""What an engine on a GPU holds for its rows, from run to run: the cache, the sequences' state, and steps as graphs.
+"""The GPU memory that an engine keeps between runs: the cache, the state of its rows, and steps as CUDA graphs.
 
-A step reads the state on the device, and the next one goes on from it.
+A step reads the state from the device and leaves it updated for the next step.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache, StepCache
 from genesis_models.engine.engine import Request
 
-STOPS = 16  # ids that end a row on the device; the host looks for further ones
-RING = 32  # steps whose tokens the device keeps
+STOPS = 16  # stop ids that the device checks for each row; the host checks the others
+RING = 32  # steps whose tokens the device stores
 
 
 class DeviceState:
-    """Arrays with a row for each sequence, as the ops `sample` and `next_tokens` take them.
+    """The state of each sequence, as arrays for the ops `sample` and `next_tokens`.
 
     Args:
-        lengths, left: of the rows of the cache: tokens that are there, and how many each may still draw.
-        vocabulary: of the logits.
+        lengths: tokens in each row of the cache.
+        left: tokens that each row may still draw.
+        vocabulary: size of the logits.
         log_probs: whether tokens have their log-probability.
 
     Attributes:
-        tokens: the last of each row, which is not in the cache.
-        is_penalized: whether steps look at the tokens that sequences have.
+        tokens: last token of each row, which is not in the cache yet.
+        is_penalized: whether steps apply a repetition penalty.
     """
 
     def __init__(self, lengths: Tensor, left: Tensor, vocabulary: int, log_probs: bool, logits: genesis.DType) -> None:
@@ -55,26 +56,26 @@ class DeviceState:
         self.tokens, self._lengths, self._left = zeros(rows), lengths, left
         self._stops, self._keys, self._top_k = zeros(rows, STOPS), zeros(rows, 3), zeros(rows)
         self._settings = zeros(rows, 4, dtype="float64")
-        self._seen: Tensor | None = None  # [rows, vocabulary], taken when a sequence has a penalty, and kept
+        self._seen: Tensor | None = None  # [rows, vocabulary], allocated for the first sequence with a penalty
         self.is_penalized = False
         self._ring, self._step = zeros(RING * rows), zeros(1)
         self._ring_log_probs = zeros(RING * rows * log_probs, dtype="float64" if logits is genesis.float64 else None)
         self._steps, self._vocabulary, self._log_probs = 0, vocabulary, log_probs
 
     def clear(self) -> None:
-        """No row has a sequence."""
+        """Remove all sequences."""
         self._left.fill_(0)
         self._step.fill_(0)
         self._steps, self.is_penalized = 0, False
 
     def start(self, sequences: Sequence[tuple[int, Request, int]]) -> None:
-        """New sequences: row, request, and the most tokens to draw. All of a prompt but its last token is cached."""
+        """Start sequences: row, request, and the most tokens to draw. The cache has each prompt but its last token."""
         if any(request.sampling.repetition_penalty != 1 for _, request, _ in sequences):
             self.is_penalized = True
             if self._seen is None:
                 self._seen = genesis.zeros(len(self.tokens), self._vocabulary, dtype="bool", device=self.tokens.device)
         arrays = self._lengths, self.tokens, self._stops, self._keys, self._settings, self._top_k, self._left
-        for _, run in itertools.groupby(enumerate(sequences), lambda at: at[1][0] - at[0]):  # neighbours in one go
+        for _, run in itertools.groupby(enumerate(sequences), lambda at: at[1][0] - at[0]):  # adjacent rows at once
             found = [each for _, each in run]
             first = found[0][0]
             for array, values in zip(arrays, zip(*map(_values, found), strict=True), strict=True):
@@ -86,11 +87,11 @@ class DeviceState:
                 _write(self._seen, first, seen)
 
     def end(self, row: int) -> None:
-        """The sequence in `row` draws no more."""
+        """Stop the sequence in `row`."""
         _write(self._left, row, np.zeros(1, np.int64))
 
     def draw(self, logits: Tensor) -> None:
-        """The next token of each of the first rows, from their logits `[B, V]`; it goes into the ring."""
+        """Draw the next token of each of the first rows from their logits `[B, V]`, and store it in the ring."""
         rows = logits.shape[0]
         keys, settings, top_k, left = (
             each.narrow(0, 0, rows).array for each in (self._keys, self._settings, self._top_k, self._left)
@@ -102,14 +103,14 @@ class DeviceState:
         rings = (each.array for each in self._rings(rows))
         next_tokens(drawn, chances, stops, tokens, lengths, left, keys, *(seen or [nobody]), *rings, self._step.array)
 
-    def made(self, steps: int, rows: int) -> Reading:
-        """Note that steps of the first `rows` rows were launched, whose tokens are on their way to the host."""
+    def read_later(self, steps: int, rows: int) -> Reading:
+        """Record that `steps` steps of the first `rows` rows were launched, and return their tokens' pending copy."""
         first, self._steps = self._steps, self._steps + steps
         places = np.arange(first, self._steps) % RING
         return Reading(places, *self._rings(rows))
 
     def _rings(self, rows: int) -> tuple[Tensor, Tensor]:
-        """The last steps' tokens `[R, B]` and their log-probabilities, `[R, 0]` where there are none."""
+        """Return the last steps' tokens `[R, B]` and log-probabilities, `[R, 0]` if they are disabled."""
         wide = rows * self._log_probs
         return (
             self._ring.narrow(0, 0, RING * rows).view(RING, rows),
@@ -118,7 +119,7 @@ class DeviceState:
 
 
 def _values(sequence: tuple[int, Request, int]) -> tuple[object, ...]:
-    """What a sequence begins with: a value of each of the arrays in `DeviceState.start`."""
+    """Return a sequence's initial value of each array in `DeviceState.start`."""
     _, request, left = sequence
     sampling, count = request.sampling, len(request.ids)
     seed = np.array([sampling.seed], np.uint64).view(np.int64)[0]
@@ -128,15 +129,15 @@ def _values(sequence: tuple[int, Request, int]) -> tuple[object, ...]:
 
 
 def _write(target: Tensor, first: int, values: np.ndarray) -> None:
-    """Overwrite the rows from `first` on; the host does not wait."""
+    """Overwrite the rows from `first` on without synchronizing."""
     target.narrow(0, first, len(values)).copy_(genesis.from_numpy(values))
 
 
 class Reading:
-    """Tokens of some steps, on their way to the host.
+    """The tokens of some steps, copied to the host asynchronously.
 
     Args:
-        places: of the steps in the ring.
+        places: indices of the steps in the ring.
         rings: tokens and log-probabilities `[R, B]`.
     """
 
@@ -152,28 +153,28 @@ class Reading:
             self._event.record(cuda.current_stream(rings[0].device))
 
     def results(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probabilities `[steps, B]`; waits for them."""
+        """Wait for the copy, and return tokens and log-probabilities `[steps, B]`."""
         self._event.synchronize()
         tokens, chances = (each.view_np()[self._places] for each in self._host)
         return tokens, chances
 
 
-GRAIN = 256  # capacities are multiples
-FEWEST_KEYS = 512  # of a graph
-INPUTS = 3  # numbers of each token in a pass
-ROOM = 512 << 20  # bytes that a cache leaves: prompts and steps need memory, too
-KEPT = 16  # rows in up to this part of the device's memory are kept for the next run with the model
-ADVICE = "ask for fewer tokens, shorten the prompts, or keep the cache in fp8"
+GRAIN = 256  # capacities are multiples of it
+FEWEST_KEYS = 512  # the smallest number of keys of a graph
+INPUTS = 3  # numbers for each token of a pass
+ROOM = 512 << 20  # bytes that remain free for prompts and steps
+KEPT = 16  # rows are kept for the next run if they take at most 1/16 of the device's memory
+ADVICE = "ask for fewer tokens, shorten the prompts, or store the cache in fp8"
 
 
 class Step:
     """A step of some rows: a CUDA graph from its third call on.
 
     Attributes:
-        rows: how many, from the first on.
+        rows: number of rows, from the first on.
 
     Args:
-        keys: the most tokens of each of them.
+        keys: the most tokens of each row.
     """
 
     def __init__(self, model: CausalLM, cache: DeviceCache, state: DeviceState, rows: int, keys: int) -> None:
@@ -198,36 +199,37 @@ class Step:
         return isinstance(self._call, Captured) and self._call.is_captured
 
     def __call__(self) -> None:
-        """Launch it."""
+        """Launch the step."""
         self._call()
 
     @property
     def logits(self) -> Tensor | None:
-        """Of the last call, `[B, V]`, until another step runs."""
+        """The logits `[B, V]` of the last call, until another step runs."""
         return self._kept[0] if self._kept else None
 
 
 def captured(function: Callable[[], None], device: Device) -> Callable[[], None]:
-    """`function`, on a GPU a CUDA graph from its third call on. One that cannot be is launched as it is, and slower."""
+    """Return `function` as a CUDA graph from its third call on a GPU; otherwise launched op by op."""
     return function if device == CPU else Captured(function, device, lambda note: None)
 
 
 class DeviceRows:
-    """The rows of an engine. They hold no model, so that both go when the model does.
+    """The rows of an engine. They do not reference the model, so that both are freed with it.
 
     Args:
-        rows: sequences at a time; fewer where memory has no room for them.
+        rows: the most concurrent sequences; fewer if memory is short.
         capacity: the most tokens of each, rounded up.
-        dtype: of keys and values: "auto", that of the weights, or "fp8", e4m3.
+        dtype: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
 
     Raises:
-        DeviceError: a cache in e4m3 on a GPU that has no such numbers.
+        DeviceError: the GPU does not support e4m3.
 
     Attributes:
-        form: what the rows are for, besides their size.
-        asked: how many rows there would be with enough memory.
-        passes: of prompts, as graphs, by what tells them apart.
-        inputs, packed: what these read, and where they leave keys and values.
+        form: properties of the rows other than their number and capacity.
+        asked: number of rows with enough memory.
+        passes: graphs of prefill passes, by key.
+        inputs: buffer from which these graphs read.
+        packed: buffer to which they write keys and values.
     """
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> None:
@@ -243,10 +245,10 @@ class DeviceRows:
         self.steps: dict[tuple[int, int, bool], Step] = {}
         self.passes: dict[tuple[int, int], Callable[[], None]] = {}
         self.inputs = self.packed = genesis.zeros(0, device=weight.device)
-        self._read: tuple[object, ...] = ()  # by graphs, and where
+        self._read: tuple[object, ...] = ()  # what the graphs read, with addresses
 
     def begin(self, model: CausalLM) -> None:
-        """No row has a sequence. Graphs read weights where they were: another address or type makes them useless."""
+        """Remove all sequences. Drop the graphs if a weight has moved to another address or dtype."""
         read = _read(model)
         if read != self._read:
             self.steps.clear()
@@ -255,16 +257,16 @@ class DeviceRows:
         self.state.clear()
 
     def make_room(self, length: int, most: int) -> None:
-        """Memory for passes of `length` tokens; there are none of more than `most`."""
+        """Allocate memory for passes of `length` tokens; no pass is longer than `most`."""
         if len(self.inputs) < INPUTS * length:
             length, device = bucket(length, most, GRAIN), self.cache.data.device
-            self.passes.clear()  # they would read and write elsewhere
+            self.passes.clear()  # they use the old buffers
             self.inputs = self.packed = genesis.zeros(0, device=device)
             packed = genesis.empty(self.cache.packed_size(length), dtype=self.cache.data.dtype, device=device)
             self.inputs, self.packed = genesis.zeros(INPUTS * length, dtype="int64", device=device), packed
 
     def step(self, model: CausalLM, rows: int, keys: int) -> Step:
-        """A step of at least the first `rows` rows, of at most `keys` tokens each with the step's own."""
+        """Return a step of at least the first `rows` rows with at most `keys` tokens each, including the step's own."""
         rows, keys = bucket(rows, self.cache.rows), bucket(keys, self.cache.capacity, FEWEST_KEYS)
         key = rows, keys, self.state.is_penalized
         if key not in self.steps:
@@ -273,12 +275,12 @@ class DeviceRows:
 
 
 def _weight(model: CausalLM) -> Tensor:
-    """One in the type of hidden states, which weights in 8 bits are not."""
+    """A weight in the dtype of hidden states, which 8-bit weights do not have."""
     return model.model.embed_tokens.weight
 
 
 def has_fixed_weights(model: CausalLM) -> bool:
-    """Whether layers read parameters or codes alone, where these lie: a step computes no weight and copies none."""
+    """Whether layers read only parameters or codes in place: a step neither computes nor copies weights."""
     plain = (nn.Linear, nn.RMSNorm, nn.Embedding, QuantizedLinear)
     own = [each for each in model.modules() if [*each.parameters(recurse=False), *each.buffers(recurse=False)]]
     lie_whole = all(each.is_contiguous() for each in (*model.parameters(), *model.buffers()))
@@ -287,10 +289,10 @@ def has_fixed_weights(model: CausalLM) -> bool:
 
 
 def _read(model: CausalLM) -> tuple[object, ...]:
-    """Where and in what types the weights are, and how float32 is multiplied: a step's launches depend on that."""
+    """Return addresses and dtypes of the weights, and the float32 matmul mode: a step's launches depend on them."""
     tensors = [*model.parameters(), *model.buffers()]
     with genesis.no_grad():
-        for module in model.modules():  # what is computed anew where a weight has changed
+        for module in model.modules():  # values derived from a weight are recomputed if it has changed
             scale = module.scale() if isinstance(module, nn.RMSNorm) else None
             if scale is not None:
                 tensors.append(scale)
@@ -300,20 +302,20 @@ def _read(model: CausalLM) -> tuple[object, ...]:
 
 
 def bucket(size: int, most: int, least: int = 1) -> int:
-    """`size`, rounded up to a power of two times `least`, at most `most`."""
+    """Return `size` rounded up to `least` times a power of two, at most `most`."""
     while least < size:
         least *= 2
     return min(least, most)
 
 
 def _rounded(capacity: int) -> int:
-    """A capacity rounded up, by at most a quarter where it is large: texts that grow need new rows now and then."""
+    """Return a capacity rounded up, a large one by at most a quarter, so that growing texts rarely need new rows."""
     grain = max(GRAIN, 1 << max(capacity.bit_length() - 3, 0))
     return -(-capacity // grain) * grain
 
 
 def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCache:
-    """A cache of as many rows as there is memory for."""
+    """Return a cache with as many rows as fit into memory, at most `rows`."""
     made: DeviceCache | None
     device = _weight(model).device
     while True:
@@ -329,32 +331,33 @@ def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCac
 
 
 def has_room(device: Device) -> bool:
-    """Whether memory is left for prompts and steps beside a cache."""
+    """Whether the device has memory left for prompts and steps."""
     if device == CPU:
         return True
     unused = cuda.memory_reserved(device) - cuda.memory_allocated(device)
     return cuda.mem_get_info(device)[0] + unused >= ROOM
 
 
-# --- Rows that wait for the next run ----------------------------------------------------------------------------------
+# --- Rows kept for the next run ---------------------------------------------------------------------------------------
 
 _kept: weakref.WeakKeyDictionary[CausalLM, DeviceRows] = weakref.WeakKeyDictionary()
 
 
 def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> DeviceRows:
-    """Rows for a run: those that the last one left, if they are enough, or new ones."""
+    """Return rows for a run: those kept from the last run if they suffice, otherwise new ones."""
     found = _kept.pop(model, None)
     form = (_weight(model).device, _weight(model).dtype, log_probs, dtype)
     if found is not None and found.form == form and found.asked >= rows and found.cache.capacity >= capacity:
         return found
-    del found  # before new ones are made
+    del found  # frees them before new ones are allocated
     return DeviceRows(model, rows, capacity, log_probs, dtype)
 
 
 def keep(model: CausalLM, rows: DeviceRows) -> bool:
-    """Leave rows to the next run with the model; whether it was done.
+    """Keep rows for the next run with the model; return whether they were kept.
 
-    It is not for rows that take much of the device's memory, nor for fewer than were asked for: others may find more.
+    Rows that take much of the device's memory are not kept, nor are fewer rows than were asked for: the next run may
+    have more memory.
     """
     data = rows.cache.data
     if rows.cache.rows < rows.asked:
@@ -366,5 +369,5 @@ def keep(model: CausalLM, rows: DeviceRows) -> bool:
 
 
 def release(model: CausalLM) -> None:
-    """Give the memory of rows and graphs back that wait for the next run with the model."""
+    """Free the rows and graphs that are kept for the next run with the model."""
     _kept.pop(model, None)

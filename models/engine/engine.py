@@ -1,8 +1,8 @@
-"""The engine on the CPU: runs requests through the rows of one KV cache, token by token. It knows ids, and no text.
+"""The engine on the CPU: runs requests token by token through the rows of one KV cache. It handles ids, not text.
 
-A request waits for a row, passes its prompt in chunks, and then gets a token in every step, which all rows make
-together. A row that is finished takes the next request. Length masks the rows, never an id. `EagerEngine` is the plain
-engine, which tests hold the others against.
+A request waits for a row, is prefilled in chunks, and then gets a token in each step of all rows. A finished row takes
+the next request. Rows are masked by length, never by an id. `EagerEngine` is the plain engine, and the tests compare
+the others with it.
 
 Shapes: L layers, B rows, S capacity, T tokens, Q query heads, K key/value heads, D head size, V vocabulary.
 """
@@ -26,14 +26,15 @@ from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
 
 
 class RowCache:
-    """Keys and values of sequences of unequal length. What is behind a row's length is never read.
+    """Keys and values of sequences of unequal length. Positions beyond a row's length are never read.
 
     Args:
-        rows, capacity: sequences at a time, and the most tokens of each.
+        rows: the most concurrent sequences.
+        capacity: the most tokens of each sequence.
 
     Attributes:
         data: `[L, 2, B, K, S, D]`, keys and values.
-        lengths: tokens of each row.
+        lengths: tokens in each row.
     """
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int, dtype: genesis.DType) -> None:
@@ -45,10 +46,10 @@ class RowCache:
 
 
 class CacheRows(EngineCache):
-    """Some rows of a `RowCache`, to which a forward pass appends T tokens each.
+    """Some rows of a `RowCache`; a forward pass appends T tokens to each.
 
     Args:
-        totals: the lengths that rotary angles are for, where they depend on it: a prompt's in each of its chunks.
+        totals: sequence lengths that scale the rotary angles; for a chunk, the length of the whole prompt.
     """
 
     def __init__(self, cache: RowCache, rows: np.ndarray, totals: Sequence[int] | None) -> None:
@@ -56,14 +57,14 @@ class CacheRows(EngineCache):
         self._lengths = cache.lengths[rows]
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
-        """cos and sin `[B, T, D/2]` of the next T positions of each row."""
+        """Return cos and sin `[B, T, D/2]` of the next T positions of each row."""
         positions = self._lengths[:, None] + np.arange(t)  # [B, T]
         return [rotary.rows(positions, self._totals) for rotary in rotaries]
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
     ) -> Tensor:
-        """Append k, v `[B, T, K, D]`; attention of q `[B, T, Q, D]` over each row's keys so far."""
+        """Append k, v `[B, T, K, D]`, and return attention of q `[B, T, Q, D]` over each row's keys so far."""
         t, (keys, values) = q.shape[1], self._cache.data[layer]
         found = []
         for i, (row, begin) in enumerate(zip(self._rows.tolist(), self._lengths.tolist(), strict=True)):
@@ -76,7 +77,7 @@ class CacheRows(EngineCache):
         return found[0] if len(found) == 1 else genesis.cat(found, 0)
 
     def advance(self, t: int) -> None:
-        """T more tokens are in each row."""
+        """Count T more tokens in each row."""
         self._cache.lengths[self._rows] += t
 
 
@@ -86,14 +87,14 @@ Finish = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt to be continued.
+    """A prompt to continue.
 
     Attributes:
-        ids: of the prompt.
-        sampling: how its tokens are drawn.
+        ids: ids of the prompt.
+        sampling: sampling settings.
         max_tokens: the most tokens of its continuation.
-        stop: ids that end it, and are no part of it.
-        sequence: which of the seed's random numbers it draws; the text is the same in whichever batch.
+        stop: ids that end it; they are not part of it.
+        sequence: which of the seed's random numbers it draws; the text does not depend on the batch.
     """
 
     ids: Sequence[int]
@@ -105,14 +106,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What became known of a request.
+    """A new token of a request, or its end.
 
     Attributes:
-        request: its number, in the order of `Engine.run`'s argument.
-        id: the next token of its continuation; None where there is none any more.
-        log_prob: of the token under the model's logits as they are; None where nobody asked.
-        finish: why the continuation ends with this: "stop" at a stop id or by `Engine.cancel`, "length" at its
-            `max_tokens`, "context" at the end of the model's context; None while it goes on.
+        request: number of the request, in the order of `Engine.run`'s argument.
+        id: next token of the continuation; None if the continuation ended without one.
+        log_prob: log-probability of the token under the model's unmodified logits; None unless requested.
+        finish: why the continuation ends here: "stop" at a stop id or by `Engine.cancel`, "length" at `max_tokens`,
+            "context" at the end of the model's context; None if it continues.
     """
 
     request: int
@@ -122,12 +123,11 @@ class Token:
 
 
 class Waiting:
-    """Requests that wait for a row, numbered as they are taken.
+    """Requests that wait for a row; each gets its number when it is taken.
 
     Args:
-        requests: None among them says that none waits now; it is asked again before the next step, or at once where
-            nothing runs.
-
+        requests: yields None when nothing is pending. It is read again before the next step, or at once if nothing
+            runs.
     """
 
     def __init__(self, requests: Iterable[Request | None]) -> None:
@@ -136,19 +136,19 @@ class Waiting:
 
     @property
     def is_more(self) -> bool:
-        """Whether there may be further ones."""
+        """Whether more requests may come."""
         return self._is_open or bool(self._again)
 
-    def again(self, number: int, request: Request) -> None:
-        """The rest of request `number` waits for a row, before all others."""
+    def requeue(self, number: int, request: Request) -> None:
+        """Let the remainder of request `number` wait for a row before all others."""
         self._again.append((number, request))
 
     def cancel(self, number: int) -> None:
-        """Forget the rest of a request."""
+        """Drop the remainder of a request."""
         self._again = deque(each for each in self._again if each[0] != number)
 
     def take(self) -> tuple[int, Request] | None:
-        """The next one and its number; None where none waits."""
+        """Return the next request and its number, or None if nothing is pending."""
         if self._again:
             return self._again.popleft()
         try:
@@ -162,26 +162,27 @@ class Waiting:
 
 
 class FullContext(UsageError):
-    """A prompt leaves the context no room for an answer."""
+    """The prompt leaves no room in the context for an answer."""
 
 
 def check_prompt(model: CausalLM, ids: Sequence[int], room: int = 1) -> None:
-    """Raises: UsageError for an empty prompt, or a context without `room` behind it; ModelError for ids beyond the
-    vocabulary.
+    """Raises: UsageError: the prompt is empty or leaves less than `room` tokens of the context; ModelError: an id
+    exceeds the vocabulary.
     """
     longest = model.config.context_length
     if not len(ids):
         raise UsageError("the prompt has no tokens", next="give at least one")
     if len(ids) > longest - room:
-        raise FullContext(f"the prompt has {len(ids)} tokens, the model's context holds {longest}", next="shorten it")
+        what = f"the prompt has {len(ids)} tokens, but the model's context holds {longest}"
+        raise FullContext(what, next="shorten it")
     if not 0 <= min(ids) <= max(ids) < model.config.vocab_size:
         wrong = max(ids) if min(ids) >= 0 else min(ids)
-        what = f"the prompt has the token id {wrong:,}, and the model's vocabulary {model.config.vocab_size:,}"
-        raise ModelError(what, next="use the model's own tokenizer; training gives new tokens their rows")
+        what = f"the prompt has the token id {wrong:,}, but the model's vocabulary has {model.config.vocab_size:,}"
+        raise ModelError(what, next="use the model's own tokenizer; training adds rows for new tokens")
 
 
 def length_of(model: CausalLM, request: Request) -> int:
-    """The most tokens that a request can come to, its prompt included."""
+    """Return the most tokens that a request can reach, including its prompt."""
     return min(len(request.ids) + max(request.max_tokens, 0), model.config.context_length)
 
 
@@ -190,9 +191,9 @@ class Running:
     """A request that has a row.
 
     Attributes:
-        most: tokens of its continuation before it ends, or its keys must be computed anew.
-        tokens: of its continuation; the last one is not in the cache yet.
-        is_done: it ended or was cancelled, and further tokens are nobody's.
+        most: tokens of its continuation until it ends or its keys must be recomputed.
+        tokens: tokens of its continuation; the last one is not in the cache yet.
+        is_done: it ended or was cancelled, and further tokens are ignored.
     """
 
     request: Request
@@ -202,11 +203,12 @@ class Running:
     is_done: bool = False
 
     def take(self, model: CausalLM, token: int, log_prob: float | None) -> tuple[Token, Request | None]:
-        """What is told of its next token; and what is left of a request that reached the length from which on all its
-        keys have other rotary angles, as in transformers, and that is to run anew.
+        """Return the result of its next token, and the remainder of the request if its keys must be recomputed.
+
+        As in transformers, all rotary angles change once a sequence reaches a certain length.
         """
         self.tokens.append(token)
-        count, request, rest = len(self.tokens), self.request, None
+        count, request, remainder = len(self.tokens), self.request, None
         finish: Finish | None = None
         if token in request.stop:
             self.is_done = True
@@ -215,15 +217,15 @@ class Running:
             self.is_done, finish = True, "length" if count >= request.max_tokens else "context"
             ids = [*request.ids, *self.tokens]
             if finish == "context" and len(ids) < model.config.context_length:
-                rest, finish = replace(request, ids=ids, max_tokens=request.max_tokens - count), None
-        return Token(self.number, token, log_prob, finish), rest
+                remainder, finish = replace(request, ids=ids, max_tokens=request.max_tokens - count), None
+        return Token(self.number, token, log_prob, finish), remainder
 
 
 def running(model: CausalLM, number: int, request: Request, capacity: int) -> Running | None:
-    """A request that may run; None where it asks for no token.
+    """Return a request that can run, or None if it asks for no token.
 
     Raises:
-        UsageError, ModelError: as in `Engine.run`; or it may come to more tokens than `capacity`.
+        UsageError, ModelError: as in `Engine.run`, or it may reach more tokens than `capacity`.
     """
     check_prompt(model, request.ids)
     request.sampling.check()
@@ -231,19 +233,19 @@ def running(model: CausalLM, number: int, request: Request, capacity: int) -> Ru
         return None
     length, count, trained = length_of(model, request), len(request.ids), model.config.packed_length
     if length > capacity:
-        what = f"a sequence of up to {length} tokens in an engine for {capacity}"
-        raise UsageError(what, next="make the engine with that capacity")
+        what = f"a sequence may reach {length} tokens, but the engine's capacity is {capacity}"
+        raise UsageError(what, next="create the engine with that capacity")
     is_stretched_later = count <= trained < length and model.config.regime(length) == 1
     return Running(request, number, (trained + 1 if is_stretched_later else length) - count)
 
 
 class Engine:
-    """Generation with a model on the CPU.
+    """Generates with a model on the CPU.
 
     Args:
-        model: used as in evaluation while requests run.
-        rows: sequences at a time.
-        capacity: the most tokens of a sequence, its prompt included.
+        model: in eval mode while requests run.
+        rows: the most concurrent sequences.
+        capacity: the most tokens of a sequence, including its prompt.
         log_probs: whether tokens have their log-probability.
         chunk: tokens of a prompt in one forward pass.
     """
@@ -258,13 +260,13 @@ class Engine:
         self._waiting = Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
-        """The tokens of all requests as they are drawn, several requests at a time.
+        """Yield the tokens of all requests as they are drawn, several requests at a time.
 
-        Requests are taken when a row is free; see `Waiting` for what None among them says.
+        Requests are taken when a row is free; `Waiting` describes None among them.
 
         Raises:
-            UsageError: an empty or too long prompt, or an impossible setting. ModelError: an id beyond the vocabulary.
-            NumericError: logits that are NaN or infinite.
+            UsageError: a prompt is empty or too long, or a setting is out of bounds. ModelError: an id exceeds the
+                vocabulary. NumericError: logits are NaN or infinite.
         """
         self._waiting = waiting = Waiting(requests)
         was_training = self.model.training
@@ -285,14 +287,14 @@ class Engine:
             self.model.train(was_training)
 
     def cancel(self, request: int) -> None:
-        """Let a request end with what it has; `run` frees its row before its next step."""
+        """End a request with the tokens that it has; `run` frees its row before its next step."""
         self._waiting.cancel(request)
         for row, used in enumerate(self._rows):
             if used is not None and used.number == request:
                 used.is_done, self._rows[row] = True, None
 
     def _admit(self, row: int, number: int, request: Request) -> Iterator[Token]:
-        """Pass a prompt through the model in chunks, and draw the first token."""
+        """Prefill a prompt in chunks, and draw the first token."""
         self._rows[row] = running(self.model, number, request, self.cache.capacity)
         if self._rows[row] is None:
             yield Token(number, None, finish="length")
@@ -306,7 +308,7 @@ class Engine:
         yield from self._drawn(rows, self._forward(rows, ids[None, cut:], [len(ids)]))
 
     def _forward(self, rows: np.ndarray, ids: np.ndarray, totals: Sequence[int] | None) -> genesis.Tensor:
-        """The last hidden state `[B, H]` of each row after `ids` `[B, T]`."""
+        """Return the last hidden state `[B, H]` of each row after `ids` `[B, T]`."""
         with genesis.no_grad():
             return self.model.next_hidden_states(genesis.from_numpy(ids), CacheRows(self.cache, rows, totals))[:, -1]
 
@@ -322,16 +324,16 @@ class Engine:
             each = used[i]
             if each is None or each.is_done:
                 continue
-            told, rest = each.take(self.model, token, float(chances[i]) if self._log_probs else None)
-            if told.finish is not None or rest is not None:
+            result, remainder = each.take(self.model, token, float(chances[i]) if self._log_probs else None)
+            if result.finish is not None or remainder is not None:
                 self._rows[row] = None
-            if rest is not None:
-                self._waiting.again(each.number, rest)
-            yield told
+            if remainder is not None:
+                self._waiting.requeue(each.number, remainder)
+            yield result
 
 
 class EagerEngine:
-    """As `Engine`, for one sequence at a time."""
+    """Like `Engine`, but for one sequence at a time."""
 
     def __init__(self, model: CausalLM, *, log_probs: bool = False) -> None:
         self.model, self._log_probs = model, log_probs
@@ -369,9 +371,9 @@ class EagerEngine:
             tokens = [int(drawn[0])]
             if tokens[0] < 0:
                 raise not_finite(logits[0].float().cpu().numpy(), cache.length)
-            told, rest = run.take(self.model, tokens[0], float(chances[0]) if self._log_probs else None)
-            yield told
+            result, remainder = run.take(self.model, tokens[0], float(chances[0]) if self._log_probs else None)
+            yield result
             if self._cancelled == number:
                 return
-            if rest is not None:
-                yield from self._continue(number, rest)
+            if remainder is not None:
+                yield from self._continue(number, remainder)

@@ -1,4 +1,4 @@
-"""How a token is drawn: the settings of a sequence, the arrays of a batch, and a draw by itself."""
+"""Sampling: the settings of a sequence, the arrays of a batch, and a single draw."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from genesis.train.bounds import BOUNDS
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is drawn.
+    """The sampling settings of a sequence.
 
     Attributes:
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only this many of the likeliest tokens; None for all.
-        top_p: only the likeliest tokens that together reach this probability; None for all.
+        temperature: divisor of the logits; 0 takes the likeliest token.
+        top_k: keep only this many of the likeliest tokens; None keeps all.
+        top_p: keep only the likeliest tokens that together reach this probability; None keeps all.
         seed: the same seed gives the same text.
-        min_p: only tokens that are at least this many times as likely as the likeliest.
-        repetition_penalty: logits of tokens that the sequence has are divided by it where positive, else multiplied.
+        min_p: keep only tokens that are at least this many times as likely as the likeliest.
+        repetition_penalty: divisor of the positive logits, and factor of the negative ones, of tokens that the sequence
+            already contains.
     """
 
     temperature: float
@@ -34,39 +35,40 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def check(self, where: str = "sampling") -> Sampling:
-        """The same in Python's numbers.
+        """Return the settings as Python numbers.
 
         Args:
-            where: the settings were given.
+            where: the place that errors name.
 
         Raises:
-            UsageError: a setting that is not within `BOUNDS`.
+            UsageError: a setting is not within `BOUNDS`.
         """
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return Sampling(**{name: BOUNDS[name].checked(value, name, where=where) for name, value in values.items()})
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
-        """What the op `sample` takes as a row of `settings`."""
+        """A row of the op `sample`'s `settings`."""
         return self.temperature, 1.0 if self.top_p is None else self.top_p, self.min_p, self.repetition_penalty
 
 
 class SamplingRows:
-    """The sampling state of a batch, a row for each sequence.
+    """The sampling state of a batch, with a row for each sequence.
 
     Args:
-        rows, vocabulary: of the batch and of the logits.
+        rows: sequences in the batch.
+        vocabulary: size of the logits.
     """
 
     def __init__(self, rows: int, vocabulary: int) -> None:
         self.keys = np.zeros((rows, 3), np.int64)  # seed, sequence, position
         self.settings = np.zeros((rows, 4))
         self.top_k = np.zeros(rows, np.int64)
-        self._seen: np.ndarray | None = None  # [rows, vocabulary], taken when a sequence has a penalty
+        self._seen: np.ndarray | None = None  # [rows, vocabulary], allocated for the first sequence with a penalty
         self._shape = (rows, vocabulary)
 
     def start(self, row: int, sampling: Sampling, sequence: int, prompt: np.ndarray) -> None:
-        """A new sequence in `row`."""
+        """Start a new sequence in `row`."""
         seed = np.array([sampling.seed], np.uint64).view(np.int64)[0]
         self.keys[row] = seed, sequence, len(prompt)
         self.settings[row] = sampling.numbers
@@ -78,7 +80,7 @@ class SamplingRows:
             self._seen[row, prompt] = True
 
     def draw(self, logits: Tensor, rows: np.ndarray, log_probs: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The next token of each of `rows`, -1 where its logits are not finite, and its log-probability on request.
+        """Draw the next token of each of `rows`, -1 if its logits are not finite, and its log-probability on request.
 
         Args:
             logits: `[len(rows), V]`.
@@ -95,17 +97,17 @@ class SamplingRows:
 
 
 def not_finite(logits: np.ndarray, position: int) -> NumericError:
-    """The error of logits `[V]` that hold a NaN or an infinity."""
+    """Return the error for logits `[V]` that hold a NaN or an infinity."""
     kind = "NaN" if np.isnan(logits).any() else "infinite" if np.isinf(logits).any() else "not finite"
     what, where = f"the model's logits are {kind}", f"position {position}"
     return NumericError(what, where=where, next="check the weights; try float32")
 
 
 def choose(logits: np.ndarray, sampling: Sampling, position: int, sequence: int = 0) -> int:
-    """The next token from logits `[V]`; the random number depends on seed, sequence and position only.
+    """Draw the next token from logits `[V]`; the random number depends only on seed, sequence and position.
 
     Raises:
-        NumericError: if the logits hold a NaN or an infinity.
+        NumericError: the logits hold a NaN or an infinity.
     """
     token = np.empty(1, np.int64)
     seed = np.array([[sampling.seed, sequence, position]], np.uint64).view(np.int64)

@@ -1,4 +1,4 @@
-"""Texts from the engine: characters come out as they complete, and stop strings end a text before themselves."""
+"""Turns an engine's tokens into text: complete characters are streamed, and stop strings end it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genesis_models.engine.engine import Finish, Request, Token
 
 
 class Runner(Protocol):
-    """What an engine does."""
+    """The interface of an engine."""
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         """See `Engine.run`."""
@@ -22,14 +22,14 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a token adds to the text of a request.
+    """The text that a token adds to a request.
 
     Attributes:
-        request: its number.
-        text: what is new, perhaps nothing.
-        tokens: how many tokens were drawn for it so far, those of a stop string included.
-        finish: why the text ends here, as of `Token`; None while it goes on.
-        id, log_prob: of the token, as of `Token`.
+        request: number of the request.
+        text: new text, possibly empty.
+        tokens: tokens drawn for the request so far, including a stop string's.
+        finish: why the text ends here, as in `Token`; None if it continues.
+        id, log_prob: fields of the `Token`.
     """
 
     request: int
@@ -44,7 +44,7 @@ class StopText:
     """Holds text back while it may be the beginning of a stop string.
 
     Args:
-        stops: what ends the text, and is no part of it; an empty string is none.
+        stops: strings that end the text and are excluded from it; empty strings are ignored.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class StopText:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """What is certain to be text, and whether it ends with a stop string behind it."""
+        """Return the text that is certain, and whether a stop string follows it."""
         if not self._stops:
             return text, False
         held = self._held + text
@@ -69,19 +69,19 @@ class StopText:
         return held, False
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         rest, self._held = self._held, ""
         return rest
 
 
 class RequestText:
-    """The text of one request while its tokens come.
+    """The text of one request while its tokens arrive.
 
     Args:
-        tokenizer: without one there is no text.
-        prompt: the ids that it continues.
-        stops: strings that end it, and are no part of it.
-        special: special tokens are shown.
+        tokenizer: decodes the tokens; None disables text.
+        prompt: ids that the text continues.
+        stops: strings that end the text and are excluded from it.
+        special: whether to show special tokens.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RequestText:
         self._stop, self._tokens = StopText(stops), 0
 
     def push(self, token: Token) -> Piece:
-        """What `token` adds."""
+        """Return the text that `token` adds."""
         new, is_stopped = "", False
         if token.id is not None:
             self._tokens += 1
@@ -114,9 +114,9 @@ def continue_texts(
     *,
     special: bool = False,
 ) -> Iterator[Piece]:
-    """The texts that continue prompts, a piece for each token; each request has one last piece, which says why it ends.
+    """Yield the texts that continue prompts, a piece for each token; a request's last piece has the reason of its end.
 
-    Arguments are those of `RequestText`, errors those of `Engine.run`.
+    The arguments are as in `RequestText`, the errors as in `Engine.run`.
     """
     texts: dict[int, RequestText] = {}
     for token in engine.run(requests):

@@ -172,7 +172,7 @@ def test_a_model_that_saves_other_modules_whole(folder: Path) -> None:
     model = genesis_models.load(base_of(DORA))
     config = read_adapter_config(json.loads((folder / ADAPTER_CONFIG).read_text()), "here")
     apply_adapters(model, replace(config, modules_to_save=("model.norm",)))
-    with pytest.raises(ModelError, match=r"the folder saves \[\] whole, the model \['model.norm'\]"):
+    with pytest.raises(ModelError, match=r"the folder saves \[\] whole, but the model \['model.norm'\]"):
         load_adapter(model, folder)
 
 
@@ -215,7 +215,7 @@ def test_new_values_for_adapters_that_are_there(folder: Path) -> None:
     load_adapter(model, folder)
     assert (adapted_layers(model)[Q.removeprefix("base_model.model.")].lora_A.weight.detach().numpy()[0] == 5).all()
     change_config(folder, lora_alpha=7)
-    with pytest.raises(ModelError, match=r"the folder has r 3, alpha 7, .*, the model r 3, alpha 6"):
+    with pytest.raises(ModelError, match=r"the folder has r 3, alpha 7, .*, but the model has r 3, alpha 6"):
         load_adapter(model, folder)
 
 
@@ -237,17 +237,17 @@ def test_shapes_that_do_not_fit(base: CausalLM, folder: Path, name: str) -> None
     shape = stored(folder)[name].shape
     change(folder, lambda arrays: arrays.update({name: np.ascontiguousarray(arrays[name][:-1])}))
     other = str((shape[0] - 1, *shape[1:]))
-    refused(base, folder, f"{name} has shape ".replace(".", r"\.") + f".{other[1:-1]}., .* say .{str(shape)[1:-1]}.")
+    refused(base, folder, f"{name} has shape ".replace(".", r"\.") + f".{other[1:-1]}., .* need .{str(shape)[1:-1]}.")
 
 
 def test_an_adapter_of_another_base(folder: Path) -> None:
     config = json.loads((base_of(DORA) / "config.json").read_text()) | {"hidden_size": 128}
-    refused(genesis_models.build(config), folder, r"lora_A.weight has shape \(3, 64\), .* say \(3, 128\)")
+    refused(genesis_models.build(config), folder, r"lora_A.weight has shape \(3, 64\), .* need \(3, 128\)")
 
 
 def test_missing_and_further_tensors_are_named(base: CausalLM, folder: Path) -> None:
     change(folder, lambda arrays: arrays.update({f"{Q}.surprise": arrays.pop(f"{Q}.lora_B.weight")}))
-    refused(base, folder, rf"missing: 1 \('{Q}.lora_B.weight'\); not of a layer .* means: 1 \('{Q}.surprise'\)")
+    refused(base, folder, rf"missing: 1 \('{Q}.lora_B.weight'\); outside the layers .* targets: 1 \('{Q}.surprise'\)")
 
 
 def test_integers(base: CausalLM, folder: Path) -> None:
@@ -258,23 +258,23 @@ def test_integers(base: CausalLM, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"bias": "all"}, "`bias` is 'all': biases of the base are trained"),
+        ({"bias": "all"}, "`bias` is 'all': it also trains the base's biases"),
         ({"bias": "lora_only"}, "`bias` is 'lora_only'"),
-        ({"peft_type": "IA3"}, "`peft_type` is 'IA3'; of PEFT's adapters"),
-        ({"modules_to_save": ["score"]}, "modules_to_save has 'score', which no module's name ends in"),
-        ({"modules_to_save": ["q_proj"]}, "q_proj is in modules_to_save, and a layer of it gets an adapter"),
+        ({"peft_type": "IA3"}, "`peft_type` is 'IA3'; the only PEFT adapter"),
+        ({"modules_to_save": ["score"]}, "modules_to_save has 'score', but no module's name ends in it"),
+        ({"modules_to_save": ["q_proj"]}, "q_proj is in modules_to_save, but one of its layers gets an adapter"),
         ({"modules_to_save": ["lm_head"]}, r"missing: 1 \('base_model.model.lm_head.weight'\)"),
-        ({"target_modules": ["lm_head"]}, "the head gets no adapter.*PEFT's merge would change both"),
-        ({"target_modules": ["embed_tokens"]}, "of class Embedding.*PEFT's merge would change both"),
+        ({"target_modules": ["lm_head"]}, "the head cannot have an adapter.*PEFT's merge would change both"),
+        ({"target_modules": ["embed_tokens"]}, "is a Embedding.*PEFT's merge would change both"),
         ({"ensure_weight_tying": 1}, "`ensure_weight_tying` is '1', expected true or false"),
         ({"lora_bias": True}, "B has a bias"),
         ({"layer_replication": [[0, 1], [0, 2]]}, "layers are repeated"),
         ({"use_qalora": True}, "QA-LoRA"),
         ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
         ({"trainable_token_indices": [1]}, "rows of the embedding"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "parameters that are no linear layer's"),
-        ({"use_new_thing": True}, "a variant of LoRA that it does not know"),
-        ({"init_lora_weights": "pissa"}, "the base that it was trained on is not the one it names"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "parameters outside linear layers"),
+        ({"use_new_thing": True}, "an unknown variant of LoRA"),
+        ({"init_lora_weights": "pissa"}, "trained on a base that it modified"),
         ({"init_lora_weights": "pissa_niter_16"}, "`init_lora_weights`"),
         ({"init_lora_weights": "olora"}, "`init_lora_weights`"),
         ({"init_lora_weights": "loftq"}, "`init_lora_weights`"),
@@ -282,16 +282,16 @@ def test_integers(base: CausalLM, folder: Path) -> None:
         ({"r": 0}, "`r` is '0', expected a rank from 1"),
         ({"r": True}, "`r` is"),
         ({"r": 10**400}, "`r` is"),
-        ({"r": 8}, r"has shape .* say \(8, 64\)"),
+        ({"r": 8}, r"has shape .* need \(8, 64\)"),
         ({"lora_alpha": "8"}, "expected a finite number"),
         ({"lora_alpha": 10**400}, "expected a finite number"),
         ({"lora_dropout": 1.0}, "expected a number from 0 to below 1"),
         ({"target_modules": None}, "`target_modules`"),
         ({"target_modules": [["q_proj"]]}, "`target_modules`"),
-        ({"target_modules": ["w1"]}, "means no layer of the model"),
-        ({"target_modules": "("}, "no regular expression"),
+        ({"target_modules": ["w1"]}, "matches no layer of the model"),
+        ({"target_modules": "("}, "not a regular expression"),
         ({"rank_pattern": {"q_proj": "3"}}, "expected a rank"),
-        ({"rank_pattern": {"(": 3}}, "no regular expression"),
+        ({"rank_pattern": {"(": 3}}, "not a regular expression"),
         ({"rank_pattern": {f"x{i}": 1 for i in range(5000)}}, "of at most"),
         ({"layers_to_transform": 0}, "`layers_to_transform` is '0', expected null"),
         ({"base_model_name_or_path": 1}, "expected a text"),
@@ -304,13 +304,13 @@ def test_what_is_not_read_says_why(base: CausalLM, folder: Path, changed: dict[s
 
 def test_pickles_are_not_read(base: CausalLM, folder: Path) -> None:
     (folder / ADAPTER_WEIGHTS).rename(folder / "adapter_model.bin")
-    refused(base, folder, "but adapter_model.bin, a pickle, which can run code")
+    refused(base, folder, "only adapter_model.bin, a pickle, which can run code")
 
 
 def test_nothing_there(base: CausalLM, folder: Path, tmp_path: Path) -> None:
     (folder / ADAPTER_WEIGHTS).unlink()
     refused(base, folder, f"has no {ADAPTER_WEIGHTS}")
-    refused(base, tmp_path / "nowhere", "there is no folder .*nowhere")
+    refused(base, tmp_path / "nowhere", "nowhere does not exist")
     refused(base, tmp_path, f"has no {ADAPTER_CONFIG}")
     (folder / ADAPTER_WEIGHTS).symlink_to("/etc/passwd")
     refused(base, folder, "link")

@@ -81,24 +81,24 @@ def test_ranks_and_alphas_by_pattern() -> None:
 def test_an_entry_that_means_nothing_is_an_error_with_the_name_that_was_meant() -> None:
     with pytest.raises(ConfigError) as caught:
         adapted(target_modules=("q_proj", "qproj_"))
-    assert caught.value.what == "target_modules has 'qproj_', which is no layer of the model"
+    assert caught.value.what == "target_modules has 'qproj_', which is not a layer of the model"
     assert caught.value.next == "did you mean q_proj?"
-    with pytest.raises(ConfigError, match=r"which is no layer.*q_proj, k_proj, .*down_proj, or all-linear"):
+    with pytest.raises(ConfigError, match=r"which is not a layer.*q_proj, k_proj, .*down_proj, or all-linear"):
         adapted(target_modules=("query_key_value",))
 
 
 @pytest.mark.parametrize("wanted", [r".*\.w[12]", ("q_proj",)])
 def test_no_layer_at_all(wanted: Any) -> None:
-    with pytest.raises(ConfigError, match="means no layer of the model"):
+    with pytest.raises(ConfigError, match="matches no layer of the model"):
         adapted(target_modules=wanted, exclude_modules=("q_proj",))
 
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (("embed_tokens",), "of class Embedding; adapters are of linear layers"),
-        (r".*mlp.*", "of class FusedMLP; adapters"),
-        (("lm_head",), "the head gets no adapter"),
+        (("embed_tokens",), "is a Embedding, but only linear layers"),
+        (r".*mlp.*", "is a FusedMLP, but only linear layers"),
+        (("lm_head",), "the head cannot have an adapter"),
     ],
 )
 def test_what_is_no_linear_layer_and_the_head(wanted: Any, said: str) -> None:
@@ -110,7 +110,7 @@ def test_what_is_no_linear_layer_and_the_head(wanted: Any, said: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "a{5", "*q", "q_proj)|(x", "(?P<a>x)(?P<a>y)", "x" * 5000])
 def test_no_regular_expression(pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no regular expression|means no layer|characters, over"):
+    with pytest.raises(ConfigError, match=r"is not a regular expression|matches no layer|characters exceeds"):
         adapted(target_modules=pattern)
 
 

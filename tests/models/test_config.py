@@ -29,7 +29,7 @@ def refused(raw: dict[str, Any]) -> ModelError:
 def test_the_family_comes_before_its_keys(kind: str) -> None:
     error = refused({"model_type": kind, "n_embd": 768})
     assert error.what == f'model_type "{kind}" is not supported'
-    assert error.next == f"Genesis has {', '.join(FAMILIES)}: {'; '.join(each.models for each in FAMILIES.values())}"
+    assert error.next == f"use one of {', '.join(FAMILIES)}: {'; '.join(each.models for each in FAMILIES.values())}"
     assert {"llama", "qwen2", "qwen3", "mistral"} <= set(FAMILIES) == set(ARCHITECTURES)
 
 
@@ -37,7 +37,7 @@ def test_a_model_of_pictures_and_a_config_without_a_family() -> None:
     assert refused({"model_type": "qwen3_5", "text_config": {}}).what == (
         'model_type "qwen3_5" is not supported: it takes more than text'
     )
-    assert refused({"hidden_size": 8}).what == "model_type is missing, so the kind of model is not known"
+    assert refused({"hidden_size": 8}).what == "model_type is missing, so the kind of model is unknown"
     assert refused({"model_type": 7}).what == "model_type is 7, expected a text"
 
 
@@ -97,12 +97,12 @@ def test_swish_is_silu_and_dropout_is_no_obstacle() -> None:
 def test_unknown_rope_parameters_are_refused() -> None:
     raw = {**bases()["qwen2"], "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}
     assert refused(raw).what == (
-        'rope_parameters has "mrope_section", which Genesis does not know: it may change the computation'
+        'rope_parameters has the unknown key "mrope_section", which may change the computation'
     )
     raw["rope_parameters"] = {"rope_type": "longrope"}
     assert (
         refused(raw).what
-        == 'rope_type is "longrope", Genesis has default, linear, dynamic, yarn, llama3 for such models'
+        == 'rope_type is "longrope"; Genesis supports default, linear, dynamic, yarn, llama3 for such models'
     )
 
 

@@ -422,7 +422,7 @@ def test_impossible_requests(model: genesis_models.CausalLM) -> None:
     engine = DeviceEngine(model, rows=1, capacity=8)
     with pytest.raises(UsageError, match="temperature"):
         list(engine.run([Request([1], Sampling(-1.0), 2)]))
-    with pytest.raises(UsageError, match="engine for 8"):
+    with pytest.raises(UsageError, match="capacity is 8"):
         list(engine.run([Request([1], GREEDY, 12)]))
     with pytest.raises(UsageError, match="auto or fp8"):
         DeviceEngine(model, rows=1, capacity=8, cache="int4")

@@ -49,43 +49,59 @@ def test_keys_that_are_left_out_are_read_as_transformers_does(kind: str) -> None
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"sliding_window": 0}, "sliding_window is 0, expected 1 to"),
-    ("mistral", {"layer_types": ["full_attention"] * 8}, "layer_types is a list of 8, and Genesis has none"),
-    ("mistral", {"attention_bias": True}, "attention_bias is true, and Genesis has false for mistral"),
-    ("mistral", {"hidden_act": "gelu"}, "hidden_act is gelu, and Genesis has silu"),
-    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, num_hidden_layers is 8"),
-    ("smollm3", {"no_rope_layers": [2] * 8}, "no_rope_layers has 2, Genesis has 0 and 1"),
+    ("mistral", {"layer_types": ["full_attention"] * 8}, "layer_types is a list of 8; Genesis supports none"),
+    ("mistral", {"attention_bias": True}, "attention_bias is true; Genesis supports false for mistral"),
+    ("mistral", {"hidden_act": "gelu"}, "hidden_act is gelu; Genesis supports silu"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, but num_hidden_layers is 8"),
+    ("smollm3", {"no_rope_layers": [2] * 8}, "no_rope_layers has 2; Genesis supports 0 and 1"),
     ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, expected at least 1"),
-    ("smollm3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention, Genesis has"),
-    ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8, and Genesis has none for olmo2"),
-    ("olmo2", {"sliding_window": 8}, "sliding_window is 8, and Genesis has none for olmo2"),
-    ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation is silu, and Genesis has gelu_pytorch_tanh"),
+    ("smollm3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention; Genesis supports"),
+    ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8; Genesis supports none for olmo2"),
+    ("olmo2", {"sliding_window": 8}, "sliding_window is 8; Genesis supports none for olmo2"),
+    ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation is silu; Genesis supports gelu_pytorch_tanh"),
     (
         "gemma3_text",
         {"use_bidirectional_attention": True},
         "use_bidirectional_attention is true",
     ),
-    ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, and Genesis has none"),
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30; Genesis supports none"),
     ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0, expected at least 1"),
     ("gemma3_text", {"rope_local_base_freq": 0.5}, "rope_local_base_freq is 0.5, expected a number above 1"),
-    ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters is not what Genesis reads"),
-    ("gemma3_text", {"rope_scaling": {"rope_type": "linear"}}, "full_attention: factor is missing: rope_type linear"),
+    ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters is not an object of"),
+    (
+        "gemma3_text",
+        {"rope_scaling": {"rope_type": "linear"}},
+        "full_attention: factor is missing",
+    ),
     ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, expected a number above 0"),
     ("granite", {"logits_scaling": "8"}, "logits_scaling is 8, expected a number"),
-    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "long_factor is missing: rope_type longrope"),
-    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "short_factor is missing: rope_type longrope needs it"),
+    (
+        "phi3",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1]}},
+        "long_factor is missing",
+    ),
+    (
+        "phi3",
+        {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+        "short_factor is missing",
+    ),
     ("phi3", {"rope_scaling": LONG | {"short_factor": [1.0] * 8}}, "short_factor has 8 numbers, expected 1"),
     ("phi3", {"rope_scaling": LONG | {"long_factor": [0]}}, "long_factor has 0, expected numbers from 1e-06"),
     ("phi3", {"rope_scaling": LONG | {"long_factor": 4}}, "long_factor is 4, expected a list"),
-    ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is linear, Genesis has default, longrope"),
+    (
+        "phi3",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_type is linear; Genesis supports",
+    ),
     ("phi3", {"partial_rotary_factor": 0.0}, "partial_rotary_factor is 0, expected a number above 0"),
-    ("phi3", {"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7 rotates 1 of 2 values, no pairs"),
-    ("granite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and Genesis, as transformers, rotates"),
+    ("phi3", {"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7 rotates 1 of 2 values"),
+    ("granite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but such models rotate whole heads"),
     (
         "mistral",
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "partial_rotary_factor is",
     ),
-    ("olmo2", {"rope_scaling": LONG}, "rope_type is longrope, Genesis has default"),
+    ("olmo2", {"rope_scaling": LONG}, "rope_type is longrope; Genesis supports default"),
 ]
 
 
@@ -118,12 +134,12 @@ PLAIN = [kind for kind in HERE if not fuses(ModelConfig.from_dict(minimal(kind))
 @pytest.mark.parametrize("kind", PLAIN)
 def test_plain_layers_take_no_setting_of_fused_ones(kind: str, tmp_path: Path) -> None:
     config = load(make(tmp_path), "run", f"model.config.model_type={kind}", "train.precision=fp8")
-    line = f"precision: auto: fp8 is for fused layers, and those of {kind} are plain"
+    line = f"precision: auto: fp8 needs fused layers, but the layers of {kind} are plain"
     assert usable_precision(config, model_config(config), CPU) == (None, line)
     selective = load(
         tmp_path / "config.yaml", "run", f"model.config.model_type={kind}", "train.activation_checkpointing=selective"
     )
-    with pytest.raises(ConfigError, match="selective is for fused layers") as caught:
+    with pytest.raises(ConfigError, match="selective needs fused layers") as caught:
         model_config(selective)
     assert caught.value.where == "train.activation_checkpointing"
 

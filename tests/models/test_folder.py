@@ -80,7 +80,7 @@ def test_integer_weights_are_refused(folder: Path) -> None:
 
 def test_another_vocabulary_is_refused(folder: Path) -> None:
     change_config(folder, vocab_size=321)
-    refused(folder, r"embed_tokens.weight has shape \(320, 64\), the config says \(321, 64\)")
+    refused(folder, r"embed_tokens.weight has shape \(320, 64\), but the config says \(321, 64\)")
 
 
 def test_an_unsupported_model_type_is_refused(folder: Path) -> None:
@@ -93,12 +93,12 @@ def test_a_tied_head_may_be_absent_or_equal_but_not_different(folder: Path) -> N
     change(folder, lambda arrays: arrays.update({HEAD: arrays[EMBEDDING].copy()}))
     assert genesis_models.load(folder).lm_head is None
     change(folder, lambda arrays: arrays.update({HEAD: arrays[EMBEDDING] + np.float32(1e-3)}))
-    refused(folder, "tie_word_embeddings is set, and lm_head.weight differs")
+    refused(folder, "tie_word_embeddings is set, but lm_head.weight differs")
 
 
 def test_an_untied_model_needs_its_head(folder: Path) -> None:
     change_config(folder, tie_word_embeddings=False)
-    refused(folder, r"missing: 1 \(.*lm_head.weight.*take weights with a language-model head")
+    refused(folder, r"missing: 1 \(.*lm_head.weight.*use weights with a language-model head")
 
 
 @pytest.mark.parametrize("prefix", ["", "model.model."])
@@ -282,7 +282,7 @@ def test_the_folder_that_was_loaded_is_gone(folder: Path, tmp_path: Path) -> Non
     model = genesis_models.load(folder)
     folder.rename(tmp_path / "elsewhere")
     for source in (None, tmp_path / "nowhere"):
-        with pytest.raises(ModelError, match="there is no folder") as caught:
+        with pytest.raises(ModelError, match="does not exist") as caught:
             genesis_models.save(model, tmp_path / "out", source=source)
         assert "source=" in caught.value.next and not (tmp_path / "out").exists()
     genesis_models.save(model, tmp_path / "out", source=tmp_path / "elsewhere")

@@ -257,7 +257,7 @@ def test_a_captured_step_quantises_the_weights_of_its_replay() -> None:
 def test_precision_is_announced_where_it_is_imitated_or_missing(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = "train.precision=fp8", "model.dtype=float32"
     config, shape = load(recipe, "run", *settings), ModelConfig.from_dict(SHAPE)
-    assert usable_precision(config, shape, CPU) == ("fp8", "precision: the CPU imitates fp8, which takes longer")
+    assert usable_precision(config, shape, CPU) == ("fp8", "precision: the CPU emulates fp8, which is slow")
     for capability, expected in (((8, 9), ("fp8", None)), ((9, 0), ("fp8", None))):
         monkeypatch.setattr(cuda, "get_device_capability", lambda device, has=capability: has)
         assert usable_precision(config, shape, Device("cuda", 0)) == expected
@@ -285,7 +285,7 @@ def test_a_line_says_where_nothing_is_wide_enough(recipe: Path, monkeypatch: pyt
     for fewest, found in ((192, "fp8"), (193, None)):
         monkeypatch.setattr(fp8_ops, "MIN_COLUMNS", fewest)
         assert usable_precision(config, shape, CPU)[0] == found
-    line = "precision: float32: fp8 is for matmuls of at least 193 columns, and the model's widest has 192"
+    line = "precision: float32: fp8 needs matmuls of at least 193 columns, but the model's widest has 192"
     assert usable_precision(config, shape, CPU)[1] == usable_precision(config, shape, Device("cuda", 0))[1] == line
 
 

@@ -218,6 +218,6 @@ def test_what_layers_cannot_do_is_refused_where_it_is_set() -> None:
     plain = unfuse(genesis_models.build(SIZES | CASES[0]))
     plain.activation_checkpointing = "full"
     for name, value in (("activation_checkpointing", "selective"), ("precision", "fp8")):
-        with pytest.raises(ConfigError, match=f"{value} is for fused layers, and those of .* are plain"):
+        with pytest.raises(ConfigError, match=f"{value} needs fused layers, but the layers of .* are plain"):
             setattr(plain, name, value)
     assert (plain.activation_checkpointing, plain.precision) == ("full", None)

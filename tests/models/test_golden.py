@@ -59,7 +59,7 @@ class TestGolden:
         hyper = reference.trainer
         model = genesis_models.load(reference.folder, device=device).train()
         if checkpointing == "selective" and not model.is_fused:
-            with pytest.raises(ConfigError, match="is for fused layers"):
+            with pytest.raises(ConfigError, match="needs fused layers"):
                 model.activation_checkpointing = checkpointing
             return
         model.activation_checkpointing = checkpointing

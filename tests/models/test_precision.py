@@ -54,7 +54,7 @@ def config_types(folder: Path, **types: str) -> None:
         (GPU, "float32", True, WeightType("float32", "the folder's type")),
         (GPU, "bfloat16", True, WeightType("bfloat16", "the folder's type")),
         (GPU, "float16", False, WeightType("float16", "the folder's type")),
-        (GPU, "float16", True, WeightType("bfloat16", "the folder's float16 is not trained in")),
+        (GPU, "float16", True, WeightType("bfloat16", "the folder has float16, which training does not support")),
         (GPU, "float64", False, WeightType("float32", "the folder has float64")),
         (GPU, None, True, WeightType("bfloat16", "from scratch on a GPU")),
     ],

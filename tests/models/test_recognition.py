@@ -66,9 +66,9 @@ def hub_cache(folder: Path) -> None:
         (weights_as("model-q4.gguf"), "holds GGUF", "original folder: config.json and safetensors weights"),
         (adapter, "is a PEFT adapter, base model Qwen/Qwen2.5-0.5B", "name its base"),
         (run_folder, "is a run without a final model", "name its newest checkpoint: {}/checkpoint-10"),
-        (young_run, "is a run that has no model and no complete checkpoint yet", "--resume"),
-        (parent, "is no model folder, but holds 1", "name one: {}/tiny"),
-        (hub_cache, "is no model folder, but holds 1", "name one: {}/snapshots/" + "0" * 40),
+        (young_run, "is a run that has neither a model nor a complete checkpoint yet", "--resume"),
+        (parent, "is not a model folder, but holds 1", "name one: {}/tiny"),
+        (hub_cache, "is not a model folder, but holds 1", "name one: {}/snapshots/" + "0" * 40),
         (lambda folder: None, "has no config.json", "name a model folder"),
     ],
     ids=["bin", "gguf", "adapter", "run", "young-run", "parent", "hub-cache", "empty"],
@@ -92,14 +92,14 @@ def test_files_in_place_of_folders(tmp_path: Path) -> None:
         assert f"{tmp_path / name} {what}" in refused(tmp_path / name).what
     assert refused(SOURCE / "model.safetensors").next == f"name its folder: {SOURCE}"
     os.mkfifo(tmp_path / "pipe")
-    assert "is no folder" in refused(tmp_path / "pipe").what
+    assert "is not a folder" in refused(tmp_path / "pipe").what
 
 
 def test_a_hub_id_says_how_to_get_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     error = refused("Qwen/Qwen2.5-0.5B")
-    assert "it looks like a model of the Hugging Face hub" in error.what
+    assert "it looks like a Hugging Face model" in error.what
     assert error.next == "run genesis pull Qwen/Qwen2.5-0.5B"
     snapshot = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / ("a" * 40)
     shutil.copytree(SOURCE, snapshot)
